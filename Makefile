@@ -16,10 +16,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := finetune others kernels samples
-tests-finetune := tests/finetune tests/dryrun/memory tests/scripts
-tests-samples := tests/kernels/conformance tests/kernels/test_opinfo.py
-tests-kernels := tests/kernels $(tests-samples:%=--ignore %)
-tests-others := tests $(tests-finetune:%=--ignore %) --ignore tests/kernels
+tests-finetune := tests/finetune tests/tools/dryrun/memory tests/scripts
+tests-samples := tests/metal/kernels/conformance tests/metal/kernels/test_opinfo.py
+tests-kernels := tests/metal/kernels $(tests-samples:%=--ignore %)
+tests-others := tests $(tests-finetune:%=--ignore %) --ignore tests/metal/kernels
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'

@@ -6,7 +6,7 @@ Importing this package must not import torch: PyTorch's own start-up loads `hf_m
 __version__ = "0.1.0"
 
 # Modules that `import hf_mps` alone reaches, imported when they are first named.
-_REACHABLE = {"activate": "hf_mps.activation.activate", "device": "hf_mps.device"}
+_REACHABLE = {"activate": "hf_mps.layer.activation.activate", "device": "hf_mps.metal.device"}
 
 
 def __getattr__(name: str) -> object:

@@ -86,7 +86,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     import torch  # noqa: F401  its autoload brings the simulated Mac
 
-    from hf_mps.device import machine, profiles
+    from hf_mps.metal.device import machine, profiles
 
     this = machine.present()
     if system is not None and not this.macos_at_least(*system.args):
@@ -113,7 +113,7 @@ def _compiler_as_found() -> Iterator[None]:
     if inductor is not None and not inductor.layout_optimization:
         import torch._dynamo.config
 
-        from hf_mps import guards
+        from hf_mps.layer import guards
 
         inductor.layout_optimization, torch._dynamo.config.suppress_errors = True, False
         torch._dynamo.reset()
@@ -142,7 +142,7 @@ def simulated() -> None:
     """The simulated device; the test is skipped where there is a real one, which has no faults by name."""
     import torch  # noqa: F401  its autoload brings the device
 
-    from hf_mps import simulator
+    from hf_mps.metal import simulator
 
     if simulator.loaded() is None:
         pytest.skip("hazards are faults of the simulated device")
@@ -152,8 +152,8 @@ def simulated() -> None:
 def untouched(simulated: None) -> Iterator[None]:
     """The guards and sentinels of this process as if nothing had happened yet, before the test and after it."""
     from hf_mps.core import notices
-    from hf_mps.guards.catalogue import REGISTRY
-    from hf_mps.guards.sentinels.stream import STREAM
+    from hf_mps.layer.guards.catalogue import REGISTRY
+    from hf_mps.layer.guards.sentinels.stream import STREAM
 
     def forget() -> None:
         notices.forget()
@@ -171,7 +171,7 @@ def mps() -> None:
     """The simulated device is loaded in this process (on a Mac: the test is skipped, Metal is there)."""
     import torch
 
-    from hf_mps import simulator
+    from hf_mps.metal import simulator
 
     if simulator.loaded() is None:
         if torch.backends.mps.is_built():

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 
 from hf_mps.core.checkpoint_files import torn
 from hf_mps.core.errors import UserError
-from hf_mps.kernels.metallib import BrokenLibrary, libraries
-from hf_mps.kernels.metallib import Library as Metallib
-from hf_mps.kernels.objects import _packed, _unpacked
-from hf_mps.kernels.signature import Signature
-from hf_mps.operators import table
-from hf_mps.saved import adapter
+from hf_mps.metal.kernels.metallib import BrokenLibrary, libraries
+from hf_mps.metal.kernels.metallib import Library as Metallib
+from hf_mps.metal.kernels.objects import _packed, _unpacked
+from hf_mps.metal.kernels.signature import Signature
+from hf_mps.metal.operators import table
+from hf_mps.tools.saved import adapter
 from scripts.tools.macho import Library as MachO
 from scripts.tools.macho import code_names
-from tests.kernels import test_launch_classes, wheels
+from tests.metal.kernels import test_launch_classes, wheels
 
 CASES = int(os.environ.get("HF_MPS_FUZZ", "300"))
 NUMBERS = [0, 1, 7, 0x7F, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, 0x7FFFFFFFFFFFFFFF, 0xFFFFFFFFFFFFFFFF]

@@ -13,7 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import hf_mps
-from hf_mps.doctor import versions
+from hf_mps.tools.doctor import versions
 from tests import CHECKOUT
 
 GITHUB = CHECKOUT / ".github"

@@ -13,28 +13,28 @@ PACKAGE = Path(__file__).resolve().parent.parent / "hf_mps"
 # docs/architecture.md draws them in this order.
 ROOMS = (
     "core",
-    "device",
-    "operators",
-    "kernels",
-    "simulator",
-    "fallback",
+    "metal.device",
+    "metal.operators",
+    "metal.kernels",
+    "metal.simulator",
+    "metal.fallback",
     "distributed",
-    "guards",
-    "step",
+    "layer.guards",
+    "layer.fused_step",
     "metrics",
-    "compat",
-    "integrations",
-    "activation",
+    "layer.compat",
+    "layer.integrations",
+    "layer.activation",
     "autoload",
-    "early",
-    "_hf_mps_early",
-    "doctor",
+    "layer.early",
+    "layer._hf_mps_early",
+    "tools.doctor",
     "finetune",
-    "saved",
-    "export",
-    "dryrun",
-    "bench",
-    "pytest_plugin",
+    "tools.saved",
+    "tools.export",
+    "tools.dryrun",
+    "tools.bench",
+    "metal.pytest_plugin",
     "cli",
     "__main__",
 )
@@ -90,7 +90,11 @@ def longest_module(dotted: str) -> str:
 
 
 def room(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    """The room of a module: below metal, layer and tools each folder is one."""
+    words = module.split(".")[1:]
+    if words[:1] in (["metal"], ["layer"], ["tools"]):
+        return ".".join(words[:2]) if words[1:] else ""
+    return "".join(words[:1])
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:

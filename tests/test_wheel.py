@@ -34,7 +34,7 @@ def test_the_wheel_carries_every_recipe_and_the_simulator_source(wheel: Path) ->
     recipes = {f"hf_mps/{path.relative_to(CHECKOUT)}" for path in (CHECKOUT / "recipes").rglob("*.*")}
     sources = {
         str(path.relative_to(CHECKOUT))
-        for path in (CHECKOUT / "hf_mps/simulator/native").iterdir()
+        for path in (CHECKOUT / "hf_mps/metal/simulator/native").iterdir()
         if path.suffix in (".cpp", ".h")
     }
     assert {"hf_mps/recipes/quickstart.yaml", "hf_mps/recipes/glue/mrpc.yaml"} <= recipes
@@ -44,7 +44,7 @@ def test_the_wheel_carries_every_recipe_and_the_simulator_source(wheel: Path) ->
     assert [name for name in names if name.endswith(".pth")] == ["hf_mps_early.pth"]
     # Tools of those who write launch rules stay in the repository; the table that they write is in the wheel.
     assert not [name for name in names if "conformance" in name or "macho" in name or "launch_class_reader" in name]
-    assert "hf_mps/operators/launch_classes.json" in names
+    assert "hf_mps/metal/operators/launch_classes.json" in names
     # What is not in the package's own folder could be anybody's name.
     assert {name for name in names if "/" not in name} == {"hf_mps_early.pth", "_hf_mps_early.py"}
 

@@ -38,10 +38,10 @@ def audit(
     compiled for each shape. Exit code 0 where all run on Metal, 1 where the CPU takes some or
     Metal refuses some.
     """
-    from hf_mps.dryrun import render
-    from hf_mps.dryrun.audit import audit as audit_target
-    from hf_mps.dryrun.audit import audit_script, is_command
-    from hf_mps.dryrun.resolve import resolve_target
+    from hf_mps.tools.dryrun import render
+    from hf_mps.tools.dryrun.audit import audit as audit_target
+    from hf_mps.tools.dryrun.audit import audit_script, is_command
+    from hf_mps.tools.dryrun.resolve import resolve_target
 
     form = render.form(json=json, github=github, badge=badge)
     if is_command(words):
@@ -51,6 +51,6 @@ def audit(
     else:
         with status.shown("tracing a training step …"):
             result = audit_target(resolve_target(words[0], words[1:], task), torch_table, release)
-    from hf_mps.dryrun.audit.report import report  # imports torch, which takes seconds: behind the line above
+    from hf_mps.tools.dryrun.audit.report import report  # imports torch, which takes seconds: behind the line above
 
     render.show(report(result, every=every), form)

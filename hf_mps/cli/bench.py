@@ -55,8 +55,8 @@ def bench(
     They are the networks and batches that Metal training was announced with: a table, results.json and a chart. A
     simulated device is called so wherever a figure stands. Exit code 1 where a batch does not fit into the memory.
     """
-    from hf_mps.bench import Asked, run, run_count
-    from hf_mps.bench.cases import target_of
+    from hf_mps.tools.bench import Asked, run, run_count
+    from hf_mps.tools.bench.cases import target_of
 
     timed_only = {"--output": output, "--sign": sign, "--warm-up": warm_up, "--repetitions": repetitions}
     unused = [name for name, value in timed_only.items() if value is not None]

@@ -32,11 +32,11 @@ def chat(
     Answers appear as they are made, and the conversation is remembered: /reset forgets it, /system TEXT changes the
     system prompt, /exit ends. Each line of a pipe is a turn, and stdout holds the answers alone.
     """
-    from hf_mps.saved.run import open_run
+    from hf_mps.tools.saved.run import open_run
 
     saved = open_run(run, task)
     with status.shown("loading PyTorch …"):
-        from hf_mps.saved.chat import chat as talk
-        from hf_mps.saved.talk import Manner
+        from hf_mps.tools.saved.chat import chat as talk
+        from hf_mps.tools.saved.talk import Manner
 
         talk(saved, Manner(max_new_tokens, temperature, seed), system=system, base=base)

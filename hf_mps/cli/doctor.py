@@ -26,7 +26,7 @@ def doctor(
 
     Exit code 0 where all is well, 1 where something was found. The text is what an issue report needs.
     """
-    from hf_mps.doctor import run, run_upgrade
+    from hf_mps.tools.doctor import run, run_upgrade
 
     if release is None:
         run(trials=trials, json=json)

@@ -11,7 +11,7 @@ from hf_mps.core import status
 from hf_mps.core.errors import UserError
 
 if TYPE_CHECKING:
-    from hf_mps.saved.evaluate import Measured
+    from hf_mps.tools.saved.evaluate import Measured
 
 
 @deferred
@@ -31,11 +31,11 @@ def evaluate(
     wrong = [word for word in overrides or () if "=" not in word]
     if wrong:
         raise UserError(f"'{wrong[0]}' is no KEY=VALUE; next, to measure a file: data.validation={wrong[0]}")
-    from hf_mps.saved.run import open_run
+    from hf_mps.tools.saved.run import open_run
 
     saved = open_run(run, task)
     with status.shown("loading PyTorch …"):
-        from hf_mps.saved.evaluate import evaluate as measure
+        from hf_mps.tools.saved.evaluate import evaluate as measure
 
         measured = measure(saved, overrides or (), batch=batch)
     if json:

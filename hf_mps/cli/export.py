@@ -35,8 +35,8 @@ def export(
     merged: safetensors with the adapter merged. gguf: llama.cpp. mlx: mlx-lm. coreml: Apple's frameworks. onnx: ONNX
     Runtime. What was written, with which versions, and how far the logits are apart stands in OUT/hf-mps-export.json.
     """
-    from hf_mps.export import make
-    from hf_mps.export.loading import Options
+    from hf_mps.tools.export import make
+    from hf_mps.tools.export.loading import Options
 
     make.export(format, run, out, weights, Options(_numbers(lengths), converter))
 

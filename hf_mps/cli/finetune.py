@@ -93,11 +93,11 @@ def _act(
 ) -> None:
     """Do what was asked for."""
     if check_parity:
-        from hf_mps.dryrun import parity
+        from hf_mps.tools.dryrun import parity
 
         parity.require(resolved)
     if plan:
-        from hf_mps.dryrun import preview
+        from hf_mps.tools.dryrun import preview
 
         preview.show(resolved, fresh=fresh, as_json=as_json)
     elif sweep:
@@ -111,8 +111,8 @@ def _act(
 
 
 def _foresee(run: PreparedRun) -> Room:
-    """`hf_mps.dryrun.memory.room.foresee`, whose module imports torch."""
-    from hf_mps.dryrun.memory import room
+    """`hf_mps.tools.dryrun.memory.room.foresee`, whose module imports torch."""
+    from hf_mps.tools.dryrun.memory import room
 
     return room.foresee(run)
 

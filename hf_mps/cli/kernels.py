@@ -15,14 +15,14 @@ kernels = typer.Typer(no_args_is_help=True, help="PyTorch's own Metal kernels, f
 
 def _releases(incomplete: str) -> list[str]:
     """Fetched releases that begin so, for the shell's completion."""
-    from hf_mps.kernels import store
+    from hf_mps.metal.kernels import store
 
     return [each for each in store.releases() if each.startswith(incomplete)]
 
 
 def _names(incomplete: str) -> list[str]:
     """Kernels of the default release that begin so, for the shell's completion."""
-    from hf_mps.kernels import store
+    from hf_mps.metal.kernels import store
 
     return [each for each in store.open_library(store.chosen(None)) if each.startswith(incomplete)]
 
@@ -56,7 +56,7 @@ def fetch_kernels(
     About 110 MB are downloaded and 80 MB kept. The wheel is compared with the sha256 that the package index states, and
     removed. What is here already and whole is not fetched again.
     """
-    from hf_mps.kernels import fetch, store
+    from hf_mps.metal.kernels import fetch, store
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -81,7 +81,7 @@ def list_kernels(
 ) -> None:
     """List the fetched releases, and the kernels of one by family, with their element types."""
     from hf_mps.core.text import aligned
-    from hf_mps.kernels import describe, families, store
+    from hf_mps.metal.kernels import describe, families, store
 
     release = store.chosen(torch)
     library = store.open_library(release)
@@ -120,7 +120,7 @@ def show_kernel(
     debug: Debug = False,
 ) -> None:
     """Show what a kernel says of itself: buffers with their structs, thread attributes, memory, intrinsics."""
-    from hf_mps.kernels import describe, modules, store
+    from hf_mps.metal.kernels import describe, modules, store
 
     if ir and json:
         raise UserError("--ir prints LLVM's text, --json the signature; next: one of the two")
@@ -149,7 +149,7 @@ def remove_kernels(
 ) -> None:
     """Remove fetched releases from your cache, with what was compiled of them."""
     from hf_mps.core.text import memory
-    from hf_mps.kernels import store
+    from hf_mps.metal.kernels import store
 
     if bool(releases) == everything:
         known = ", ".join(store.releases()) or "none"

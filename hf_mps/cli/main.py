@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["run"] and words[1:] not in ([], ["--help"]):
-        from hf_mps.activation import run
+        from hf_mps.layer.activation import run
 
         # Past the parser: every word behind the script is the script's, and so are its errors.
         return run.main(words[1:])

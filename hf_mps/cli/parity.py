@@ -25,12 +25,12 @@ def parity(
     Exit code 0 where they agree within the tolerance of the precision and what two runs on the device differ by, 1
     where they do not.
     """
-    from hf_mps.dryrun import render
-    from hf_mps.dryrun.parity import parity as compare
-    from hf_mps.dryrun.resolve import resolve_target
+    from hf_mps.tools.dryrun import render
+    from hf_mps.tools.dryrun.parity import parity as compare
+    from hf_mps.tools.dryrun.resolve import resolve_target
 
     with status.shown("training the same steps on the CPU and on the device …"):
         result, facts = compare(resolve_target(target, overrides or [], task), steps, rows)
-    from hf_mps.dryrun.parity.compare import report
+    from hf_mps.tools.dryrun.parity.compare import report
 
     render.show(report(target, result, facts), render.form(json=json))

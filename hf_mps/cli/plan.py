@@ -34,21 +34,21 @@ def plan(
     And what that step launches on a release: Metal kernels, or MPSGraphs that are compiled for each shape.
     Exit code 0 where it fits, 1 where macOS would swap or PyTorch would refuse.
     """
-    from hf_mps.dryrun import render
-    from hf_mps.dryrun.memory import plan as plan_memory
-    from hf_mps.dryrun.memory.machine import named
-    from hf_mps.dryrun.resolve import resolve_target
+    from hf_mps.tools.dryrun import render
+    from hf_mps.tools.dryrun.memory import plan as plan_memory
+    from hf_mps.tools.dryrun.memory.machine import named
+    from hf_mps.tools.dryrun.resolve import resolve_target
 
     machine = named(memory) if memory is not None else None
     if ranks is not None and release is not None:
         raise UserError("--torch says what a Mac launches, and --ranks is of other devices; give one of them")
     with status.shown("tracing a training step …"):
         if ranks is not None:
-            from hf_mps.dryrun.memory import sharded
+            from hf_mps.tools.dryrun.memory import sharded
 
             result = sharded.plan(resolve_target(target, overrides or [], task), ranks, machine, length=length)
         else:
             result = plan_memory(resolve_target(target, overrides or [], task), machine, length=length, release=release)
-    from hf_mps.dryrun.memory.fit import report
+    from hf_mps.tools.dryrun.memory.fit import report
 
     render.show(report(result), render.form(json=json))

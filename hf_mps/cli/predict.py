@@ -47,14 +47,14 @@ def predict(
     The masks of image-segmentation are PNG files beside --out (answers.csv has answers.files/000001.png): the number of
     a class in each pixel, with a palette.
     """
-    from hf_mps.saved.run import open_run
+    from hf_mps.tools.saved.run import open_run
 
     files = [word for word in words or () if "=" not in word or Path(word).exists()]
     if len(files) > 1:
         raise UserError(f"predict has {files[0]} and {files[1]}; give one file, or - and both on stdin")
     saved = open_run(run, task).with_words([word for word in words or () if word not in files])
     with status.shown("loading PyTorch …"):
-        from hf_mps.saved.predict import predict as answer
+        from hf_mps.tools.saved.predict import predict as answer
 
         answer(
             saved,

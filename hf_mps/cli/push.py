@@ -22,6 +22,6 @@ def push(
     Checkpoints, optimizer states and the recipe's file with this machine's paths stay here. Without a token (hf auth
     login) nothing is sent, and what would be is listed.
     """
-    from hf_mps.export.push import push as send
+    from hf_mps.tools.export.push import push as send
 
     send(run, name, private=private, dry_run=dry_run)

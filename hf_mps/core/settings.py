@@ -115,7 +115,8 @@ def sentinels_stop() -> bool:
 
 
 def simulate() -> str | None:
-    """What HF_MPS_SIMULATE says, or None where unset or 0; `hf_mps.device.profiles` knows which profiles there are."""
+    """What HF_MPS_SIMULATE says, or None where unset or 0; `hf_mps.metal.device.profiles` knows which profiles there
+    are."""
     value = os.environ.get("HF_MPS_SIMULATE", "").strip()
     return None if value in ("", "0") else value
 

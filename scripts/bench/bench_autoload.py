@@ -30,7 +30,7 @@ import torch
 profile = os.environ.get("HF_MPS_SIMULATE")
 began = time.perf_counter()
 if profile:
-    from hf_mps import simulator
+    from hf_mps.metal import simulator
     simulator.load(profile)
 loaded = time.perf_counter()
 from hf_mps.autoload import start

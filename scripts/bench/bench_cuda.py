@@ -330,7 +330,7 @@ def replays() -> Iterator[dict[str, list[tuple[Any, Any]]]]:
     """CUDA's events before and after each recorded step while it is open, by the batch's shape; recordings left out."""
     import torch
 
-    from hf_mps.finetune.capture.graphs import Graphs
+    from hf_mps.finetune.cuda_graphs.graphs import Graphs
 
     stock, found = Graphs.run, {}
 

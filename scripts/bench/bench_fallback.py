@@ -56,7 +56,7 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if not torch.backends.mps.is_built():
-        from hf_mps import simulator
+        from hf_mps.metal import simulator
 
         simulator.load()
     print(measured_on.line())
@@ -74,7 +74,7 @@ def main() -> int:
 
 def measure(name: str, size: int, rounds: int) -> tuple[float, float, float]:
     """Median milliseconds a call of the bare CPU operator, PyTorch's fallback and the layer's."""
-    from hf_mps.fallback import registration
+    from hf_mps.metal.fallback import registration
 
     on_cpu, on_device = operators(size, "cpu")[name], operators(size, "mps")[name]
     repeat = max(1, min(300, (64 << 20) // size))

@@ -85,7 +85,7 @@ def train(model: str, way: str, *, steps: int) -> dict[str, Any]:
     """Losses of `steps` without dropout, a step's milliseconds, and with kernels the launches of steps with dropout."""
     import torch
 
-    from hf_mps import kernels
+    from hf_mps.metal import kernels
 
     device = "cpu" if way == "cpu" else "mps"
     dispatch = kernels.running()
@@ -110,7 +110,7 @@ def train(model: str, way: str, *, steps: int) -> dict[str, Any]:
 
 def launches(step: Any) -> dict[str, Any]:
     """What a step launches: calls that ran a release's kernel, calls that would on a Mac, and the others."""
-    from hf_mps import kernels
+    from hf_mps.metal import kernels
 
     step()
     counting = kernels.counting()

@@ -32,8 +32,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=120, help="rounds of each series (default 120)")
     parser.add_argument("--steps", type=int, default=2, help="training steps of a round (default 2)")
     given = parser.parse_args()
-    from hf_mps import fallback
-    from hf_mps.fallback import registration
+    from hf_mps.metal import fallback
+    from hf_mps.metal.fallback import registration
 
     print(measured_on.line())
     torch.set_num_threads(1)

@@ -25,9 +25,9 @@ import measured_on
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
-from hf_mps import simulator
-from hf_mps.device import memory
 from hf_mps.finetune.loss import deferred_head
+from hf_mps.metal import simulator
+from hf_mps.metal.device import memory
 
 STEPS = 2
 

@@ -79,7 +79,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="run the small decoder alone")
     parser.add_argument("--layer", type=int, metavar="LENGTH", help="measure one layer of attention alone")
     asked = parser.parse_args()
-    from hf_mps.dryrun import metal_device
+    from hf_mps.tools.dryrun import metal_device
 
     device = metal_device()
     print(measured_on.line())
@@ -97,7 +97,7 @@ def main() -> int:
 
 def table(case: Case, folder: Path, device: Any) -> None:
     """The largest batch and the largest model of one training, for each machine."""
-    from hf_mps.dryrun.memory import machine
+    from hf_mps.tools.dryrun.memory import machine
 
     machines = [machine.named(name) for name in MEMORY]
     sides = [tracer(case, side, case.layers, folder, device) for side in (STOCK, OURS)]
@@ -177,9 +177,9 @@ def pair_of(case: Case, side: Sequence[str], layers: int, rows: int) -> Pair:
 
 def tracer(case: Case, side: Sequence[str], layers: int, folder: Path, device: Any) -> Any:
     """The plan's tracer for a side of a case, with the number of its model's parameters."""
-    from hf_mps.dryrun import prepare
-    from hf_mps.dryrun.memory.trace import Tracer
-    from hf_mps.dryrun.resolve import resolve_target
+    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun.memory.trace import Tracer
+    from hf_mps.tools.dryrun.resolve import resolve_target
 
     pair = pair_of(case, side, layers, case.rows)
     target = resolve_target(str(check_plan.recipe(pair, folder)), pair.overrides)
@@ -193,8 +193,8 @@ def layer(length: int) -> int:
     """The measured peaks of one layer of attention, PyTorch's and in blocks; the exit code is 1 above a quarter."""
     from torch.nn.functional import scaled_dot_product_attention
 
-    from hf_mps.step.attention.blockwise import attention
-    from hf_mps.step.attention.masks import Causal
+    from hf_mps.layer.fused_step.attention.blockwise import attention
+    from hf_mps.layer.fused_step.attention.masks import Causal
 
     worst = 0.0
     print(f"\n1 x 12 heads x {length} x 64, float32: peak in MiB beside query, key and value")
@@ -212,7 +212,7 @@ def peak_of(length: int, function: Any, **settings: Any) -> int:
     """Bytes that a forward and backward pass of one layer hold at most."""
     import torch
 
-    from hf_mps import simulator
+    from hf_mps.metal import simulator
 
     leaves = [torch.randn(1, 12, length, 64, device="mps", requires_grad=True) for _ in range(3)]
     before = torch.mps.current_allocated_memory()
@@ -224,7 +224,7 @@ def peak_of(length: int, function: Any, **settings: Any) -> int:
 
 def small(folder: Path, device: Any) -> int:
     """A small decoder: the plan's largest batches really run, and both sides' losses are the same."""
-    from hf_mps.dryrun.memory.trace import largest
+    from hf_mps.tools.dryrun.memory.trace import largest
 
     limit = tracer(TINY, STOCK, TINY.layers, folder, device)(3).bytes
     wrong = False
@@ -252,8 +252,8 @@ def small(folder: Path, device: Any) -> int:
 
 def losses(pair: Pair, folder: Path, device: Any, steps: int = 30) -> list[float]:
     """The loss of every step of a training with weights drawn by the recipe's seed."""
-    from hf_mps.dryrun import prepare
-    from hf_mps.dryrun.resolve import resolve_target
+    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun.resolve import resolve_target
 
     target = resolve_target(str(check_plan.recipe(pair, folder)), pair.overrides)
     found: list[float] = []

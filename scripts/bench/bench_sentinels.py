@@ -35,10 +35,10 @@ import measured_on
 import torch
 from steps import timed, training_step
 
-from hf_mps import guards
-from hf_mps.guards.sentinels import stream
-from hf_mps.guards.sentinels.gradient_norm import HISTORY, TIMES
-from hf_mps.guards.sentinels.stream import READ
+from hf_mps.layer import guards
+from hf_mps.layer.guards.sentinels import stream
+from hf_mps.layer.guards.sentinels.gradient_norm import HISTORY, TIMES
+from hf_mps.layer.guards.sentinels.stream import READ
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from hf_mps import simulator
+from hf_mps.metal import simulator
 
 PROFILE = simulator.load()  # before anything below asks PyTorch for a device: it remembers the answer
 

@@ -119,7 +119,7 @@ def train(rounds: int, size: int) -> None:
     import torch
 
     if sys.platform != "darwin" and os.environ["HF_MPS"] == "0":
-        from hf_mps import simulator  # the device alone, without the layer
+        from hf_mps.metal import simulator  # the device alone, without the layer
 
         simulator.load("1")
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments

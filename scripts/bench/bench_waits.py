@@ -87,7 +87,7 @@ def main() -> int:
 
 def part_names() -> tuple[str, ...]:
     """The parts of a fused step."""
-    from hf_mps.step.parts import PARTS
+    from hf_mps.layer.fused_step.parts import PARTS
 
     return PARTS.names
 
@@ -138,13 +138,13 @@ def train(name: str, steps: int, without: str) -> int:
     """Train in this process, `without` a part of the fused step, and print what was counted, as JSON."""
     import torch
 
-    from hf_mps import kernels, simulator
+    from hf_mps.metal import kernels, simulator
 
     simulator.load("1")  # with HF_MPS=0 nobody else does
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     if without:
-        from hf_mps.step.switch import parts
+        from hf_mps.layer.fused_step.switch import parts
 
         next(part for part in parts() if part.name == without).devices = frozenset()
 

@@ -5,8 +5,8 @@
 
 Loaders over tokenized rows with transformers' collator are read through one after the other, as Trainer makes one for
 each epoch and each evaluation. Stock forks its workers; "spawn" starts each anew, and each imports torch, transformers
-and datasets; the server (multiprocessing's forkserver, hf_mps/guards/platform/fork_server.py) imports them once. All
-four ways alternate in one process; the first loader of each, which starts the server, stands apart. The ratio is to
+and datasets; the server (multiprocessing's forkserver, hf_mps/layer/guards/platform/fork_server.py) imports them once.
+All four ways alternate in one process; the first loader of each, which starts the server, stands apart. The ratio is to
 fork.
 """
 
@@ -34,8 +34,8 @@ def main() -> None:
     )
     given = parser.parse_args()
     print(measured_on.line("cpu"))
-    from hf_mps.guards.platform import fork_server
-    from hf_mps.guards.platform.sent_work import sent
+    from hf_mps.layer.guards.platform import fork_server
+    from hf_mps.layer.guards.platform.sent_work import sent
 
     rows = Dataset.from_list([{"input_ids": [number] * 16, "labels": number % 2} for number in range(ROWS)])
     fork_server.start(sent(loader(rows, given.workers, "fork")).modules)

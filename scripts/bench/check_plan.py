@@ -16,9 +16,9 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_mps.dryrun.memory import fit
 from hf_mps.finetune.models.known_configs import axes
 from hf_mps.finetune.recipe.overrides import of_values
+from hf_mps.tools.dryrun.memory import fit
 
 DECODER = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 704}
 DECODER |= {"vocab_size": 16000}
@@ -148,8 +148,8 @@ def main() -> int:
     asked = arguments.parse_args()
     import measured_on
 
-    from hf_mps import guards
-    from hf_mps.dryrun import metal_device
+    from hf_mps.layer import guards
+    from hf_mps.tools.dryrun import metal_device
 
     device = metal_device()
     guards.get("large-k").verdict()  # its trial takes 83 MB, once in a process: no part of a step
@@ -176,10 +176,10 @@ def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
     """The planned and the measured peak of a pair, in bytes."""
     import torch
 
-    from hf_mps import simulator
-    from hf_mps.dryrun import prepare
-    from hf_mps.dryrun.memory import trace
-    from hf_mps.dryrun.resolve import resolve_target
+    from hf_mps.metal import simulator
+    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun.memory import trace
+    from hf_mps.tools.dryrun.resolve import resolve_target
 
     target = resolve_target(str(recipe(pair, folder)), pair.overrides)
     with prepare.weightless(target) as parts:
@@ -198,7 +198,7 @@ def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
 
 def shape(parts: Any, pair: Pair) -> dict[str, Any]:
     """The rows of the pair's batch, and how wide they are."""
-    from hf_mps.dryrun import batch
+    from hf_mps.tools.dryrun import batch
 
     return {"rows": pair.rows, "wide": batch.width(parts.recipe, parts.prepared, pair.length)}
 

@@ -297,7 +297,7 @@ def keep(given: argparse.Namespace, found: dict[str, Any], tuned: Tuned, rounds:
     """Write the figures where they are asked for, and print the row that somebody signs."""
     if not (given.out or given.sign):
         return
-    from hf_mps.bench.outcome import SCHEMA, provenance, signer
+    from hf_mps.tools.bench.outcome import SCHEMA, provenance, signer
 
     name = signer(given.sign) if given.sign else None
     script = f"python scripts/bench/{Path(__file__).name}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 def line(device: str = "mps") -> str:
     """Return the line for the device of this process. Imports torch; the simulated device is to be loaded by then."""
-    from hf_mps.device import facts, machine, simulated
+    from hf_mps.metal.device import facts, machine, simulated
 
     computes = machine.real().chip
     if device == "cpu":

@@ -50,9 +50,9 @@ def merge(way: str, folder: Path, kind: str | None) -> dict[str, float]:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    from hf_mps.export import merged
     from hf_mps.finetune.models import quantization
-    from hf_mps.saved.run import open_run
+    from hf_mps.tools.export import merged
+    from hf_mps.tools.saved.run import open_run
 
     settings = {"quantization_config": quantization.config(kind, "bfloat16"), "device_map": {"": "cpu"}} if kind else {}
     base = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16, **settings)

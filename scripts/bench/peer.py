@@ -108,7 +108,7 @@ def main() -> int:
     if device == "mps" and sys.platform != "darwin":
         import torch  # noqa: F401
 
-        from hf_mps import simulator
+        from hf_mps.metal import simulator
 
         simulator.load("1")  # with HF_MPS=0 nobody else does
     code = SIDES[side](words, clock, device)

@@ -39,7 +39,7 @@ def main() -> int:
         arguments.error("give the folder shared/data, or --model and --text")
     import measured_on
 
-    from hf_mps.dryrun import metal_device
+    from hf_mps.tools.dryrun import metal_device
 
     metal_device()
     print(measured_on.line())

@@ -5,7 +5,7 @@
     python scripts/bench/simulator_conformance.py --every 10      one operator in ten
 
 Forward, backward, in-place and out= calls in float32, float16, bfloat16 and int64. Needs the extra package expecttest.
-Exit code 1 where a difference is found that tests/simulator/opinfo_exceptions.yaml does not list.
+Exit code 1 where a difference is found that tests/metal/simulator/opinfo_exceptions.yaml does not list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import measured_on
 
-from tests.simulator.conformance import exceptions, runner
+from tests.metal.simulator.conformance import exceptions, runner
 
 
 def main() -> int:

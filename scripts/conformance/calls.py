@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hf_mps.kernels.rules import Rule, overloads
-from hf_mps.operators import dispatcher
+from hf_mps.metal.kernels.rules import Rule, overloads
+from hf_mps.metal.operators import dispatcher
 
 
 class Call(NamedTuple):

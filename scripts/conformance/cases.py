@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from hf_mps.kernels.rules import RULES, Rule
+from hf_mps.metal.kernels.rules import RULES, Rule
 from scripts.conformance import calls, layouts, samples, schema
 from scripts.conformance.calls import Call
 

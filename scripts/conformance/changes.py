@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import NamedTuple
 
-from hf_mps.kernels import modules, store
+from hf_mps.metal.kernels import modules, store
 
 _METADATA = re.compile(r",? ![\w.]+(?: !\d+)?| #\d+")
 _SYMBOL = re.compile(r"@[\w.$]+|@\"[^\"]+\"")

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hf_mps.core.errors import RunError, run_command
-from hf_mps.kernels import modules, store
+from hf_mps.metal.kernels import modules, store
 from scripts.conformance import run, summary
 from scripts.conformance.page import page
 from scripts.conformance.run import COMMAND, Wanted

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from hf_mps.kernels import store
+from hf_mps.metal.kernels import store
 from scripts.conformance import changes, facts
 from scripts.conformance.facts import Fact
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from hf_mps.core import notices
-from hf_mps.kernels import launch, running
-from hf_mps.kernels.bounds import OutOfBounds
-from hf_mps.kernels.rules import RULES, Dispatch
-from hf_mps.kernels.runtime import Kernel
+from hf_mps.metal.kernels import launch, running
+from hf_mps.metal.kernels.bounds import OutOfBounds
+from hf_mps.metal.kernels.rules import RULES, Dispatch
+from hf_mps.metal.kernels.runtime import Kernel
 from scripts.conformance import calls, capture, cases, oracle, reproduction
 from scripts.conformance.cases import Case
 

@@ -103,10 +103,10 @@ def architectures() -> dict[str, str]:
 def row(name: str, task: str, folder: Path) -> Row:
     """Plan and audit the architecture from a configuration in `folder`, both in one step."""
     from hf_mps.core.errors import RunError, UserError
-    from hf_mps.dryrun import memory
-    from hf_mps.dryrun.audit.record import OperatorRecorder, audit_of
-    from hf_mps.dryrun.resolve import resolve_target
-    from hf_mps.operators.support import OperatorSupport
+    from hf_mps.metal.operators.support import OperatorSupport
+    from hf_mps.tools.dryrun import memory
+    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
+    from hf_mps.tools.dryrun.resolve import resolve_target
 
     recorders: list[OperatorRecorder] = []
 
@@ -189,7 +189,7 @@ def page(found: dict[str, Row]) -> str:
 
 def main() -> int:
     """Write the page: all of it, or the rows that were asked for."""
-    from hf_mps.dryrun import metal_device
+    from hf_mps.tools.dryrun import metal_device
 
     metal_device()
     every = architectures()

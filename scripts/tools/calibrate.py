@@ -7,8 +7,8 @@
 The lists are those of PyTorch's own Mac runners: `torch/testing/_internal/common_mps.py` and the decorators of OpInfo.
 One cell of the table is one run of test_mps.py's `TestConsistency.test_output_match`: every sample of an operator in a
 dtype, on the device and on the CPU, compared within that test's tolerances. A listed cell must fail at some sample.
-Results that the lists call undefined count neither way. `tests/simulator/calibration.yaml` names each known difference
-with its cause; exit code 1 where there is another, or where one of these is gone.
+Results that the lists call undefined count neither way. `tests/metal/simulator/calibration.yaml` names each known
+difference with its cause; exit code 1 where there is another, or where one of these is gone.
 """
 
 from __future__ import annotations

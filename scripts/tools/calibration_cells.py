@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.testing._internal.common_dtype import get_all_dtypes
 
-from hf_mps import simulator
+from hf_mps.metal import simulator
 from scripts.conformance.opinfo import operators
 
 

@@ -299,7 +299,7 @@ def about() -> Mapping[str, Any]:
     import torch
 
     from hf_mps import __version__
-    from hf_mps.device import machine, simulated
+    from hf_mps.metal.device import machine, simulated
 
     here = machine.present()
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True, check=False)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.version import Version
 
-from hf_mps.device.faults import FAULTS, SIMULATED, Fault
-from hf_mps.guards.base import Guard
-from hf_mps.guards.catalogue import REGISTRY, SENTINELS
+from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.catalogue import REGISTRY, SENTINELS
+from hf_mps.metal.device.faults import FAULTS, SIMULATED, Fault
 
 # A guard's folder -> the heading and the sentence above its guards, in the order of the page.
 GROUPS = {
@@ -24,7 +24,7 @@ GROUPS = {
 SUM = """
 {guards} guards stand against known hazards of training on Metal, and {sentinels} sentinels look for signs of unknown
 ones. Each guard acts only on the chips, systems and releases that have its fault, and only on tensors of the device
-`mps`. `python -c "import hf_mps.guards; print(hf_mps.guards.report())"` says which are on here and what they did;
+`mps`. `python -c "import hf_mps; print(hf_mps.guards.report())"` says which are on here and what they did;
 `hf-mps doctor --trials` tries the device for every fault that a guard knows.
 """
 FAULTS_ABOVE = """

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hf_mps.core.errors import UserError
-from hf_mps.operators.table import Table, loader, parse
+from hf_mps.metal.operators.table import Table, loader, parse
 from scripts.tools.macho import Library, code_names
 
 # Where the host hands work to the GPU. The linker names a stub after each Objective-C method.

@@ -1,4 +1,5 @@
-"""Write hf_mps/operators/launch_classes.json: what each operator launches on a release, read from its macOS wheel.
+"""Write hf_mps/metal/operators/launch_classes.json: what each operator launches on a release, read from its macOS
+wheel.
 
     python scripts/tools/launch_classes.py torch-2.14.1-…-macosx_14_0_arm64.whl torch-2.15.0-…
 
@@ -20,9 +21,9 @@ from packaging.version import Version
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hf_mps.core.errors import run_command
-from hf_mps.kernels import wheel
-from hf_mps.operators import launch_class
-from hf_mps.operators.launch_class import ABSENT, FACTS
+from hf_mps.metal.kernels import wheel
+from hf_mps.metal.operators import launch_class
+from hf_mps.metal.operators.launch_class import ABSENT, FACTS
 from scripts.tools.launch_class_reader import read
 
 FUNCTIONS = "torchgen/packaged/ATen/native/native_functions.yaml"

@@ -15,7 +15,7 @@ def copies(steps: int = 100) -> Told:
     """Copies with non_blocking=True whose source is given back at once, by stock torch and with the layer."""
     import torch
 
-    from hf_mps import guards
+    from hf_mps.layer import guards
 
     def wrong() -> int:
         there = []
@@ -97,7 +97,7 @@ def batches(steps: int = 100) -> Told:
     import accelerate
     import torch
 
-    from hf_mps import guards
+    from hf_mps.layer import guards
 
     layer, memory = torch.nn.Linear(1024, 1024, device="mps"), torch.empty(256, 1024).numpy()
 

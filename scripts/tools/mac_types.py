@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from hf_mps.core.errors import RunError, UserError
-from hf_mps.kernels import pip
+from hf_mps.metal.kernels import pip
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = CHECKOUT / "constraints-darwin.txt"

@@ -1,7 +1,7 @@
 """The tests of guards, shims and scripts with older and newer libraries: a virtual environment for each combination.
 
     python scripts/tools/matrix.py --folder /tmp/matrix
-    python scripts/tools/matrix.py --folder /tmp/matrix --transformers 5.3 --accelerate 1.10 --tests tests/compat
+    python scripts/tools/matrix.py --folder /tmp/matrix --transformers 5.3 --accelerate 1.10 --tests tests/layer/compat
 
 By default transformers 5.3 and the newest, accelerate 1.10 and the newest, with one torch: others are on PyPI for Linux
 as CUDA builds of several gigabytes alone, and the simulated device needs a build for the CPU; where such a wheel

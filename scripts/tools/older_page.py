@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from hf_mps.compat import dataset_task, generation, name_table, removed_arguments, tokenizers
+from hf_mps.layer.compat import dataset_task, generation, name_table, removed_arguments, tokenizers
 from hf_mps.metrics import as_evaluate
 
 # What the examples of a release say that the libraries of today do not know; the flags of TrainingArguments besides.

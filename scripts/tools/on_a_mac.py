@@ -102,7 +102,7 @@ def out_of_range(steps: int = 1) -> Told:
     """What an id and a label out of range do: nothing up to torch 2.13, a late error from 2.14 on."""
     import torch
 
-    from hf_mps.guards.introspect import torch_release
+    from hf_mps.layer.guards.introspect import torch_release
 
     def outcome(call: Callable[[], torch.Tensor]) -> str:
         try:
@@ -160,7 +160,7 @@ def fallback(steps: int = 20) -> Told:
 
     import torch
 
-    from hf_mps.fallback import host_view
+    from hf_mps.metal.fallback import host_view
 
     warnings.simplefilter("ignore")
     wrong = []
@@ -262,7 +262,7 @@ def shapes(steps: int = 100) -> Told:
     """Seconds a step over many lengths, with the guard that gives memory back and without it, and what is held."""
     import torch
 
-    from hf_mps import guards
+    from hf_mps.layer import guards
 
     def run() -> tuple[list[float], int]:
         torch.manual_seed(0)
@@ -323,7 +323,7 @@ def _off(found: Any, right: Any) -> float:
 @contextmanager
 def _stock() -> Iterator[None]:
     """The device without the guards."""
-    from hf_mps import guards
+    from hf_mps.layer import guards
 
     with guards.suspended():
         yield

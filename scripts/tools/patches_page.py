@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from hf_mps import integrations
 from hf_mps.core.patching import LIGHTNING, Declaration
+from hf_mps.layer import integrations
 
 ABOVE = """
 What hf_mps changes in other libraries, once `import torch` has switched it on: {patches} patches of {targets}

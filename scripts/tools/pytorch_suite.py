@@ -5,10 +5,10 @@
     python scripts/tools/pytorch_suite.py PATH/test_mps.py --kernels --profile m1-8gb
 
 prints how many tests passed, failed as scripts/tools/known_failures_of_pytorch/*.txt lists them, by reason, failed
-otherwise, or were left out; ends with 1 where anything differs from the lists (hf_mps.pytest_plugin.known_failures).
---kernels computes with PyTorch's own Metal kernels (hf-mps kernels fetch). The file is not part of this project:
-without a path it comes by apt-get from Debian trixie's source package, 27 MB, into a temporary folder; that needs
-apt-get and Debian's keyring (the package debian-archive-keyring).
+otherwise, or were left out; ends with 1 where anything differs from the lists
+(hf_mps.metal.pytest_plugin.known_failures). --kernels computes with PyTorch's own Metal kernels (hf-mps kernels fetch).
+The file is not part of this project: without a path it comes by apt-get from Debian trixie's source package, 27 MB,
+into a temporary folder; that needs apt-get and Debian's keyring (the package debian-archive-keyring).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LISTS = Path(__file__).with_name("known_failures_of_pytorch")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 SOURCE = f"deb-src [signed-by={KEYRING}] http://deb.debian.org/debian trixie main\n"
 LEFT_OUT = {
-    "TestConsistency": "samples of operators, not written by hand (tests/simulator/conformance runs them)",
+    "TestConsistency": "samples of operators, not written by hand (tests/metal/simulator/conformance runs them)",
     "TestCommon": "the same against NumPy",
     "TestErrorInputs": "samples of operators' refusals",
     "int4": "aten::_convert_weight_to_int4pack, which the simulated device does not compute",
@@ -55,7 +55,7 @@ class Mac:
         torch.mps._compile_shader = torch.mps.compile_shader  # type: ignore[attr-defined]
         if platform.system() == "Darwin":
             return
-        from hf_mps.device import profiles
+        from hf_mps.metal.device import profiles
 
         mac = profiles.get(self.profile)
         platform.mac_ver = lambda *_: (".".join(map(str, mac.macos)), ("", "", ""), "arm64")  # type: ignore[assignment,misc]
@@ -81,7 +81,7 @@ def main() -> int:
     """Run the suite and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", nargs="?", type=Path, help="PyTorch 2.6's test/test_mps.py")
-    parser.add_argument("--profile", default="1", help="the Mac that is simulated (hf_mps.device.profiles)")
+    parser.add_argument("--profile", default="1", help="the Mac that is simulated (hf_mps.metal.device.profiles)")
     parser.add_argument("--kernels", action="store_true", help="compute with PyTorch's own Metal kernels")
     parser.add_argument("--output", action="store_true", help="show pytest's own output too")
     given = parser.parse_args()

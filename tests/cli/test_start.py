@@ -36,7 +36,7 @@ for words in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 # What only some verbs need, and takes a tenth of a second and more at each start.
-LATER = ("psutil", "hf_mps.distributed.ranks", "hf_mps.dryrun", "yaml", "importlib.metadata")
+LATER = ("psutil", "hf_mps.distributed.ranks", "hf_mps.tools.dryrun", "yaml", "importlib.metadata")
 LONG = [
     ["finetune", "quickstart"],
     ["finetune", "quickstart", "--plan"],

@@ -20,11 +20,11 @@ from typing import Any
 import torch  # noqa: F401  switches the layer on
 
 import hf_mps
-from hf_mps import integrations
 from hf_mps.core.patching import MISSING, Give, Patcher, Register, located
 from hf_mps.distributed.metal import backend
-from hf_mps.guards import kernel_overrides
-from hf_mps.step import switch
+from hf_mps.layer import integrations
+from hf_mps.layer.fused_step import switch
+from hf_mps.layer.guards import kernel_overrides
 
 LIBRARIES = ("torch", "transformers", "accelerate", "lightning", "datasets", "evaluate", "huggingface_hub")
 LIBRARIES += ("lightning_fabric", "pytorch_lightning")

@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps import guards, integrations
 from hf_mps.core import notices
 from hf_mps.core.patching import Faults
 from hf_mps.core.stock import Around
-from hf_mps.guards import SentinelNotice
-from hf_mps.guards.base import Safeguard
-from hf_mps.guards.catalogue import GUARDS, REGISTRY, SENTINELS
-from hf_mps.guards.sentinels.stream import STREAM
-from tests.guards import lightning_loops, loops
+from hf_mps.layer import guards, integrations
+from hf_mps.layer.guards import SentinelNotice
+from hf_mps.layer.guards.base import Safeguard
+from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY, SENTINELS
+from hf_mps.layer.guards.sentinels.stream import STREAM
+from tests.layer.guards import lightning_loops, loops
 
 HOOKS = ("look", "look_at_skipped", "before_update", "_look", "replayed", "_before_update", "_count")
 """Methods that are called by a hook or an iterator and not from around a function (`Installed.safely`)."""
@@ -269,7 +269,7 @@ MODES = ("before", "before, always", "after, always")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Broken]:
     """The program as stock runs it, and once for each way of breaking everything."""
-    from hf_mps import simulator
+    from hf_mps.metal import simulator
 
     if simulator.loaded() is None:
         pytest.skip("only the simulated device is without faults")

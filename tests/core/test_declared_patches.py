@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps import integrations
 from hf_mps.core.registry import Catalogue, Registry
-from hf_mps.guards import catalogue
-from hf_mps.step import parts
+from hf_mps.layer import integrations
+from hf_mps.layer.fused_step import parts
+from hf_mps.layer.guards import catalogue
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 BY_THE_STREAM = ("non-finite", "gradient-norm", "loss-frozen", "stopped-gpu")

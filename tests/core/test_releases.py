@@ -6,7 +6,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from hf_mps.core.releases import numbers, within
-from hf_mps.device.faults import FAULTS
+from hf_mps.metal.device.faults import FAULTS
 
 TORCH = ("2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.13.0+cpu", "2.14.0", "2.14.1", "2.15.0", "3.0")
 MACOS = ("0", "14.5", "15.0", "15", "26.0", "26.2", "26.3.1", "26.4", "26.6.1", "27.0")

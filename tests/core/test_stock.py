@@ -11,7 +11,7 @@ import pytest
 
 from hf_mps.core.errors import Notice, RunError, UserError
 from hf_mps.core.stock import Stock
-from hf_mps.guards.base import Safeguard
+from hf_mps.layer.guards.base import Safeguard
 
 
 class Thing(Safeguard):

@@ -29,7 +29,7 @@ def recipe(**values: Any) -> Any:
 
 def prepare(**values: Any) -> Prepared:
     """What the task makes of the recipe of these values, on the device that is there."""
-    import hf_mps.device
+    import hf_mps.metal.device
     from hf_mps.finetune import tasks
     from hf_mps.finetune.data import load
     from hf_mps.finetune.models import checkpoint
@@ -37,7 +37,7 @@ def prepare(**values: Any) -> Prepared:
     made = recipe(**values)
     task = tasks.module(made.task)
     rows = load.load(made.data, made.seed)
-    prepared: Prepared = task.prepare(made, rows, checkpoint.resolve(made.model), hf_mps.device.choose().value)
+    prepared: Prepared = task.prepare(made, rows, checkpoint.resolve(made.model), hf_mps.metal.device.choose().value)
     return prepared
 
 

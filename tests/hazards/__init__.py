@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.guards.numerics import expanded_operands
-from hf_mps.simulator import strictness
+from hf_mps.layer.guards.numerics import expanded_operands
+from hf_mps.metal.simulator import strictness
 from tests.hazards import device, results, sizes, versions
 from tests.hazards.kernels import host, kernels
 
@@ -77,7 +77,7 @@ _active: set[str] = set()
 @contextmanager
 def on(*names: str) -> Iterator[None]:
     """Switch hazards on for a while. Raises UserError for a name that there is not, or where no simulator is loaded."""
-    from hf_mps import simulator
+    from hf_mps.metal import simulator
 
     known = HAZARDS | UNKNOWN
     unknown = next((name for name in names if name not in known), None)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hf_mps.core.releases import numbers
-from hf_mps.device import faults, machine
+from hf_mps.metal.device import faults, machine
 from tests.hazards.kernels import host, kernels
 
 
@@ -117,7 +117,7 @@ def mac(*, macos: str | None = None, torch: str = "2.13.0") -> Iterator[None]:
 @contextmanager
 def uncompilable() -> Iterator[None]:
     """pytorch#161905: Inductor ends in an error where it has no Metal code for a graph; here for every one."""
-    from hf_mps.simulator import compiled
+    from hf_mps.metal.simulator import compiled
 
     compiled.refused = True
     try:

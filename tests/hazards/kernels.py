@@ -26,7 +26,7 @@ def host(tensor: Any) -> Any:
     """A CPU tensor over the memory of a device tensor; a CPU tensor is returned as it is."""
     import torch
 
-    from hf_mps import simulator
+    from hf_mps.metal import simulator
 
     if tensor.device.type != "mps" or simulator.loaded() is None:
         return tensor

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
-from hf_mps.guards.catalogue import REGISTRY
-from hf_mps.simulator import strictness
+from hf_mps.layer.guards.catalogue import REGISTRY
+from hf_mps.metal.simulator import strictness
 from tests.hazards import device
 
 ELEMENTS = 4096
@@ -20,7 +20,7 @@ def huge_products() -> Iterator[None]:
     """pytorch#197636, and a Mac that can hold so much."""
     import torch
 
-    from hf_mps.guards.numerics import huge_products as module
+    from hf_mps.layer.guards.numerics import huge_products as module
 
     with _beginning_early("huge-products", module):
         module.GUARD.install(torch)
@@ -33,7 +33,7 @@ def huge_products() -> Iterator[None]:
 @contextmanager
 def huge_cat() -> Iterator[None]:
     """pytorch#189960: torch 2.13."""
-    from hf_mps.guards.numerics import huge_cat as module
+    from hf_mps.layer.guards.numerics import huge_cat as module
 
     with _of("huge-cat", "2.13.0"), _beginning_early("huge-cat", module):
         yield
@@ -42,7 +42,7 @@ def huge_cat() -> Iterator[None]:
 @contextmanager
 def embedding_grad() -> Iterator[None]:
     """What Embedding.mm refuses from torch 2.13 on."""
-    from hf_mps.guards.numerics import embedding_grad as module
+    from hf_mps.layer.guards.numerics import embedding_grad as module
 
     with _beginning_early("embedding-grad", module):
         yield

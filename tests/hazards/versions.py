@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from hf_mps.guards.catalogue import REGISTRY
+from hf_mps.layer.guards.catalogue import REGISTRY
 
 
 @contextmanager

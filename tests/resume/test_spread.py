@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from hf_mps import guards, simulator
-from hf_mps.simulator import strictness
-from tests.guards import loops
-from tests.guards.experiments.order import deterministic
+from hf_mps.layer import guards
+from hf_mps.metal import simulator
+from hf_mps.metal.simulator import strictness
+from tests.layer.guards import loops
+from tests.layer.guards.experiments.order import deterministic
 
 SETTINGS = {"num_train_epochs": 3, "save_strategy": "steps", "save_steps": 5, "learning_rate": 1e-3}
 UNBROKEN = 3

@@ -20,12 +20,12 @@ from inline_snapshot import snapshot
 from safetensors.torch import save_file
 from transformers.trainer_utils import get_last_checkpoint
 
-from hf_mps import guards
 from hf_mps.core import checkpoint_files, notices
 from hf_mps.core.errors import UserError
-from hf_mps.guards import GuardNotice
-from hf_mps.guards.resume.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
-from tests.guards import loops
+from hf_mps.layer import guards
+from hf_mps.layer.guards import GuardNotice
+from hf_mps.layer.guards.resume.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
+from tests.layer.guards import loops
 from tests.snapshots import masked
 
 

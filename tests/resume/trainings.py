@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from tests.guards import loops
-from tests.guards.resume_loops import masked
+from tests.layer.guards import loops
+from tests.layer.guards.resume_loops import masked
 from tests.resume.killing import Killer
 
 EPOCHS, STEPS, EVERY = 4, 16, 3

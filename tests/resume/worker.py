@@ -23,7 +23,7 @@ import transformers.modeling_utils
 import transformers.trainer  # noqa: F401
 from transformers import BertForSequenceClassification, default_data_collator  # noqa: F401  the same
 
-from hf_mps import guards
+from hf_mps.layer import guards
 from tests.resume.killing import Killer
 from tests.resume.trainings import with_accelerator, with_trainer
 

@@ -83,8 +83,8 @@ def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
 
 def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) -> None:
     from hf_mps.core import settings
-    from hf_mps.device import faults
-    from hf_mps.guards.catalogue import GUARDS, SENTINELS
+    from hf_mps.layer.guards.catalogue import GUARDS, SENTINELS
+    from hf_mps.metal.device import faults
 
     pages = docs.pages()
     for name in GUARDS.names:
@@ -97,7 +97,7 @@ def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) ->
 
 @pytest.mark.process
 def test_every_declared_patch_is_in_them_with_who_declares_it(docs: ModuleType) -> None:
-    from hf_mps import integrations
+    from hf_mps.layer import integrations
 
     rows = [line for line in docs.pages()["patches.md"].splitlines() if line.startswith("| `")]
     for patch in integrations.declared():
@@ -137,7 +137,7 @@ def test_the_links_of_a_page_beside_the_sources_lead_to_files(name: str) -> None
 
 
 def test_what_older_scripts_say_is_listed_from_the_tables_of_the_shims(docs: ModuleType) -> None:
-    from hf_mps.compat import name_table, removed_arguments
+    from hf_mps.layer.compat import name_table, removed_arguments
 
     page = docs.pages()["older-scripts.md"]
     for name in (*removed_arguments.REMOVED, *(old.name for old in name_table.NAMES)):

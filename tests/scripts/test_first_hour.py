@@ -14,7 +14,7 @@ import typer.main
 
 from hf_mps.cli.main import app
 from hf_mps.finetune.recipe.resolve import load_recipe
-from hf_mps.simulator import strictness
+from hf_mps.metal.simulator import strictness
 from tests import CHECKOUT
 
 

@@ -45,7 +45,7 @@ def test_a_folder_in_the_checkout_is_refused(
 
 
 def test_the_table_has_versions_and_counts(matrix: Any) -> None:
-    rows = [outcome(matrix, 120), outcome(matrix, 119, "tests.guards::test_one")]
+    rows = [outcome(matrix, 120), outcome(matrix, 119, "tests.layer.guards::test_one")]
     assert matrix.table(rows).splitlines() == snapshot(
         [
             "pass  torch 2.13.0            transformers 5.0.0      accelerate 1.10.1       "

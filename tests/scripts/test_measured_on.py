@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.device import machine
+from hf_mps.metal.device import machine
 from scripts.bench import compare_stock, measured_on
 from tests import CHECKOUT
 

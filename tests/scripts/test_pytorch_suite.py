@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps.pytest_plugin import known_failures
+from hf_mps.metal.pytest_plugin import known_failures
 from tests import CHECKOUT
 
 TOOLS = CHECKOUT / "scripts" / "tools"

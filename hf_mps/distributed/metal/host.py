@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.distributed.metal.traffic import COUNTER
-from hf_mps.fallback.host_view import NotShared, host_alias
+from hf_mps.metal.fallback.host_view import NotShared, host_alias
 
 
 class HostSide:

@@ -10,7 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune.features.base import Draft, Feature, Plan
-from hf_mps.step.attention import NAME
+from hf_mps.layer.fused_step.attention import NAME
 
 if TYPE_CHECKING:
     from hf_mps.finetune.tasks._answering import Answering
@@ -43,7 +43,7 @@ def choose(word: str, prepared: Prepared | Answering, needed: Choice[str] | None
     if word == AUTO:
         return needed
     if word == NAME:
-        from hf_mps.step.attention.interface import obstacle
+        from hf_mps.layer.fused_step.attention.interface import obstacle
 
         models = list(of(prepared))
         why = next(filter(None, map(obstacle, models)), "" if models else "there is no model of transformers")

@@ -12,7 +12,7 @@ from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
 from hf_mps.finetune.sharding import settings
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.capture.steps import StepCapture
+    from hf_mps.finetune.cuda_graphs.steps import StepCapture
     from hf_mps.finetune.recipe.schema import Recipe
     from hf_mps.finetune.tasks._base import Prepared
 
@@ -33,7 +33,7 @@ OBSTACLES = {
 
 
 class CudaGraphs(Feature):
-    """A step of one shape is recorded once and replayed by a single launch (`hf_mps.finetune.capture`)."""
+    """A step of one shape is recorded once and replayed by a single launch (`hf_mps.finetune.cuda_graphs`)."""
 
     def decide(self, draft: Draft) -> None:
         """Choose the key `cuda_graphs`, on CUDA alone."""
@@ -65,8 +65,8 @@ def install(choices: dict[str, Any], trainer: Any, asked: bool | None) -> StepCa
     if why := obstacle(trainer):
         choices[KEY] = refused(asked, why)
         return None
-    from hf_mps.finetune.capture.graphs import Graphs
-    from hf_mps.finetune.capture.steps import StepCapture, with_capture
+    from hf_mps.finetune.cuda_graphs.graphs import Graphs
+    from hf_mps.finetune.cuda_graphs.steps import StepCapture, with_capture
 
     captured = StepCapture(trainer, Graphs(), required=bool(asked))
     with_capture(trainer, captured)

@@ -102,7 +102,7 @@ class StepsInBackward(StepMethod):
     """Steps whose weights have changed when the backward pass ends; the trainer is told the norm of their gradients."""
 
     def __init__(self, trainer: Any) -> None:
-        from hf_mps.step.in_backward import InBackward
+        from hf_mps.layer.fused_step.in_backward import InBackward
 
         self._trainer = trainer
         self._norm: Any = None
@@ -189,7 +189,7 @@ def _trains_halves(model: Any) -> bool:
 
 def _refuse_halves(training: Mapping[str, Any], device: str, asked: bool | None, rounds: bool) -> None:
     """Raise UserError for what does not go with weights in bfloat16."""
-    from hf_mps.device import precision
+    from hf_mps.metal.device import precision
 
     try:
         precision.requested("bf16", device)

@@ -1,4 +1,4 @@
-"""What a training step does with fewer launches (`hf_mps.step`)."""
+"""What a training step does with fewer launches (`hf_mps.layer.fused_step`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.features.base import Draft, Feature, Plan
-from hf_mps.step import switch
+from hf_mps.layer.fused_step import switch
 
 KEY = "fused_step"
 

@@ -45,7 +45,7 @@ class MemoryFit(Feature):
 
 
 Foresee = Callable[["PreparedRun"], Room]
-"""Who traces a step to find that out: `hf_mps.dryrun.memory.room`, a room above this one."""
+"""Who traces a step to find that out: `hf_mps.tools.dryrun.memory.room`, a room above this one."""
 
 
 def at_most(prepared: Prepared, recipe: Recipe) -> int | None:

@@ -48,7 +48,7 @@ class Precision(Feature):
         if device == "mps" or recipe.weights != "float32" or not recipe.speedups or sharding.KEY in plan.choices:
             return
         from hf_mps.distributed.ranks import Ranks
-        from hf_mps.finetune.capture import precision
+        from hf_mps.finetune.cuda_graphs import precision
 
         if not precision.can_gain(device):
             return
@@ -82,7 +82,7 @@ class Precision(Feature):
 
 def precision_of(training: Mapping[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
     """Choose fp32, bf16 or fp16, with the arguments for Trainer. Raises UserError for one that the device lacks."""
-    from hf_mps.device import precision
+    from hf_mps.metal.device import precision
 
     chosen = [name for name in ("bf16", "fp16") if training.get(name)]
     if len(chosen) == 2:
@@ -105,8 +105,8 @@ def _tried(plan: Plan, prepared: Prepared) -> tuple[Choice[str], str]:
     """Return the faster precision, and why its steps cannot be recorded where that was tried and failed."""
     import torch
 
-    from hf_mps.finetune.capture import kept, precision
-    from hf_mps.finetune.capture.graphs import Graphs, RecordingFailed
+    from hf_mps.finetune.cuda_graphs import kept, precision
+    from hf_mps.finetune.cuda_graphs.graphs import Graphs, RecordingFailed
 
     batch = precision.sample(prepared, plan.choices["batch"].value)
     graphs = Graphs if value_of(plan.choices, cuda_graphs.KEY) == cuda_graphs.ON else None

@@ -37,7 +37,7 @@ def compute_dtype(training: Mapping[str, Any], weights: str, device: str) -> Cho
     `training` and `weights` are the recipe's. Over weights in bfloat16 it is bfloat16 where the GPU computes that, and
     float32 where it only emulates it.
     """
-    from hf_mps.device import precision
+    from hf_mps.metal.device import precision
 
     said = [name for name in ("bf16", "fp16") if training.get(name)]
     asked = any(name in training for name in ("bf16", "fp16"))

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hf_mps.compat import removed_arguments
 from hf_mps.core.errors import nearest
 from hf_mps.finetune.recipe.fields import TRAINING_ARGUMENTS, Field, Source, fields
 from hf_mps.finetune.sharding import settings
+from hf_mps.layer.compat import removed_arguments
 
 __all__ = ["Field", "Source", "fields"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from hf_mps.core.notices import ignoring
 from hf_mps.core.text import GIB, MIB, duration, memory
-from hf_mps.device.machine import SIMULATED
 from hf_mps.finetune.report.results import RunRecord
 from hf_mps.finetune.report.screen.rows import evaluated
+from hf_mps.metal.device.machine import SIMULATED
 
 # Okabe and Ito's palette, distinguishable with any common colour blindness: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"

@@ -16,7 +16,7 @@ from hf_mps.finetune.recipe.expect import Expectation
 from hf_mps.metrics import Baseline
 
 if TYPE_CHECKING:
-    from hf_mps.kernels.coverage import Coverage
+    from hf_mps.metal.kernels.coverage import Coverage
 
 SCHEMA = 1
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from hf_mps.core.choice import Choice
-from hf_mps.device import machine
+from hf_mps.metal.device import machine
 
 PROGRAM = "caffeinate"
 

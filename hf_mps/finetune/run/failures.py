@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from hf_mps.core.errors import chain
 from hf_mps.core.text import first_line, summary
-from hf_mps.device import memory
 from hf_mps.distributed.voice import lost
+from hf_mps.metal.device import memory
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe

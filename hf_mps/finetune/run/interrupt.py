@@ -20,8 +20,8 @@ from hf_mps.distributed.ranks import Ranks, open_store
 from hf_mps.distributed.voice import on_sigterm
 from hf_mps.distributed.world import World
 from hf_mps.finetune.run.callbacks import finish
-from hf_mps.guards.resume import loader_state
-from hf_mps.guards.resume.rng_state import States
+from hf_mps.layer.guards.resume import loader_state
+from hf_mps.layer.guards.resume.rng_state import States
 
 WAITS = b"hf-mps: stopping after this evaluation, which tells the best weights; Ctrl-C again stops at once\n"
 SAID = b"\nhf-mps: stopping after this step, with a checkpoint; Ctrl-C again stops at once\n"

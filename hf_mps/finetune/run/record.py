@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import guards
-from hf_mps.device import simulated
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord
 from hf_mps.finetune.run import ranks_record
-from hf_mps.integrations.trainer_logs import of_training
+from hf_mps.layer import guards
+from hf_mps.layer.integrations.trainer_logs import of_training
+from hf_mps.metal.device import simulated
 from hf_mps.metrics.selection import is_metric
 
 if TYPE_CHECKING:

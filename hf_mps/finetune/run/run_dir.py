@@ -322,7 +322,8 @@ def _going_on(path: Path) -> str:
 
 
 def _used(path: Path) -> bool:
-    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+    """Whether a folder holds anything but the empty staging folder of a run that was killed as it began."""
+    return path.exists() and (not path.is_dir() or any(inside.name != STAGING for inside in path.iterdir()))
 
 
 def _changed(path: Path, differs: list[str]) -> str:

@@ -19,7 +19,7 @@ from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import caffeinate, failures, fingerprints, hosts, stages, workers
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.finetune.run.stages import PreparedRun, locate, prepare_run
-from hf_mps.guards import resume
+from hf_mps.layer.guards import resume
 
 if TYPE_CHECKING:
     from hf_mps.finetune.features.memory_fit import Foresee
@@ -47,8 +47,8 @@ def run(
     settings.refuse_unknown()
     if not smoke:
         return train(resolved, fresh=fresh, foresee=foresee)
-    from hf_mps.activation import activate
     from hf_mps.finetune.smoke import files_stay, smoke_recipe
+    from hf_mps.layer.activation import activate
 
     with _loading(resolved):
         activate.activate()
@@ -68,8 +68,8 @@ def train(
     if run_dir.finished:
         return _finished(resolved, run_dir)
     ranks.from_main(run_dir.refuse_held)
-    from hf_mps.activation import activate
     from hf_mps.finetune.run.logging import no_bars
+    from hf_mps.layer.activation import activate
 
     with _loading(resolved), no_bars(), caffeinate.awake(), notices.told(screen.note), ExitStack() as held:
         activate.activate()
@@ -114,6 +114,7 @@ def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:
 def _finished(resolved: ResolvedRecipe, run_dir: RunDir) -> dict[str, Any]:
     """Print how an already finished run ended. Raises RunError where it missed what the recipe expects."""
     results = Ranks.here().from_main(run_dir.results)
+    (run_dir.path / failures.PENDING).unlink(missing_ok=True)  # of a run that was killed as it removed it
     metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
     scored = f" ({metric} {value:.4f})" if value is not None else ""
     again = resolved.command("finetune", "--fresh")

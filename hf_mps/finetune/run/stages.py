@@ -1,8 +1,9 @@
 """A run from its recipe to its report, in six stages: rows, task, plan, trainer, training, report.
 
 Each stage is one function, in the order in which they run. `hf_mps.finetune.run.runner` calls them for a run,
-`hf_mps.dryrun` the first three or four of them for `--plan`, plan, audit and parity. A feature of a run is an object in
-`hf_mps.finetune.features`: it decides in `make_plan`, acts in `make_trainer` and `train`, and is named in none of them.
+`hf_mps.tools.dryrun` the first three or four of them for `--plan`, plan, audit and parity. A feature of a run is an
+object in `hf_mps.finetune.features`: it decides in `make_plan`, acts in `make_trainer` and `train`, and is named in
+none of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps import kernels, metrics
+from hf_mps import metrics
 from hf_mps.core import checkpoint_files, notices, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
@@ -42,12 +43,13 @@ from hf_mps.finetune.run import caffeinate, checks, fingerprints, hosts, optimiz
 from hf_mps.finetune.run.run_dir import RunDir
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.guards import resume
+from hf_mps.layer.guards import resume
+from hf_mps.metal import kernels
 
 if TYPE_CHECKING:
     from hf_mps.finetune.report import RunRecord
     from hf_mps.finetune.run.callbacks import Stopwatch
-    from hf_mps.kernels.coverage import Coverage
+    from hf_mps.metal.kernels.coverage import Coverage
 
 # What the constructors of training arguments and trainers raise for options that do not go together.
 REFUSALS = (ValueError, TypeError, ImportError)
@@ -135,9 +137,9 @@ def choose_device(recipe: Recipe) -> Choice[str]:
 
     Raises UserError where HF_MPS_DEVICE and the recipe contradict each other.
     """
-    import hf_mps.device
-    from hf_mps import kernels
+    import hf_mps.metal.device
     from hf_mps.core import settings
+    from hf_mps.metal import kernels
 
     if recipe.training.get("use_cpu"):
         if (wanted := settings.device()) not in (None, "cpu"):
@@ -145,7 +147,7 @@ def choose_device(recipe: Recipe) -> Choice[str]:
                 f"training.use_cpu is true and HF_MPS_DEVICE={wanted} asks for another device; give one of them"
             )
         return Choice("cpu", "training.use_cpu in the recipe")
-    return kernels.told(hf_mps.device.choose())
+    return kernels.told(hf_mps.metal.device.choose())
 
 
 # ---- rows and task ----
@@ -312,10 +314,10 @@ def train(
 
     Raises RunError for a loss that is NaN or infinite, Stopped where a signal ends it.
     """
-    from hf_mps.device.memory import Peak
     from hf_mps.finetune.run.callbacks import lower_rate
     from hf_mps.finetune.run.interrupt import Interruption
-    from hf_mps.guards.sentinels import non_finite, stopped_gpu
+    from hf_mps.layer.guards.sentinels import non_finite, stopped_gpu
+    from hf_mps.metal.device.memory import Peak
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
@@ -361,7 +363,7 @@ def train(
 @contextmanager
 def expected_operators(operators: Sequence[str]) -> Iterator[None]:
     """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
-    from hf_mps.fallback.warnings import MetalFallbackWarning
+    from hf_mps.metal.fallback.warnings import MetalFallbackWarning
 
     with ExitStack() as ignored:
         for operator in operators:
@@ -412,9 +414,13 @@ def report(run: PreparedRun, plan: Plan, trained: Trained, run_dir: RunDir) -> R
     from hf_mps.finetune.run.record import make_record
 
     record = make_record(run.resolved, plan, run.prepared, trained)
-    if World.here().main:
-        files = write(run_dir.path, record, lambda: predictions.write(run_dir.path, run.prepared, trained.trainer))
+
+    def answer() -> predictions.Written:
         trained.trainer.remove_stop_checkpoints()
+        return predictions.write(run_dir.path, run.prepared, trained.trainer)
+
+    if World.here().main:
+        files = write(run_dir.path, record, answer)
         tables.closing_table(run.resolved, record, [run_dir.path, *files])
     else:
         predictions.take_part(run.prepared, trained.trainer)
@@ -436,12 +442,12 @@ def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch()))
 
     def answer() -> predictions.Written:
+        trainer.remove_stop_checkpoints()
         lora.load_kept(trainer, run_dir.path)
         return predictions.write(run_dir.path, run.prepared, trainer)
 
     if ranks.world.main:
         files = write(run_dir.path, record, answer)
-        trainer.remove_stop_checkpoints()
         tables.closing_table(run.resolved, record, [run_dir.path, *files])
     else:
         lora.load_kept(trainer, run_dir.path)

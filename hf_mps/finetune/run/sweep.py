@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core import checkpoint_files
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_atomic, write_json
-from hf_mps.device import memory
-from hf_mps.device.machine import SIMULATED
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import predictions, screen
 from hf_mps.finetune.run import failures, runner
 from hf_mps.finetune.run.run_dir import RUNS, RunDir, next_free, numbered
+from hf_mps.metal.device import memory
+from hf_mps.metal.device.machine import SIMULATED
 
 if TYPE_CHECKING:
     from hf_mps.finetune.features.memory_fit import Foresee

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_mps import fallback, kernels
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
+from hf_mps.metal import fallback, kernels
 
 if TYPE_CHECKING:
     from hf_mps.finetune.features.base import Plan

@@ -11,9 +11,9 @@ import torch
 from inline_snapshot import snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_mps import simulator
 from hf_mps.finetune.loss import chunked, deferred_head
 from hf_mps.finetune.loss.tied_embedding import TiedEmbedding, TiedGradient
+from hf_mps.metal import simulator
 from tests.finetune.text.test_lengths import recipe
 from tests.finetune.text.test_packing import SIZE, WORDS, made
 

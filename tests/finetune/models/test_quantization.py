@@ -11,8 +11,8 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.device import precision
 from hf_mps.finetune.models import checkpoint, quantization
+from hf_mps.metal.device import precision
 from tests.finetune import builders
 
 pytest.importorskip("bitsandbytes")

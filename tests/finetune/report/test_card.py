@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hf_mps.core.choice import Choice
-from hf_mps.kernels.coverage import Coverage
+from hf_mps.metal.kernels.coverage import Coverage
 from tests.finetune.records import a_record
 
 

@@ -13,7 +13,7 @@ import transformers.modeling_utils  # first of all: importing it sets a variable
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import report
-from hf_mps.kernels.coverage import Coverage
+from hf_mps.metal.kernels.coverage import Coverage
 from tests.finetune.records import a_record, history
 from tests.finetune.run_files import results
 

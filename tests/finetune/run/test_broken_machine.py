@@ -26,7 +26,7 @@ from transformers import Trainer
 from hf_mps.cli.main import main
 from hf_mps.core.files import replace_file
 from hf_mps.finetune.run import callbacks, runner
-from hf_mps.guards.resume import atomic_checkpoint
+from hf_mps.layer.guards.resume import atomic_checkpoint
 from tests.finetune.run import broken_disk
 from tests.finetune.tiny import Command, Ended, Stop
 

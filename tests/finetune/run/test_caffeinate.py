@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps.device import machine
 from hf_mps.finetune.run.caffeinate import awake, decide
+from hf_mps.metal.device import machine
 from tests.finetune.tiny import Command
 
 MAC = machine.Machine(system="Darwin", processor="arm64", chip="Apple M2 Pro", memory=16 << 30, macos="15.6")

@@ -16,8 +16,8 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.finetune.run import failures, run_dir
-from hf_mps.guards.sentinels import stopped_gpu
-from hf_mps.simulator import strictness
+from hf_mps.layer.guards.sentinels import stopped_gpu
+from hf_mps.metal.simulator import strictness
 from tests.finetune.tiny import Command, Ended
 from tests.snapshots import masked
 
@@ -33,7 +33,7 @@ def limited(size: int) -> str:
     """A Python program that runs the recipe where no file may grow over `size` bytes: a write ends in EFBIG."""
     return (
         "import resource, runpy, sys; import torch, datasets, hf_mps.finetune.run.runner;"
-        "from hf_mps import device; from hf_mps.activation import activate; activate.activate(); device.choose();"
+        "from hf_mps import device; from hf_mps.layer.activation import activate; activate.activate(); device.choose();"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}));"
         "sys.argv = ['finetune', *sys.argv[1:]]; runpy.run_module('hf_mps.finetune', run_name='__main__')"
     )

@@ -13,8 +13,8 @@ import torch
 from tests.finetune.run.test_resume import history
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
-from tests.kernels.conftest import RELEASE, fetched
-from tests.kernels.launch.conftest import running
+from tests.metal.kernels.conftest import RELEASE, fetched
+from tests.metal.kernels.launch.conftest import running
 
 WORDS = ("training.num_train_epochs=2", "training.logging_steps=1")
 TOLD = f"computing with torch {RELEASE}'s own Metal kernels"

@@ -10,8 +10,8 @@ from inline_snapshot import snapshot
 
 from hf_mps.core import notices
 from hf_mps.finetune.report import screen
-from hf_mps.guards.sentinels import gradient_norm
-from hf_mps.guards.sentinels.stream import STREAM
+from hf_mps.layer.guards.sentinels import gradient_norm
+from hf_mps.layer.guards.sentinels.stream import STREAM
 from tests.finetune.tiny import Command
 
 

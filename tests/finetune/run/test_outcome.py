@@ -107,7 +107,7 @@ def test_a_fallback_that_the_recipe_names_is_expected_and_another_is_not(
 ) -> None:
     import torch
 
-    from hf_mps.fallback.warnings import MetalFallbackWarning
+    from hf_mps.metal.fallback.warnings import MetalFallbackWarning
 
     def falls_back(evaluated: Any) -> dict[str, float]:
         scores = torch.tensor(evaluated.predictions).to("mps")
@@ -195,7 +195,7 @@ def test_a_token_is_neither_taken_nor_shown(desk: Path, finetune: Command) -> No
 def test_what_a_push_sends_names_no_home_folder_user_or_host(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.export.push import chosen
+    from hf_mps.tools.export.push import chosen
 
     home = desk / "Users" / "jane-doe-of-example"
     shutil.copytree(desk, home / "desk", ignore=shutil.ignore_patterns("Users"))

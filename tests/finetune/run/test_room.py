@@ -9,10 +9,10 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
-from hf_mps.dryrun.memory import room
-from hf_mps.dryrun.memory.fit import CHECKPOINTING
-from hf_mps.dryrun.memory.machine import Machine
 from hf_mps.finetune.features.memory_fit import Room
+from hf_mps.tools.dryrun.memory import room
+from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
+from hf_mps.tools.dryrun.memory.machine import Machine
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 

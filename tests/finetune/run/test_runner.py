@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps import device
+from hf_mps.metal import device
 from tests.finetune import tiny
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command

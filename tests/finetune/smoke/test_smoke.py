@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.fallback.accounting import ledger
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.smoke import families
+from hf_mps.metal.fallback.accounting import ledger
 from tests.conftest import CHECKOUT
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command

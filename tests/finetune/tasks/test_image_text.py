@@ -310,7 +310,7 @@ def test_qwen_vl_reads_images_without_torchvision_and_learns_as_on_the_cpu_where
     """
     import torch
 
-    from hf_mps import guards
+    from hf_mps.layer import guards
     from tests import hazards
 
     prepared = builders.prepare(task="image-text", model=qwen, data=asked(tmp_path), max_image_tokens=16)

@@ -32,7 +32,7 @@ def main() -> None:
     import torch
     import transformers.trainer  # noqa: F401  slow, and needed by every child
 
-    from hf_mps.finetune.capture import kept
+    from hf_mps.finetune.cuda_graphs import kept
     from hf_mps.finetune.report import plot
     from hf_mps.finetune.run import runner, stages, sweep  # noqa: F401
 

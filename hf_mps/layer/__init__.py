@@ -1,0 +1,1 @@
+"""What `import torch` switches on: guards, integrations with libraries, compatibility, the fused step."""

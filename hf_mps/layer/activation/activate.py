@@ -1,0 +1,215 @@
+"""Switches the layer on, once in a process, and can say everything that it switched on and why."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+
+class Part:
+    """One thing that the layer does: what, whether it is on now, and a sentence why (or why it is not)."""
+
+    # A plain class: making a dataclass or a NamedTuple would cost each `import torch` more than the rest of this file.
+    def __init__(self, name: str, on: bool, reason: str) -> None:
+        self.name = name
+        self.on = on
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'on' if self.on else 'off'} ({self.reason})"
+
+
+class Activation:
+    """Everything that the layer does in this process; read when asked, since libraries are imported at any time."""
+
+    def parts(self) -> list[Part]:
+        """Return each part with its state. Asks nothing of the device."""
+        if not _on:
+            return [Part("hf_mps", False, "HF_MPS=0")]
+        from hf_mps.metal.device import availability
+
+        torch_itself = Part("torch.backends.mps.is_available", True, availability.REASON)
+        return [torch_itself, _fallback, _guards, _sentinels, _step, *_libraries()]
+
+    def lines(self) -> list[str]:
+        """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
+        from hf_mps.metal import kernels
+        from hf_mps.metal.device.choice import choose
+
+        return [f"device: {kernels.told(choose())}", *map(str, self.parts())]
+
+
+_on = False
+_fallback = Part("fallback", False, "this PyTorch has no Metal device")
+_guards = Part("guards", False, "this PyTorch has no Metal device")
+_sentinels = Part("sentinels", False, "this PyTorch has no Metal device")
+_step = Part("fused step", False, "scripts ask for it with HF_MPS_FUSED_STEP=1, recipes have it by fused_step")
+
+
+def is_on() -> bool:
+    """Whether the layer was switched on in this process."""
+    return _on
+
+
+def activate() -> Activation:
+    """Switch the layer on and return what that is; calling it again changes nothing. Imports torch.
+
+    No library is imported, no environment variable is changed and the device is not touched: each library is switched
+    when it is imported, and the probe runs when somebody first asks for the device. Raises UserError for a value of
+    HF_MPS that nobody knows, and for kernels that were asked for (HF_MPS_KERNELS) and cannot run.
+    """
+    if not _on and _enabled():
+        import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
+
+        if not _on:
+            _refuse_kernels()
+            # What is made here lives as long as the process: a collection now, of all that torch has made, would find
+            # nothing and cost more than the rest of this.
+            collecting = gc.isenabled()
+            gc.disable()
+            try:
+                _switch_on()
+            finally:
+                if collecting:
+                    gc.enable()
+    return Activation()
+
+
+def _switch_on() -> None:
+    global _on
+    import torch
+
+    from hf_mps.layer import integrations
+    from hf_mps.metal.device import availability
+
+    # Not whether there is a device: to ask creates it, and bars every child that is forked from then on (Module.cpp).
+    metal = torch.backends.mps.is_built()
+    availability.install()
+    if metal or "HF_MPS_GUARDS" in os.environ or "HF_MPS_SENTINELS" in os.environ:
+        _start_guards(metal=metal)
+    integrations.start()
+    _on = True
+    if "HF_MPS_FUSED_STEP" in os.environ:
+        _fuse_steps(metal=metal)
+    if metal or "HF_MPS_FALLBACK" in os.environ:
+        _start_fallback(metal=metal)
+
+
+def _start_fallback(*, metal: bool) -> None:
+    """Let operators without a Metal kernel run on the CPU; a value that nobody knows costs this part alone."""
+    global _fallback
+    from hf_mps.core import settings
+    from hf_mps.core.errors import UserError
+    from hf_mps.metal import fallback
+
+    try:
+        mode = fallback.start() if metal else settings.fallback()
+    except UserError as error:
+        from hf_mps.core.notices import warn
+
+        _fallback = Part("fallback", False, str(error))
+        warn(f"hf_mps.metal.fallback stays off: {error}")
+        return
+    if metal:
+        count = len(fallback.registered())
+        _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
+
+
+def _fuse_steps(*, metal: bool) -> None:
+    """Let a script's training steps launch less; a value that nobody knows costs this part alone."""
+    global _step
+    from hf_mps.core import settings
+    from hf_mps.core.errors import UserError
+
+    try:
+        asked = settings.fused_step()
+    except UserError as error:
+        from hf_mps.core.notices import warn
+
+        _step = Part("fused step", False, str(error))
+        warn(f"{error}; training steps stay as they are")
+        return
+    if asked and metal:
+        from hf_mps.layer.fused_step import switch
+
+        _step = Part("fused step", True, f"HF_MPS_FUSED_STEP=1: {switch.for_scripts()}")
+
+
+def _start_guards(*, metal: bool) -> None:
+    """Arm guards and sentinels: torch's now, those of libraries when they are imported.
+
+    A name that nobody knows switches nothing off.
+    """
+    global _guards, _sentinels
+    from hf_mps.layer.guards.catalogue import REGISTRY
+
+    names = {kind: catalogue.names for kind, catalogue in REGISTRY.catalogues.items()}
+    off = {kind: _switched_off(kind, names[kind]) for kind in names}
+    if not metal:
+        return
+    REGISTRY.start(frozenset().union(*off.values()))
+
+    def part(kind: str, words: str) -> Part:
+        without = f", without {', '.join(sorted(off[kind]))}" if off[kind] else ""
+        count = len(names[kind]) - len(off[kind])
+        return Part(f"{kind}s", True, f"{count} {words}{without}; hf_mps.guards.report() lists them")
+
+    _guards, _sentinels = part("guard", "known hazards of Metal"), part("sentinel", "signs of a wrong training")
+
+
+def _switched_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
+    """Those of `names` that the user wants off; none where the variable has a name that there is not."""
+    if f"HF_MPS_{kind.upper()}S" not in os.environ:  # spares the others the reading
+        return frozenset()
+    from hf_mps.core import settings
+    from hf_mps.core.errors import UserError
+
+    try:
+        return settings.safeguards_off(kind, names)
+    except UserError as error:
+        from hf_mps.core.notices import warn
+
+        warn(f"{error}; every {kind} stays on")
+        return frozenset()
+
+
+def _enabled() -> bool:
+    if "HF_MPS" not in os.environ:  # spares the programs that set no variable the millisecond that reading them costs
+        return True
+    from hf_mps.core import settings
+
+    return settings.enabled()
+
+
+def _refuse_kernels() -> None:
+    """A simulated device that did not come for the sake of its kernels is no reason to train on the CPU."""
+    if "HF_MPS_KERNELS" in os.environ:
+        from hf_mps.core import settings
+        from hf_mps.metal import kernels
+
+        if settings.simulate():
+            kernels.requested()
+
+
+def _libraries() -> list[Part]:
+    from hf_mps.core import import_hooks
+    from hf_mps.layer import integrations
+
+    parts = []
+    for library in dict.fromkeys(who for several in integrations.table().values() for who in several):
+        if library in (
+            "guards",
+            "sentinels",
+            "step",
+            "trainer_logs",
+        ):  # parts that are more than what they do to libraries
+            continue
+        states = [state for (_, who), state in import_hooks.applied.items() if who == library]
+        failed = next((state for state in states if state != "on"), None)
+        if not states:
+            parts.append(Part(library, False, "waits for its import"))
+        elif failed:
+            parts.append(Part(library, False, failed))
+        else:
+            parts.append(Part(library, True, integrations.reason(library)))
+    return parts

@@ -1,0 +1,62 @@
+"""Names that older scripts use and that newer libraries removed, a file each.
+
+Each file says what replaced the name, tests whether the installed library still has it, and is a no-op where it has.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.import_hooks import Catalogue
+
+REASON = "names and arguments of older scripts work, each with one line of notice"
+
+_AFTER: dict[str, tuple[str, ...]] = {
+    "accelerate.accelerator": ("accelerator",),
+    "datasets": ("metrics",),
+    "datasets.load": ("auth_token", "dataset_task"),
+    "evaluate": ("metrics",),
+    "evaluate.loading": ("metrics",),
+    "datasets.table": ("large_strings",),
+    "huggingface_hub": ("names",),
+    "transformers": ("names", "optimizer"),
+    "transformers.configuration_utils": ("auth_token", "config_attributes"),
+    "transformers.data.data_collator": ("names",),
+    "transformers.feature_extraction_utils": ("auth_token",),
+    "transformers.file_utils": ("names",),
+    "transformers.generation.configuration_utils": ("auth_token",),
+    "transformers.generation.utils": ("generation",),
+    "transformers.hf_argparser": ("argument_parser",),
+    "transformers.image_processing_base": ("auth_token",),
+    "transformers.integrations": ("names",),
+    "transformers.integrations.integration_utils": ("tensorboard",),
+    "transformers.modeling_utils": ("auth_token", "models"),
+    "transformers.models.auto": ("names",),
+    "transformers.models.auto.auto_factory": ("auth_token",),
+    "transformers.models.auto.configuration_auto": ("auth_token",),
+    "transformers.models.auto.feature_extraction_auto": ("auth_token", "feature_extractors"),
+    "transformers.models.auto.image_processing_auto": ("auth_token",),
+    "transformers.models.auto.modeling_auto": ("names",),
+    "transformers.models.auto.processing_auto": ("auth_token",),
+    "transformers.models.auto.tokenization_auto": ("auth_token",),
+    "transformers.optimization": ("optimizer",),
+    "transformers.processing_utils": ("auth_token", "processors", "reimport"),
+    "transformers.tokenization_utils_base": ("auth_token", "tokenizers"),
+    "transformers.trainer": ("trainer",),
+    "transformers.trainer_pt_utils": ("names",),
+    "transformers.trainer_seq2seq": ("trainer",),
+    "transformers.trainer_utils": ("names",),
+    "transformers.training_args": ("training_arguments",),
+    "transformers.utils": ("names",),
+    "transformers.utils.hub": ("names",),
+}
+
+
+def _patcher(shim: ModuleType) -> Any:
+    from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
+
+    return ModulePatcher("shim", shim, safe=False)
+
+
+SHIMS = Catalogue("shim", "hf_mps.layer.compat", _AFTER, _patcher)

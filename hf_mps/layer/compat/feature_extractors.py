@@ -1,0 +1,136 @@
+"""Feature extractors of images: ViTFeatureExtractor and its kin, and AutoFeatureExtractor for an image model.
+
+Replaced by image processors (4.25), removed in transformers 5. A script of that time reads `feature_extractor.size` as
+a number of pixels, one of 4.25 to 4.57 as a dictionary: it is both. Needless where transformers has the classes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.patching import Put
+from hf_mps.layer.compat.name_table import FEATURE_EXTRACTORS
+
+
+class Size(int):
+    """The side of a square, or the shortest edge, in pixels; also read as {"height": …} or {"shortest_edge": …}."""
+
+    sides: dict[str, int]
+
+    def __getitem__(self, name: str) -> int:
+        return self.sides[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.sides
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sides)
+
+    def keys(self) -> Any:
+        """The names of the sides."""
+        return self.sides.keys()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The side `name` in pixels, or `default`."""
+        return self.sides.get(name, default)
+
+
+def _size(stock: Any) -> Any:
+    """`stock` as a Size; itself where it is no one number."""
+    sides = {name: side for name, side in dict(stock or {}).items() if side is not None}
+    if len(set(sides.values())) != 1:
+        return stock
+    found = Size(next(iter(sides.values())))
+    found.sides = sides
+    return found
+
+
+class _Sizes:
+    """An attribute that the library reads as its own and a script as a Size."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, extractor: Any, owner: Any = None) -> Any:
+        if extractor is None or self._name not in vars(extractor):
+            base = next(
+                base for base in owner.__mro__[1:] if self._name in vars(base) and "hf_mps" not in base.__module__
+            )
+            return vars(base)[self._name]
+        stock = vars(extractor)[self._name]
+        return stock if asked_by_a_library() else _size(stock)
+
+    def __set__(self, extractor: Any, value: Any) -> None:
+        vars(extractor)[self._name] = value
+
+
+def as_feature_extractor(processor: type, name: str = "") -> type:
+    """The class of an image processor as a feature extractor; saved, it is the image processor that it is."""
+    if issubclass(processor, _FeatureExtractor):  # read by the name of one, from a checkpoint of that time
+        return processor
+    names = {each: _Sizes(each) for each in ("size", "crop_size") if hasattr(processor, each)}
+    return type(name or processor.__name__, (_FeatureExtractor, processor), {**names, "_stock": processor})
+
+
+class _FeatureExtractor:
+    _stock: type
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return stock's dictionary, under stock's own class name."""
+        found: dict[str, Any] = super().to_dict()  # type: ignore[misc]
+        return found | {"image_processor_type": self._stock.__name__.removesuffix("Pil")}  # as stock writes it
+
+
+@functools.cache
+def __getattr__(name: str) -> type:
+    import transformers
+
+    if name not in FEATURE_EXTRACTORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return as_feature_extractor(getattr(transformers, FEATURE_EXTRACTORS[name]), name)
+
+
+def _read(stock: Callable[..., Any], name: Any, kwargs: dict[str, Any]) -> Any:
+    try:
+        return stock(name, **kwargs)
+    except (ValueError, OSError, AttributeError, TypeError, KeyError):
+        processor = None if asked_by_a_library() else _image_processor(name, kwargs)
+        if processor is None:
+            raise
+    tell("AutoFeatureExtractor of an image model: AutoImageProcessor takes its place")
+    processor.__class__ = as_feature_extractor(type(processor), type(processor).__name__)
+    return processor
+
+
+def _image_processor(name: Any, kwargs: dict[str, Any]) -> Any:
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(name, **kwargs)
+    except Exception:  # stock's own error about the feature extractor is the one to show
+        return None
+
+
+def _reads_images(method: Any) -> Any:
+    """AutoFeatureExtractor.from_pretrained that reads image models too."""
+    stock = method.__func__
+    names = getattr(stock, "hf_mps_patches", ())
+    if "feature_extractors" in names:
+        return method
+
+    @functools.wraps(stock)
+    def from_pretrained(cls: Any, name: Any, **kwargs: Any) -> Any:
+        return _read(functools.partial(stock, cls), name, kwargs)
+
+    from_pretrained.hf_mps_patches = (*names, "feature_extractors")  # type: ignore[attr-defined]
+    return classmethod(from_pretrained)  # type: ignore[arg-type]
+
+
+patches = {
+    "transformers.models.auto.feature_extraction_auto:AutoFeatureExtractor.from_pretrained": Put(
+        _reads_images, own=True
+    )
+}

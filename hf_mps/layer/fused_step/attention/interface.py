@@ -1,0 +1,139 @@
+"""Attention in blocks as transformers' models ask for it: `attn_implementation="blockwise"`, whatever their code.
+
+What is known here is transformers' masking_utils.py and integrations/sdpa_attention.py: what a mask function is given,
+and what an attention function is given and returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.layer.fused_step.attention import NAME
+from hf_mps.layer.fused_step.attention.blocks import BLOCK_BYTES
+from hf_mps.layer.fused_step.attention.blockwise import attention
+from hf_mps.layer.fused_step.attention.masks import Causal, Given, Indexed, Mask, UnmadeMask
+
+OWN = "sdpa"
+"""What a model has where nobody asked for anything: PyTorch's own attention."""
+
+
+def obstacle(model: Any) -> str:
+    """Why a model cannot have its attention in blocks, or ""."""
+    config = getattr(model, "config", None)
+    if not hasattr(model, "set_attn_implementation") or config is None:
+        return f"{type(model).__name__} is no model of transformers"
+    if config._attn_implementation not in (OWN, NAME):
+        return f"{type(model).__name__} computes its attention with {config._attn_implementation}"
+    if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
+        return f"{type(model).__name__} has attention of its own, not one of transformers' list"
+    return ""
+
+
+def forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **named: Any,
+) -> tuple[Tensor, None]:
+    """The attention of one layer: (batch, queries, heads, width), and no weights.
+
+    What PyTorch's own attention does in one block of memory without gradients (generation, short evaluations), and what
+    only it can (paged caches), goes to transformers' `sdpa_attention_forward`. Raises what that raises.
+    """
+    if named.get("softcap") is not None or named.get("cache") is not None or _is_small(query, key, value, dropout):
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        if isinstance(attention_mask, UnmadeMask):
+            attention_mask = attention_mask.indexed.whole(query.device)
+        settings = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
+        done: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **settings, **named
+        )
+        return done
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    seen, bias = _mask_and_bias(attention_mask, is_causal and query.shape[2] > 1)
+    if position_bias is not None:
+        bias = position_bias if bias is None else position_bias + bias
+    query, key, value = _as_autocast(query, key, value)
+    if query.shape[0] != key.shape[0]:  # queries that are learned, one set for all rows
+        query = query.expand(key.shape[0], -1, -1, -1)
+    out = attention(query, key, value, seen, bias=bias, dropout=dropout, scale=scaling)
+    return out.transpose(1, 2), None
+
+
+def _is_small(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+    """Whether nothing would be kept for a backward pass, and all scores are no more than one block's."""
+    if dropout or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))):
+        return False
+    return 4 * query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= BLOCK_BYTES
+
+
+def _mask_and_bias(given: Tensor | None, is_causal: bool) -> tuple[Mask | None, Tensor | None]:
+    """A layer's `attention_mask` apart: who sees whom, and what is added to the scores."""
+    if given is None:
+        return (Causal() if is_causal else None), None
+    if isinstance(given, UnmadeMask):
+        return given.indexed, None
+    return (Given(given), None) if given.dtype == torch.bool else (None, given)
+
+
+def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """In autocast's dtype, where that is on: PyTorch's own attention is on its list of operators (lower precision)."""
+    device = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+
+
+def mask(
+    batch_size: int,
+    q_length: int | None = None,
+    kv_length: int | None = None,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Any = None,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    device: Any = None,
+    **named: Any,
+) -> Tensor | None:
+    """The mask of a forward pass, which is never made whole: an `UnmadeMask`, or None where the layer's own rule says
+    it all.
+
+    Whether a padding mask masks anything is not looked at: that would wait for the device. Functions that are not of
+    indices (`use_vmap`), caches of fixed size and releases before transformers 5.3, which name the queries otherwise,
+    get the tensor of `sdpa_mask`.
+    """
+    given = dict(locals())
+    if q_length is None or kv_length is None or use_vmap or isinstance(q_offset, Tensor):
+        return _by_sdpa_mask({**{name: given[name] for name in given if name != "named"}, **named})
+    is_local = local_size is not None and kv_length >= local_size
+    if attention_mask is None and not is_local:
+        if allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == kv_length and q_offset == kv_offset):
+            return None
+    elif attention_mask is not None and attention_mask.shape[-1] < kv_length + kv_offset:
+        missing = kv_length + kv_offset - attention_mask.shape[-1]
+        attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
+    device = torch.device(device if device is not None else "cpu")
+    described = {"q_offset": q_offset, "kv_offset": kv_offset, "attention_mask": attention_mask}
+    return UnmadeMask(Indexed(mask_function, (batch_size, q_length, kv_length), **described), device)
+
+
+def _by_sdpa_mask(given: dict[str, Any]) -> Tensor | None:
+    from transformers.masking_utils import sdpa_mask
+
+    made: Tensor | None = sdpa_mask(**{name: value for name, value in given.items() if value is not None})
+    return made

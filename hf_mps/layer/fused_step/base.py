@@ -1,0 +1,73 @@
+"""What the parts of a fused step have in common: a switch, words for the header, and faults that are nobody else's."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core import notices
+from hf_mps.core.patching import Patcher
+from hf_mps.core.stock import described
+
+
+class Part(Patcher):
+    """One way in which a step launches less; a subclass has the sentences about it, its `patches` and its `words`.
+
+    It acts only on tensors of `devices`, the device types for which it is switched on
+    (`hf_mps.layer.fused_step.switch`). The numbers of a step stay within rounding of stock's, and so do the draws'
+    distributions; a part says in `what` which of them it changes.
+    """
+
+    kind = "step"
+    what: str
+    """What it changes in a step, as the header and the line for scripts say it."""
+    why: str
+    """What that saves."""
+    until = ""
+    """When this file can be deleted; empty where PyTorch is not known to plan anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: frozenset[str] = frozenset()
+        self.broken = False
+        self.line = ""
+        self.by_script = False
+
+    @property
+    def on(self) -> bool:
+        """Whether it may act on any device."""
+        return bool(self.devices) and not self.broken
+
+    def pays(self, device_type: str) -> str:
+        """Why it saves time on a device of that type; empty where it does not."""
+        return self.why if device_type == "mps" else ""
+
+    def words(self, model: Any, device_type: str) -> str:
+        """What it will do in a training of `model`; empty where that has nothing for it."""
+        return self.what
+
+    def acts(self) -> None:
+        """To be called where it acts: a script that asked for it by a variable is told once what that changes."""
+        if self.line:
+            notices.tell(self.line)
+            self.line = ""
+
+    def failed(self, error: Exception) -> None:
+        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's."""
+        if not self.broken:
+            self.broken = True
+            notices.tell(
+                f"the fused step's {self.name} failed: {described(error)}; it is off from here on, and all else goes on"
+            )
+
+    def unknown(self, module: ModuleType, error: Exception) -> None:
+        """This version of the library is not known: that costs this part alone."""
+        self.broken = True
+        notices.tell(
+            f"the fused step's {self.name} does not know this version of {module.__name__}"
+            f" ({type(error).__name__}: {error}); it is off, and all else goes on"
+        )
+
+    def reasons(self) -> tuple[str, str, str, str]:
+        """Its own sentences."""
+        return f"{self.what}: {self.why}", self.until, "", ""

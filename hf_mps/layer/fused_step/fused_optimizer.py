@@ -1,0 +1,128 @@
+"""Adam, AdamW and SGD by PyTorch's fused kernels, and the step counters of all weights counted at once.
+
+What is known here is torch/optim. Without a word about `fused` or `foreach`, PyTorch takes the way of one weight after
+the other on Metal (`_default_to_fused_or_foreach` knows foreach kernels of CUDA alone), though it has fused ones; and
+in those of Adam `torch._foreach_add_(state_steps, 1)` is a launch for each weight, as Metal has no foreach kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hf_mps.core.patching import Register
+from hf_mps.layer.fused_step import spans
+from hf_mps.layer.fused_step.base import Part
+
+FEW = 4
+"""Counters that are added to one by one: to look where they lie would take as long."""
+WIDE = (torch.float32, torch.bfloat16)
+"""Dtypes of weights whose steps are fused: of float16 the squared gradients underflow there (docs/conformance.md)."""
+GROUPS = 16
+"""Lists of counters that are remembered, one for each group of weights with a dtype."""
+
+
+class FusedOptimizer(Part):
+    """Fuses a script's optimizers, and not a recipe's: there `training.optim`, or Trainer's default, has been decided.
+
+    Checkpoints are those of the fused optimizer, which load everywhere; a run that goes on from an unfused one's has
+    its counters moved to the device, as PyTorch's own loading does for the fused.
+    """
+
+    name = "fused-optimizer"
+    what = "Adam, AdamW and SGD step in one fused kernel with their step counters in one buffer"
+    why = "the price of a small launch is the host's, and there are one to ten for each weight"
+    until = "PyTorch fuses by default on Metal, and has a foreach kernel for counters there"
+    patches = {
+        "torch.optim.optimizer:register_optimizer_step_pre_hook": Register("_steps"),
+        "torch:_foreach_add_": "_added",
+        "torch:_foreach_sub_": "_subtracted",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[int, tuple[list[int], list[Any]]] = {}
+
+    def words(self, model: Any, device_type: str) -> str:
+        """In a recipe: the counters, which every fused Adam has."""
+        several = sum(each.requires_grad for each in model.parameters()) > FEW
+        return "Adam's step counters in one buffer" if several else ""
+
+    def _steps(self, optimizer: Any, *_: Any) -> None:
+        if not self.on or not self.by_script:
+            return
+        try:
+            self._fuse(optimizer)
+        except Exception as error:
+            self.failed(error)
+
+    def _fuse(self, optimizer: Any) -> None:
+        if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+            return
+        for group in optimizer.param_groups:
+            if group.get("fused") is not None or not self._may(group):
+                continue
+            self.acts()
+            group["fused"] = True
+            for weight in group["params"]:
+                step = optimizer.state[weight].get("step") if weight in optimizer.state else None
+                if step is not None:  # the kernel reads it there
+                    optimizer.state[weight]["step"] = torch.as_tensor(step, dtype=torch.float32, device=weight.device)
+
+    def _may(self, group: dict[str, Any]) -> bool:
+        """Whether nobody chose a way for a group, and the fused kernel takes all that it has."""
+        if group.get("foreach") is not None or group.get("capturable") or group.get("differentiable"):
+            return False
+        gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
+        ordinary = all(spans.plain(each) and each.is_floating_point() for each in gradients)
+        there = all(weight.device.type in self.devices and weight.dtype in WIDE for weight in group["params"])
+        return bool(gradients) and ordinary and there
+
+    def _added(self, stock: Callable[..., Any], tensors: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        counters = self._counters(tensors) if isinstance(other, int | float) and not args and not kwargs else None
+        if counters is None:
+            return stock(tensors, other, *args, **kwargs)
+        for each in counters:
+            each.add_(other)
+        return None
+
+    def _subtracted(self, stock: Callable[..., Any], tensors: Any, others: Any, *args: Any, **kwargs: Any) -> Any:
+        """A step that overflowed is taken back: every counter less by the same mark."""
+        one = isinstance(others, list) and len({id(each) for each in others}) == 1 and not args and not kwargs
+        counters = self._counters(tensors) if one and others[0].numel() == 1 else None
+        if counters is None:
+            return stock(tensors, others, *args, **kwargs)
+        for each in counters:
+            each.sub_(others[0].reshape(()))
+        return None
+
+    def _counters(self, tensors: Any) -> list[Any] | None:
+        """Counters as few long tensors, or None where these are none, or none of ours."""
+        if len(tensors) <= FEW or not self.devices or type(tensors[0]) is not torch.Tensor:  # traced ones have no place
+            return None
+        places = [each.data_ptr() for each in tensors if each.device.type in self.devices]
+        # The long tensors keep their memory: what lies in it at the same places is what lay there before.
+        known = self._known.get(places[0]) if len(places) == len(tensors) else None
+        if known is None or known[0] != places:
+            long = self._gathered(tensors) if places else None
+            if long is None:
+                return None
+            while len(self._known) >= GROUPS:
+                del self._known[next(iter(self._known))]
+            known = [each.data_ptr() for each in tensors], long
+            self._known[known[0][0]] = known
+        return known[1]
+
+    def _gathered(self, tensors: Any) -> list[Any] | None:
+        scalars = all(type(each) is torch.Tensor and each.dim() == 0 and spans.plain(each) for each in tensors)
+        there = {each.device.type for each in tensors} <= self.devices
+        if not (scalars and there) or len(set(map(id, tensors))) < len(tensors):
+            return None
+        self.acts()
+        long = spans.spans(tensors)
+        return spans.gather(tensors) if len(long) > FEW else long
+
+
+PART = FusedOptimizer()

@@ -1,0 +1,34 @@
+"""Which parts a fused step has, and after which module of a library each is armed. Imports no torch."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from hf_mps.core.import_hooks import Catalogue
+
+if TYPE_CHECKING:
+    from hf_mps.core.registry import Registry
+
+# Module -> the parts that patch something in it; a part's file is its name with underscores. The header has their words
+# in this order.
+PARTS = Catalogue(
+    "step",
+    "hf_mps.layer.fused_step",
+    {
+        "torch": ("flat-gradients", "fused-optimizer", "fused-dropout", "short-attention", "one-copy"),
+        "accelerate.accelerator": ("loss-scalars",),
+        "transformers.trainer": ("loss-scalars",),
+        "transformers.modeling_utils": ("joint-projections", "decoder-pieces", "fixed-positions"),
+        "transformers.masking_utils": ("padding-masks",),
+    },
+    lambda module: module.PART,
+)
+
+
+@cache
+def registry() -> Registry:
+    """All parts of this process; made when it is first asked for, as few programs fuse their steps."""
+    from hf_mps.core.registry import Registry
+
+    return Registry(PARTS)

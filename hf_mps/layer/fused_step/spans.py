@@ -1,0 +1,206 @@
+"""Tensors as few long ones: those that lie side by side in one storage, and small ones that are brought together.
+
+Plain functions over tensors; nothing is remembered between calls. A tensor stays the object that it was, to hooks,
+checkpoints and whoever holds it: only where its elements lie changes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hf_mps.layer.fused_step import side_by_side
+from hf_mps.metal.device.no_modes import no_modes
+
+SMALL = 2**20
+"""Bytes of a tensor up to which it is brought together with others.
+
+A launch takes the host some microseconds, in which a Mac's GPU copies half a megabyte (M1, 68 GB/s) to four (Max):
+for a small tensor the launch is the price, for a large one the copy would be.
+"""
+BUFFER = 2**25
+"""Bytes of a buffer: what is gathered lies twice in memory by so much at most, as each tensor gives its own back."""
+ROW = 4096
+"""Elements of a row of a norm. Metal's kernel gives each result of a reduction one threadgroup, however long it is
+(norm_kernel_mps in ReduceOps.mm), and one float32 sum of millions of squares would lose digits."""
+
+
+def plain(tensor: Any) -> bool:
+    """Whether it is an ordinary dense tensor, whose elements may lie anywhere: no DTensor, sparse or meta tensor."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout == torch.strided
+        and not tensor.is_meta
+        and not tensor.requires_grad
+        and tensor.numel() > 0
+    )
+
+
+def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same elements in as few tensors: neighbours in a storage become one of one dimension, others stay.
+
+    `tensors` are plain ones. What overlaps, or has gaps, is returned as it is. Storages come in the order of their
+    first tensors, and not of their addresses: a sum over all of them is the same in every process, to the last bit.
+    """
+    found: list[torch.Tensor] = []
+    neighbours: list[torch.Tensor] = []
+    reached: tuple[int, int, Any] | None = None
+    for storage, offset, tensor in _places(tensors):
+        filled = dense(tensor)
+        if not filled or reached != (storage, offset, tensor.dtype):
+            _join(neighbours, found)
+            neighbours = []
+        neighbours.append(tensor)
+        reached = (storage, offset + tensor.numel(), tensor.dtype) if filled else None
+    _join(neighbours, found)
+    return found
+
+
+def gather(tensors: Sequence[torch.Tensor], small: int = SMALL, buffer: int = BUFFER) -> list[torch.Tensor]:
+    """Let small plain tensors lie side by side, and return all as few long ones, as `spans` does.
+
+    Those of a dtype and a device get buffers of their own, of at most `buffer` bytes; `small` is the size in bytes up
+    to which a tensor is moved, or several that fill a storage. What shares its storage with anything else stays where
+    it is: whoever looks through that has to see what happens to it. Waits for nothing.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[list[torch.Tensor]]] = {}
+    rest, found = [], []
+    for several in _by_storage(tensors):
+        if sum(each.nbytes for each in several) <= small and _fill(several):
+            kinds.setdefault((several[0].dtype, several[0].device), []).append(several)
+        else:
+            rest += several
+    for kind in kinds.values():
+        for together in _pieces(kind, buffer):
+            if len(together) > 1:
+                found.append(_brought_together([each for several in together for each in several]))
+            else:
+                rest += together[0]
+    return found + spans(rest)
+
+
+def norms(tensors: Sequence[torch.Tensor], order: float) -> torch.Tensor:
+    """One tensor of one dimension, whose norm is that of plain tensors of one dtype and device.
+
+    It has the norms of their rows, and the elements of short tensors, which are their own norms.
+    """
+    short = [each.reshape(-1) for each in tensors if each.numel() <= ROW or not dense(each)]
+    rows = [row for each in tensors if each.numel() > ROW and dense(each) for row in _rows(each)]
+    if not rows:
+        return torch.cat(short) if len(short) > 1 else short[0]
+    found = torch.empty(sum(map(len, rows)), dtype=rows[0].dtype, device=rows[0].device)
+    start = 0
+    for each in rows:
+        torch.linalg.vector_norm(each, order, dim=1, out=found[start : start + len(each)])
+        start += len(each)
+    return torch.cat([found, *short]) if short else found
+
+
+def _rows(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """All elements of a dense tensor as rows of like length, in as few tensors as there can be."""
+    last = tensor.shape[-1]
+    whole = tensor.numel() // ROW * ROW
+    if whole < tensor.numel() and tensor.dim() > 1 and tensor.is_contiguous() and ROW // 32 <= last <= ROW:
+        return [tensor.view(-1, last)]
+    flat = _flat(tensor)
+    rest = [flat[whole:].view(1, -1)] if whole < tensor.numel() else []
+    return [flat[:whole].view(-1, ROW), *rest]
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Each tensor with its storage's number and its offset there, those of a storage as they lie in it."""
+    for storage, several in enumerate(_by_storage(tensors)):
+        offsets = [(int(tensor.storage_offset()), tensor) for tensor in several]
+        for offset, tensor in sorted(offsets, key=lambda one: one[0]):
+            yield storage, offset, tensor
+
+
+def _join(neighbours: list[torch.Tensor], found: list[torch.Tensor]) -> None:
+    if len(neighbours) < 2:
+        found += neighbours
+        return
+    first = neighbours[0]
+    size = sum(each.numel() for each in neighbours)
+    found.append(first.as_strided((size,), (1,), int(first.storage_offset())))
+
+
+def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    found: dict[int, list[torch.Tensor]] = {}
+    for each in tensors:
+        found.setdefault(each.untyped_storage()._cdata, []).append(each)
+    return found.values()
+
+
+def _fill(tensors: list[torch.Tensor]) -> bool:
+    """Whether tensors of one storage fill it side by side in their order, and nothing else looks into it.
+
+    At its end there may be zeros that `_brought_together` put there.
+    """
+    if len(tensors) == 1:
+        return side_by_side.alone(tensors[0])
+    storage = tensors[0].untyped_storage()
+    if torch._C._storage_Use_Count(storage._cdata) != len(tensors) + 1:  # one is the object made for this question
+        return False
+    reached = 0
+    for each in tensors:
+        if not each.is_contiguous() or each.dtype != tensors[0].dtype:
+            return False
+        if each.storage_offset() * each.element_size() != reached:
+            return False
+        reached += each.nbytes
+    return reached <= storage.nbytes() < reached + ROW * tensors[0].element_size()
+
+
+def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[torch.Tensor]]]:
+    """The same in lists of at most `most` bytes each, or of one."""
+    piece: list[list[torch.Tensor]] = []
+    size = 0
+    for one in several:
+        bytes_of_one = sum(each.nbytes for each in one)
+        if piece and size + bytes_of_one > most:
+            yield piece
+            piece, size = [], 0
+        piece.append(one)
+        size += bytes_of_one
+    yield piece
+
+
+def _brought_together(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The buffer in which the tensors lie from now on; a long one ends in zeros, so that its rows are full."""
+    rest = -sum(each.numel() for each in tensors) % ROW
+    few = sum(each.numel() for each in tensors) <= ROW
+    filling = [] if few or not rest else [_zeros(tensors[0].dtype, tensors[0].device)[:rest]]
+    with torch.no_grad():
+        found: torch.Tensor = torch.cat([*(each.view(-1) for each in tensors), *filling])
+        storage, offset = found.untyped_storage(), 0
+        for each in tensors:
+            size = each.numel()
+            each.set_(storage, offset, each.shape, each.stride())
+            offset += size
+    return found
+
+
+@functools.cache
+@no_modes()
+def _zeros(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(ROW, dtype=dtype, device=device)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of a dense tensor in the order in which they lie."""
+    return tensor.as_strided((tensor.numel(),), (1,), int(tensor.storage_offset()))
+
+
+def dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one piece of memory, in any order of the dimensions."""
+    if tensor.is_contiguous():
+        return True
+    size = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1 and stride != size:
+            return False
+        size *= length
+    return True

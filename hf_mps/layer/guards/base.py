@@ -1,0 +1,229 @@
+"""What guards and sentinels have in common, and what a guard is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core import notices
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import Notice
+from hf_mps.core.patching import Patcher
+from hf_mps.core.stock import REFUSALS, described, is_late
+from hf_mps.metal.device import faults
+from hf_mps.metal.device.no_modes import no_modes
+
+
+class Safeguard(Patcher):
+    """A guard or a sentinel: has a name, can be off or suspended, counts what it did, and says so.
+
+    A subclass has the sentences about it, its `patches`, and how it says what it did.
+    """
+
+    name: str
+    """As the kind's environment variable calls it."""
+    what: str
+    """The danger in one sentence, without a final full stop."""
+    repeats = False
+    """Whether a line may be said again: of another training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.off_by_user = False
+        self.suspended = 0
+        self.broken = False
+        self.failure: str | None = None
+        self.times = 0
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        """Tell the user, in the words of the kind."""
+        raise NotImplementedError
+
+    def switched(self, on: bool) -> None:
+        """Called when it is suspended or resumed; for those that leave more than wrappers behind."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it may act: not switched off by the user, not suspended, not broken."""
+        return not self.off_by_user and not self.suspended and not self.broken
+
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """What it stands around or before is for a while as the library and the device have it: for a trial."""
+        self.suspended += 1
+        try:
+            yield
+        finally:
+            self.suspended -= 1
+
+    def forget(self) -> None:
+        """Begin to count again, and on again where it had failed at its work."""
+        self.times = 0
+        self.lines.clear()
+        if self.broken:
+            self.broken, self.failure = False, None
+
+    def safely(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call something of its own while it is on: what that returns, or None where it fails. Refusals pass."""
+        if not self.on:
+            return None
+        try:
+            return function(*args)
+        except REFUSALS:
+            raise
+        except Exception as error:
+            if is_late(error):
+                raise
+            self.failed(error)
+            return None
+
+    def failed(self, error: Exception) -> None:
+        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's.
+
+        What it left in a library stays (`switched` is not called): something may be in the midst of using it.
+        """
+        if self.broken:
+            return
+        self.broken = True
+        self.failure = f"failed: {described(error)}"
+        self._say_failure(f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on")
+
+    def _say_failure(self, line: str) -> None:
+        try:
+            self.say(line)
+        except Notice:  # warnings are errors here: then it is printed
+            print(f"hf_mps: {line}", file=sys.stderr)
+
+    def acted(self, line: str, *, aloud: bool = True) -> None:
+        """Note that it did something, and say it in one line, each distinct line once.
+
+        Not `aloud` is for what changes nothing that the user asked for: it stands in the report and in results.json.
+        """
+        self.times += 1
+        known = line in self.lines
+        if not known:
+            self.lines.append(line)
+        if aloud and (self.repeats or not known):
+            self.say(line)
+
+    def unknown(self, module: ModuleType, error: Exception) -> None:
+        """Say in one line that this version of the library is not known: it costs this one alone."""
+        self.failure = f"does not know this version of {module.__name__}: {type(error).__name__}: {error}"
+        self.say(f"the {self.kind} {self.name} is not on: it {self.failure}")
+
+    def standing(self, started: bool, acted: str, line: int) -> tuple[str, str] | None:
+        """Its state and the reason where those are the same for every kind, else None.
+
+        `acted` is the kind's word for one that did something; `line` is which of its lines is shown.
+        """
+        if self.off_by_user or self.suspended:
+            return "off by user", f"HF_MPS_{self.kind.upper()}S=-{self.name}" if self.off_by_user else "suspended"
+        if not started:
+            return "needless", "this PyTorch has no Metal device, or HF_MPS=0"
+        if self.failure:
+            return "failed", self.failure
+        return (acted, self.lines[line]) if self.times else None
+
+
+class Guard(Safeguard):
+    """A known hazard and what is done about it; a subclass fills in the four sentences, `patches` and `applies`.
+
+    A guard acts only where `on` is true, and only on tensors of the device `mps`. `name` is the guard's in
+    HF_MPS_GUARDS, in docs/hazards.md and among the faults of tests/hazards.
+
+    It speaks (`acted`) where something is left for a person: the script gets something else than it asked for, a
+    resumed run is not the unbroken one, or the hazard stands and a next step is named. Where the script now does what
+    it does on every other device, the line stands in the report and in results.json alone (`aloud=False`).
+
+    What a user made (arguments, models, optimizers, loaders, batches) is as it was when stock returns, also by an
+    exception; where a guard has to leave a change, a comment there says why. What it has to remember of a training it
+    keeps by identity, or in an attribute `_hf_mps_…` of a Trainer or a loader, which nothing saves.
+    """
+
+    kind = "guard"
+    untried = ""
+    """Why no trial on the device can show its faults: "a trial would take 8 GB"."""
+    trying = 0
+    """How many trials run now: what a trial makes is no training, and no guard has to look at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: dict[str, Callable[[], None]] = {}  # operator -> what takes the kernel before it away again
+        self._verdict: Choice[bool] | None = None
+
+    @property
+    def issue(self) -> str:
+        """The upstream issue, or the place in the library's source; by default that of its first fault."""
+        return faults.FAULTS[self.faults[0]].issue
+
+    @property
+    def until(self) -> str:
+        """When this file can be deleted; by default once its faults have ended in every release that is supported."""
+        return f"the oldest supported torch is {faults.end(self.faults)}"
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The faults of the device that it cures, by their names in hf_mps/metal/device/faults.py."""
+        return faults.cured_by(self.name)
+
+    def concerns(self, module: ModuleType) -> bool:
+        """Whether this Mac and torch may have one of its faults; a guard against a library's is always armed."""
+        return not self.faults or faults.possible(*self.faults)
+
+    def applies(self) -> Choice[bool]:
+        """Whether the fault is there, and how that is known: by this Mac and torch, then by a trial on the device."""
+        found = faults.here(*self.faults)
+        if found.value and self.untried:
+            return Choice(True, f"{found.reason}; {self.untried}")
+        return self.trial() if found.value else found
+
+    def trial(self) -> Choice[bool]:
+        """What trying the device says of the fault, whatever its chip and release; by default what `applies` says."""
+        return self.applies()
+
+    @property
+    def needed(self) -> bool:
+        """Whether the guard is on and the fault is there; asks `applies` once."""
+        return self.on and self.verdict().value
+
+    def verdict(self) -> Choice[bool]:
+        """Return what `applies` found, asked on the first call."""
+        if self._verdict is None:
+            self._verdict = self._tried(self.applies)
+        return self._verdict
+
+    def tried(self) -> Choice[bool]:
+        """Return what `trial` finds now, for those who want to know the device; the verdict stays as it is."""
+        return self._tried(self.trial)
+
+    @staticmethod
+    def _tried(look: Callable[[], Choice[bool]]) -> Choice[bool]:
+        Guard.trying += 1
+        try:
+            with no_modes():
+                return look()
+        finally:
+            Guard.trying -= 1
+
+    def forget(self) -> None:
+        """Also ask `applies` anew when next needed."""
+        super().forget()
+        self._verdict = None
+
+    def say(self, line: str) -> None:
+        """Tell the user, with the upstream issue behind it."""
+        notices.say(line if self.failure else f"{line} ({self.name}: {self.issue})")
+
+    def release(self, *targets: str) -> None:
+        """Leave kernels of the device alone again: those of `targets`, or all where none is named."""
+        for target in targets or tuple(self.kernels):
+            self.kernels.pop(target, lambda: None)()
+
+    def reasons(self) -> tuple[str, str, str, str]:
+        """Its own sentences."""
+        releases = dict.fromkeys(faults.FAULTS[name].releases for name in self.faults)
+        return self.what, self.until, self.issue, ", or ".join(filter(None, releases)) if all(releases) else ""

@@ -1,0 +1,201 @@
+"""How a guard puts a kernel of its own before the device's, and still calls that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.notices import overriding
+from hf_mps.core.patching import Patch, Patcher
+from hf_mps.core.stock import Around
+from hf_mps.layer.guards.base import Guard
+from hf_mps.metal.device.faults import possible
+from hf_mps.metal.operators.dispatcher import registered_kernel
+
+Function = Callable[..., Any]
+
+# Those that were taken away, which may be in the midst of a call: they are not freed.
+_running: list[Any] = []
+
+
+class Tried(Guard):
+    """A guard whose kernels stand where release, chip and macOS may have one of its `faults`, until a trial is over."""
+
+    given = ""
+    """What its operators are given in the trial: "permuted tensors"."""
+
+    def __init__(self, trials: Mapping[str, Callable[[], bool]] | None = None) -> None:
+        """`trials` says for each operator, when it is called, whether the device is right."""
+        super().__init__()
+        self._trials = trials or {}
+        self._wrong: frozenset[str] = frozenset()
+
+    def trial(self) -> Choice[bool]:
+        """Whether one of the operators is wrong."""
+        with self.left_alone():
+            self._wrong = frozenset(name for name, right in self._trials.items() if not right())
+        if self._wrong:
+            wrong = ", ".join(name for name in self._trials if name in self._wrong)
+            differ = "differs" if len(self._wrong) == 1 else "differ"
+            return Choice(True, f"tried on the device: {wrong} {differ} from the CPU on {self.given}")
+        return Choice(False, f"tried on the device: {', '.join(self._trials)} are right on {self.given}")
+
+    def forget(self) -> None:
+        """Also what the trial found, and the kernels that it took away are put back."""
+        import torch
+
+        super().forget()
+        self._wrong = frozenset()
+        self.release()
+        self.install(torch)
+
+
+class Kernel(Patch):
+    """A kernel of a guard's before the device's: the target is "aten::mm", the method is called below autograd.
+
+    A call for which `when(*arguments)` is false goes to the device's at once, at the price of that question. One that
+    stands `alone` is not to stay (`put`); else it is one of several guards' (`before`). With `faults` it is armed only
+    where one of them may be.
+    """
+
+    way = "before the kernel of"
+
+    def __init__(
+        self,
+        method: Any,
+        *given: Any,
+        when: Function | None = None,
+        alone: bool = False,
+        where: Callable[[], bool] | None = None,
+        late: bool = False,
+        faults: tuple[str, ...] = (),
+    ) -> None:
+        if faults:
+            where = lambda: possible(*faults)  # noqa: E731
+        super().__init__(method, *given, where=where, late=late)
+        self.when, self.alone, self.faults = when, alone, faults
+
+    def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
+        """Put it there, unless it is; `Guard.release` takes it away."""
+        assert isinstance(owner, Guard)
+        if target in owner.kernels:
+            return
+        name, ours = target.removeprefix("aten::"), self.ours(owner)
+        if self.alone:
+            owner.kernels[target] = put(owner, name, ours)
+        else:
+            owner.kernels[target] = before(owner, name, ours, when=self.when)
+
+
+class _Asked(Around):
+    """An Around whose wrapper is called only where `when(*arguments)` says so."""
+
+    def __init__(self, owner: Guard, place: str, stock: Function, wrapper: Function, when: Function) -> None:
+        super().__init__(owner, place, stock, wrapper)
+        self.when = when
+
+    def replacement(self) -> Function:
+        below, ours, owner = self.stock, super().replacement(), self.owner
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                concerned = owner.on and self.when(*args, **kwargs)
+            except Exception as error:
+                owner.failed(error)
+                concerned = False
+            return ours(*args, **kwargs) if concerned else below(*args, **kwargs)
+
+        return asked
+
+
+class _Place:
+    """One operator before whose kernel one of ours stands, which calls those of all guards in their order.
+
+    A kernel in Python costs 2.5 µs a call, most of which PyTorch needs to make Python's arguments: a second guard at
+    the same operator costs a tenth of that.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.stock = registered_kernel(f"aten::{name}")
+        self._layers: list[Around] = []
+        # A kernel lives as long as the library object that it was registered with.
+        self._library: Any = None
+
+    def add(self, around: Around) -> Callable[[], None]:
+        self._layers.append(around)
+        self._register()
+
+        def back() -> None:
+            self._layers.remove(around)
+            self._register()
+
+        return back
+
+    def _register(self) -> None:
+        if self._library is not None:
+            _reset(self._name, self._library)
+        call = self.stock
+        for around in self._layers:
+            around.stock = call
+            call = around.replacement()
+        self._library = _registered(self._name, call) if self._layers else None
+
+
+_places: dict[str, _Place] = {}
+
+
+def before(guard: Guard, name: str, wrapper: Function, *, when: Function | None = None) -> Callable[[], None]:
+    """Have operator `name` (`mm`, `addmm.out`) call `wrapper(stock, *arguments)` on the device, below autograd.
+
+    `stock` is the kernel that was there; a wrapper that fails ends in it, as around any function. A call for which
+    `when(*arguments)` is false goes to it at once, at the price of that question. What is returned takes the wrapper
+    away. Raises RuntimeError where this torch has no such operator or kernel.
+    """
+    if name not in _places:
+        _places[name] = _Place(name)
+    named = guard, f"aten::{name}", _places[name].stock, wrapper
+    around = Around(*named) if when is None else _Asked(*named, when)
+    take_away = _places[name].add(around)
+    guard.arounds.append(around)
+
+    def back() -> None:
+        take_away()
+        guard.arounds.remove(around)
+
+    return back
+
+
+def put(guard: Guard, name: str, wrapper: Function) -> Callable[[], None]:
+    """Do the same with a kernel that is not to stay, and return what puts the one back that was there.
+
+    That may be called from inside the wrapper.
+    """
+    around = Around(guard, f"aten::{name}", registered_kernel(f"aten::{name}"), wrapper)
+    library = _registered(name, around.replacement())
+    guard.arounds.append(around)
+
+    def back() -> None:
+        _reset(name, library)
+        guard.arounds.remove(around)
+
+    return back
+
+
+def _registered(name: str, function: Function) -> Any:
+    import torch
+
+    library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
+    # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
+    with overriding():
+        library.impl(name, "MPS", function)
+    return library
+
+
+def _reset(name: str, library: Any) -> None:
+    import torch
+
+    _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
+    library.reset()

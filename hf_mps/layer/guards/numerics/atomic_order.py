@@ -1,0 +1,129 @@
+"""atomic-order: under torch.use_deterministic_algorithms(True) the device adds up in one order, to the last bit."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.stock import Stock
+from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.kernel_overrides import Kernel
+
+# Those that stay as they are: kernels of these names in the macOS wheels of torch 2.13 to 2.15 add with atomic
+# operations. F.interpolate has no use for bicubic's under the flag.
+UNORDERED = (
+    "upsample_bicubic2d_backward",
+    "upsample_nearest3d_backward",
+    "_upsample_nearest_exact3d_backward",
+    "upsample_trilinear3d_backward",
+    "max_pool3d_with_indices_backward",
+    "avg_pool3d_backward",
+    "_embedding_bag_dense_backward",
+    "grid_sampler_2d_backward",
+    "grid_sampler_3d_backward",
+)
+
+
+# What adds in one order under the flag; `ordered_sums.ORDERED` has what takes the place of each.
+ORDERED = (
+    *("embedding_dense_backward", "_index_put_impl_", "index_add_", "index_add", "index_add.out"),
+    *("scatter_add_", "scatter_add", "scatter_add.out"),
+    *("scatter_reduce_.two", "scatter_reduce.two", "scatter_reduce.two_out"),
+)
+
+PASSES = 8
+
+
+class AtomicOrder(Guard):
+    """Puts kernels before the device's from the first call on that asks for determinism; they look at the flag.
+
+    Metal adds in any order where an index repeats. Under the flag torch does so all the same (embedding's backward), or
+    raises an error (index_put_ and scatter_add): these get a fixed order. What has none says so once.
+    """
+
+    name = "atomic-order"
+    what = (
+        "two runs with one seed differ in their last bits, also under use_deterministic_algorithms(True): embedding's"
+        " backward adds in any order"
+    )
+    until = "the oldest supported torch sums in order under that flag (pytorch#161029 and pull request #197506)"
+    patches = {
+        # Around the two functions that set the flag: a program that never calls them pays nothing.
+        "torch:use_deterministic_algorithms": "_asked",
+        "torch:set_deterministic_debug_mode": "_asked",
+        **{f"aten::{name}": Kernel("_ordered", name, late=True) for name in ORDERED},
+        **{f"aten::{name}": Kernel("_unordered", name, late=True) for name in UNORDERED},
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._put = False
+
+    def trial(self) -> Choice[bool]:
+        """Whether equal backward passes of an embedding differ; what it does under the flag does not depend on that."""
+        import torch
+
+        with self.left_alone():
+            runs = [_embedding_gradient() for _ in range(PASSES)]
+        if not all(torch.equal(each, runs[0]) for each in runs):
+            return Choice(True, f"tried on the device: {PASSES} equal backward passes of an embedding differ")
+        return Choice(False, f"tried on the device: {PASSES} equal backward passes of an embedding agree to the bit")
+
+    def install(self, module: ModuleType) -> None:
+        """Also look whether the flag was set before."""
+        super().install(module)
+        self._follow()
+
+    def switched(self, on: bool) -> None:
+        """Also where the flag was set while it was suspended."""
+        if on:
+            self.safely(self._follow)
+
+    def _asked(self, stock: Stock, *args: Any, **kwargs: Any) -> None:
+        stock(*args, **kwargs)
+        self._follow()
+
+    def _follow(self) -> None:
+        import torch
+
+        if self._put or not torch.are_deterministic_algorithms_enabled():
+            return
+        self._put = True
+        for target in (f"aten::{name}" for name in (*ORDERED, *UNORDERED)):
+            if torch._C._dispatch_has_kernel_for_dispatch_key(target, "MPS"):
+                self.arm(target)
+
+    def _ordered(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if not torch.are_deterministic_algorithms_enabled():
+            return stock(*args, **kwargs)
+        from hf_mps.layer.guards.numerics import ordered_sums  # few programs ask for it
+
+        run = ordered_sums.ORDERED[name]
+        found = stock.theirs(run, *args, **kwargs)  # what it raises is the device's: no memory, a late error
+        if found is None:
+            return stock(*args, **kwargs)
+        self.acted("rows that share an index are added in one order: use_deterministic_algorithms(True)", aloud=False)
+        return found
+
+    def _unordered(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        found = stock(*args, **kwargs)
+        if torch.are_deterministic_algorithms_enabled():
+            self.acted(f"{name} adds in any order on Metal, also under use_deterministic_algorithms: two runs differ")
+        return found
+
+
+def _embedding_gradient() -> Any:
+    """Of 64 words that repeat 64 times each; its terms are not exact in float32."""
+    import torch
+
+    words = torch.arange(64 * 64, device="cpu").remainder_(64)
+    grad = torch.arange(64.0 * 64 * 16, device="cpu").remainder_(997).add_(1).reciprocal_().view(64 * 64, 16)
+    return torch.ops.aten.embedding_dense_backward(grad.to("mps"), words.to("mps"), 64, -1, False).cpu()
+
+
+GUARD = AtomicOrder()

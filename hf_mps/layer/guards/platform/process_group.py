@@ -1,0 +1,161 @@
+"""process-group: process groups take tensors on mps, by the backend `metal` where PyTorch has none."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.patching import Patch, Put, Register
+from hf_mps.core.stock import Stock
+from hf_mps.distributed.metal import backend
+from hf_mps.layer.guards.base import Guard
+
+C10D = "torch.distributed.distributed_c10d"
+DEFAULTS, CAPABILITIES = "default_device_backend_map", "backend_capability"
+PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+class ProcessGroup(Guard):
+    """Names the backend when torch is imported; what it does comes with the first process group."""
+
+    name = "process-group"
+    what = "PyTorch's process groups take no tensors on mps: DDP and every collective over several Macs end in an error"
+    issue = "https://github.com/pytorch/pytorch/issues/160732"
+    until = "PyTorch has a backend of its own for mps (pytorch#189856), which is taken where it is there"
+    patches = {
+        f"{C10D}:Backend.register_backend": Register(
+            "_create", under=backend.NAME, keywords={"devices": list(backend.DEVICES)}
+        ),
+        f"{C10D}:Backend.{DEFAULTS}": Put("_defaults"),
+        f"{C10D}:Backend.{CAPABILITIES}": Put("_capabilities"),
+        f"{C10D}:_new_process_group_helper": "_group_made",
+        "torch.distributed.device_mesh:_get_device_handle": "_handle",
+        f"{PARAMETER}:free_storage": Patch("_freed", after=PARAMETER),
+        "torch.nn.parallel.distributed:DistributedDataParallel.register_comm_hook": "_hook",
+        "torch.nn.parallel.distributed:DistributedDataParallel._register_builtin_comm_hook": "_builtin_hook",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stock: dict[str, Any] = {}  # PyTorch's own tables of backends, by their names
+
+    def switched(self, on: bool) -> None:
+        """Also leave PyTorch's tables and operators as they are without it, or as they are with it."""
+        from torch.distributed import Backend
+
+        from hf_mps.distributed.metal import operators
+
+        for name, stock in self._stock.items():
+            made = self._defaults if name == DEFAULTS else self._capabilities
+            setattr(Backend, name, made(stock) if on else stock)
+        if not on:
+            operators.unregister()
+
+    def concerns(self, module: Any) -> bool:
+        """Whether this torch has torch.distributed."""
+        return bool(sys.modules["torch"].distributed.is_available())
+
+    def applies(self) -> Choice[bool]:
+        """Whether PyTorch lacks kernels of collectives for mps."""
+        own = backend.pytorchs()
+        return Choice(not own.value, own.reason)
+
+    def _create(self, store: Any, rank: int, size: int, timeout: Any) -> Any:
+        return backend.create(store, rank, size, timeout)
+
+    def _defaults(self, stock: dict[str, str]) -> dict[str, str]:
+        """A device's backend where the script names none."""
+        name = backend.pytorchs().value or backend.NAME
+        if stock.get("mps") == name:
+            return stock
+        self._stock[DEFAULTS] = stock
+        return {**stock, "mps": name}
+
+    def _capabilities(self, stock: dict[str, list[str]]) -> dict[str, list[str]]:
+        """A script that names Gloo, and Lightning, which does, can use it for mps (pytorch#160733 wanted the same)."""
+        if backend.pytorchs().value or "mps" in stock.get("gloo", ("mps",)):
+            return stock
+        self._stock[CAPABILITIES] = stock
+        return {**stock, "gloo": [*stock["gloo"], "mps"]}
+
+    def _group_made(
+        self, stock: Stock, size: int, rank: int, ranks: Any, asked: str, *more: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        chosen = backend.choice(asked)
+        if chosen.value != str(asked):
+            self.acted(f"the process group is {chosen.value}: {chosen.reason}", aloud=False)
+        own = backend.pytorchs()
+        if not own.value:
+            if chosen.value == "gloo":
+                self.acted(f"the process group gloo takes tensors on mps: {own.reason}", aloud=False)
+            # Asks the dispatcher for its names, which only a program that needs it is to pay for.
+            from hf_mps.distributed.metal import operators
+
+            operators.register()
+            backend.forget()
+        made: tuple[Any, Any] = stock(size, rank, ranks, _as_asked(asked, chosen.value), *more, **kwargs)
+        if backend.NAME in chosen.value:
+            backend.join_cpu(made[0])
+        if not own.value:
+            backend.keep(made[0])
+        return made
+
+    def _hook(self, stock: Stock, model: Any, state: object, hook: Any) -> Any:
+        """What a hook does when its collective is through, it does in the thread that runs the backward pass."""
+        if not _on_metal(model):
+            return stock(model, state, hook)
+        from hf_mps.distributed.metal import works
+
+        @functools.wraps(hook)
+        def complete(state: object, bucket: Any) -> Any:
+            with works.complete():
+                return hook(state, bucket)
+
+        # DDP refuses bfloat16's hooks by their names where the GPU is not CUDA's (distributed.py, _check_comm_hook).
+        complete.__name__ = f"{hook.__name__}_on_metal"
+        return stock(model, state, complete)
+
+    def _builtin_hook(self, stock: Stock, model: Any, kind: Any) -> Any:
+        """Of PyTorch's two in C++ the one that compresses uses the device from Gloo's threads: its twin in Python."""
+        if not _on_metal(model) or kind.name != "FP16_COMPRESS":
+            return stock(model, kind)
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        self.acted(
+            "DDP's FP16_COMPRESS is fp16_compress_hook, which does the same in the training's own thread", aloud=False
+        )
+        return stock.theirs(model.register_comm_hook, None, fp16_compress_hook)
+
+    def _handle(self, stock: Stock, device_type: str = "cuda") -> Any:
+        """What a mesh takes for the module of a device."""
+        if device_type != "mps":
+            return stock(device_type)
+        from hf_mps.distributed.metal import sharding
+
+        return sharding.handle()
+
+    def _freed(self, stock: Stock, tensor: Any) -> None:
+        """PyTorch cannot take the memory from a storage on mps (Resize.cpp, resize_bytes_nocuda): it stays."""
+        if tensor.device.type != "mps":
+            stock(tensor)
+            return
+        self.acted(
+            "FSDP2 keeps gathered parameters on mps, where PyTorch cannot free a storage: gradients and states of the "
+            "optimizer are sharded, parameters are not"
+        )
+
+
+def _as_asked(asked: Any, chosen: str) -> Any:
+    """The choice as PyTorch has it: its own object where that is what was asked for."""
+    from torch.distributed import Backend
+
+    return asked if chosen == str(asked) else Backend(chosen)
+
+
+def _on_metal(model: Any) -> bool:
+    return getattr(model, "device_type", "") == "mps"
+
+
+GUARD = ProcessGroup()

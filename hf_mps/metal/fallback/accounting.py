@@ -1,0 +1,230 @@
+"""What fell back: calls, seconds, bytes and way of each operator, and their share of the time that passed.
+
+Figures are added without a lock, under Python's own: enough for the calls of a training thread and of autograd's.
+Seconds hold the waiting for the device, which every fallback needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from hf_mps.core.text import counted
+from hf_mps.metal.fallback.warnings import print_table, simulated_label, warn_float32, warn_operator, warn_share
+
+WINDOW = 5.0  # seconds over which the share is judged
+
+
+class OpStats:
+    """The running figures of one operator."""
+
+    __slots__ = ("bytes", "calls", "name", "seconds", "shared")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = 0
+        self.seconds = 0.0
+        self.bytes = 0
+        self.shared = 0
+
+    def book(self, start: float, copied: int, *, shared: bool = False) -> None:
+        """Add a call that began at `start` (perf_counter), copied so many bytes, and may have shared memory."""
+        now = perf_counter()
+        self.calls += 1
+        self.seconds += now - start
+        self.bytes += copied
+        if shared:
+            self.shared += 1
+        if now > monitor.due:
+            monitor.judge(now)
+
+    def announce(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Tell the user, once for each operator, before its first call."""
+        warn_operator(self.name, (*args, *kwargs.values()))
+
+    def announce_float32(self) -> None:
+        """Tell the user, once, that a float64 result became float32."""
+        warn_float32(self.name)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operator's part of a report: `seconds` hold the waiting for the device, `bytes` were copied."""
+
+    operator: str
+    calls: int
+    seconds: float
+    bytes: int
+    shared: int  # calls that copied no large tensor
+    share: float  # of the time that passed, 0 to 1
+
+    @property
+    def way(self) -> str:
+        """ "shared", "copied", or the number of calls of each."""
+        if self.shared in (0, self.calls):
+            return "shared" if self.shared else "copied"
+        return f"shared {self.shared}, copied {self.calls - self.shared}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What fell back in `wall` seconds, the slowest operator first; str() is a table, empty where nothing did."""
+
+    operators: tuple[Entry, ...]
+    wall: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all operators together."""
+        return sum(entry.seconds for entry in self.operators)
+
+    @property
+    def calls(self) -> int:
+        """Calls of all operators together."""
+        return sum(entry.calls for entry in self.operators)
+
+    @property
+    def share(self) -> float:
+        """Their share of the time that passed, 0 to 1."""
+        return self.seconds / self.wall if self.wall > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for a results file, in JSON's types."""
+        return {
+            "seconds": round(self.seconds, 6),
+            "share": round(self.share, 6),
+            "operators": [
+                {
+                    "operator": entry.operator,
+                    "calls": entry.calls,
+                    "seconds": round(entry.seconds, 6),
+                    "bytes": entry.bytes,
+                    "share": round(entry.share, 6),
+                    "way": entry.way,
+                }
+                for entry in self.operators
+            ],
+        }
+
+    def __str__(self) -> str:
+        return _table(self) if self.operators else ""
+
+
+Snapshot = tuple[float, dict[str, tuple[int, float, int, int]]]
+
+
+class Ledger:
+    """The figures of a process, by operator name ("aten::mode")."""
+
+    def __init__(self) -> None:
+        self._stats: dict[str, OpStats] = {}
+        self._start = perf_counter()
+        self._reported = 0
+
+    def stats(self, name: str) -> OpStats:
+        """The operator's figures, made on first use."""
+        return self._stats.setdefault(name, OpStats(name))
+
+    def reset(self) -> None:
+        """Forget all figures; the time that passed counts from now."""
+        self._start = perf_counter()
+        self._reported = 0
+        for stats in self._stats.values():
+            stats.calls = stats.bytes = stats.shared = 0
+            stats.seconds = 0.0
+
+    def snapshot(self) -> Snapshot:
+        """The figures up to now, for `report(since=…)`."""
+        used = [stats for stats in self._stats.values() if stats.calls]
+        return perf_counter(), {stats.name: (stats.calls, stats.seconds, stats.bytes, stats.shared) for stats in used}
+
+    def report(self, since: Snapshot | None = None) -> Report:
+        """What fell back since a snapshot, or since the layer was switched on (or `reset`)."""
+        end, figures = self.snapshot()
+        start, before = since if since is not None else (self._start, {})
+        wall = end - start
+        entries = []
+        for name, (calls, seconds, copied, shared) in figures.items():
+            past = before.get(name, (0, 0.0, 0, 0))
+            if calls > past[0]:
+                spent = seconds - past[1]
+                part = spent / wall if wall > 0 else 0.0
+                entries.append(Entry(name, calls - past[0], spent, copied - past[2], shared - past[3], part))
+        return Report(tuple(sorted(entries, key=lambda entry: -entry.seconds)), wall)
+
+    def seconds(self) -> float:
+        """Seconds of all operators up to now."""
+        return sum(stats.seconds for stats in self._stats.values())
+
+    def _calls(self) -> int:
+        return sum(stats.calls for stats in self._stats.values())
+
+    def print_report(self, since: Snapshot | None = None) -> None:
+        """Print the table on stderr, where something fell back since the last table and the mode is not quiet."""
+        text = str(self.report(since)) if self._calls() > self._reported else ""
+        if text:
+            self.mark_reported()
+            print_table(text)
+
+    def mark_reported(self) -> None:
+        """Let what fell back up to now count as printed: somebody has reported it in words of their own."""
+        self._reported = self._calls()
+
+
+class OverheadMonitor:
+    """Warns once when fallbacks take more than `limit` of the time, judged over windows of a few seconds."""
+
+    def __init__(self) -> None:
+        self.limit = 0.1
+        self.due = 0.0
+        self._since = perf_counter()
+        self._seconds = 0.0
+
+    def restart(self, now: float) -> None:
+        """Let a window begin."""
+        self._since, self._seconds, self.due = now, ledger.seconds(), now + WINDOW
+
+    def judge(self, now: float) -> None:
+        """Judge the window that ends now, and begin the next."""
+        spent, wall = ledger.seconds() - self._seconds, now - self._since
+        self.restart(now)
+        self.check(spent, wall)
+
+    def check(self, spent: float, wall: float) -> None:
+        """Warn where `spent` of `wall` seconds is above the limit; once in a process."""
+        if wall > 0 and spent / wall > self.limit:
+            warn_share(spent / wall, wall, self.limit)
+
+
+def _table(report: Report) -> str:
+    """The report in lines of at most 100 characters: one for each operator under a line that sums them up."""
+    count = len(report.operators)
+    lines = [
+        f"hf-mps: {counted(count, 'operator')} without a Metal kernel ran on the CPU: "
+        f"{report.seconds:.2f} s of {report.wall:.1f} s ({report.share:.1%}{simulated_label()})"
+    ]
+    width = max(8, *(len(entry.operator) for entry in report.operators))
+    lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
+    for entry in report.operators:
+        lines.append(
+            f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
+            f"  {_size(entry.bytes):>9}  {entry.way}"
+        )
+    lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
+    return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    """Bytes in words, in powers of 1000: "12.3 MB"."""
+    size = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+ledger = Ledger()
+monitor = OverheadMonitor()

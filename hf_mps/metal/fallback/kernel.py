@@ -1,0 +1,182 @@
+"""One kernel for each missing operator: the CPU's own, with the device's tensors made reachable to it.
+
+`make` gives the function that the dispatcher calls: the fast path (fast_path.py) for small tensors, and the general one
+for everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.metal.fallback import fast_path
+from hf_mps.metal.fallback.accounting import OpStats
+from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, overlapping_storages
+from hf_mps.metal.fallback.op_schema import OpSchema
+from hf_mps.metal.fallback.output_specs import OutputSpec, OutputSpecs
+
+# Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
+_NoTorchFunction = torch._C.DisableTorchFunction
+
+Function = Callable[..., Any]
+
+
+def make(op: Any, stats: OpStats, *, share: bool, small: float = SMALL) -> Function:
+    """The function to be registered for `op` (an overload of torch.ops) under the dispatch key MPS.
+
+    It takes and gives device tensors as the operator's schema says, and books each call in `stats`. With `share`
+    tensors of more than `small` bytes go without a copy. Errors are the CPU's own.
+    """
+    schema = OpSchema.of(op)
+    general = Kernel(schema, stats, share=share, small=small)
+    return fast_path.kernel(schema, stats, general, general.largest_copied) or general
+
+
+class Kernel:
+    """The general way: any schema, large tensors over shared memory."""
+
+    def __init__(self, schema: OpSchema, stats: OpStats, *, share: bool, small: float = SMALL) -> None:
+        self.schema = schema
+        self.stats = stats
+        self.largest_copied = small if share else float("inf")
+        # Without a formula of its own, autograd follows the operations inside a kernel, as it does on the CPU; it
+        # cannot follow them through memory that is only lent.
+        self.followed = not torch._C._dispatch_has_kernel_for_dispatch_key(schema.op.name(), "Autograd")
+        self._output_specs = OutputSpecs(schema.op) if schema.out_overload is not None else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        start = perf_counter()
+        if self.stats.calls == 0:
+            self.stats.announce(args, kwargs)
+        with _NoTorchFunction():
+            return self.run(start, args, kwargs)
+
+    def run(self, start: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call that began at `start` (perf_counter) and book it."""
+        tensors = _tensors((args, kwargs))
+        args = self._with_tensors_for_numbers(args, tensors)
+        try:
+            result, view = self._run(args, kwargs, tensors, share=self._worth_sharing(tensors))
+        except NotShared:
+            result, view = self._run(args, kwargs, tensors, share=False)
+        except RuntimeError as error:
+            # An `out=` of the wrong size must grow, and cannot in memory that it shares; nothing was written yet.
+            if "resiz" not in str(error) or not self.schema.written:
+                raise
+            result, view = self._run(args, kwargs, tensors, share=False)
+        if view.became_float32:
+            self.stats.announce_float32()
+        self.stats.book(start, view.copied, shared=view.shared)
+        return result
+
+    def _worth_sharing(self, tensors: list[Tensor]) -> bool:
+        if self.followed and any(tensor.requires_grad for tensor in tensors):
+            return False
+        return any(tensor.nbytes > self.largest_copied for tensor in tensors)
+
+    def _limit(self, share: bool) -> float:
+        return self.largest_copied if share else float("inf")
+
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], *, share: bool
+    ) -> tuple[Any, HostView]:
+        if self.schema.generator is not None:
+            args, kwargs = self._with_host_generator(args, kwargs)
+        if share:
+            torch.mps.synchronize()
+        if self.schema.written:
+            view = HostView(self._limit(share), overlapping_storages(tensors, self._written(args, kwargs)))
+            result = self._writing(view, args, kwargs)
+        else:
+            view = HostView(self._limit(share))
+            result = self._functional(view, args, kwargs)
+        if share:
+            torch.mps.synchronize()
+        return result, view
+
+    def _functional(self, view: HostView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        host_args = [view.to_host(value) for value in args]
+        host_kwargs = {name: view.to_host(value) for name, value in kwargs.items()}
+        specs = self._output_specs.infer(args, kwargs) if view.shared and self._output_specs is not None else None
+        if specs is None:
+            return view.to_device(self.schema.op(*host_args, **host_kwargs))
+        try:
+            return self._into_device(view, specs, host_args, host_kwargs)
+        except RuntimeError:
+            # Another dtype or size than was foreseen, or the call's own error, which comes again here.
+            result = view.to_device(self.schema.op(*host_args, **host_kwargs))
+            self._output_specs = None
+            return result
+
+    def _into_device(
+        self, view: HostView, specs: tuple[OutputSpec, ...], host_args: list[Any], host_kwargs: dict[str, Any]
+    ) -> Any:
+        """Let the operator's out= form write into fresh device memory."""
+        results = [spec.empty() for spec in specs]
+        hosts = {name: view.alias_output(result) for name, result in zip(self.schema.out_names, results, strict=True)}
+        assert self.schema.out_overload is not None
+        self.schema.out_overload(*host_args, **host_kwargs, **hosts)
+        view.write_back()
+        return results[0] if len(self.schema.returns) == 1 else tuple(results)
+
+    def _writing(self, view: HostView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        schema = self.schema
+        given = dict(zip(schema.names, args, strict=False)) | kwargs
+        host_args = {name: view.to_host_mutable(value, written=name in schema.written) for name, value in given.items()}
+        positional = [host_args[name] for name in schema.names[: len(args)]]
+        result = schema.op(*positional, **{name: host_args[name] for name in kwargs})
+        view.write_back()
+        results = result if isinstance(result, tuple) else (result,)
+        final = tuple(
+            given[written] if written is not None else view.to_device(value)
+            for written, value in zip(schema.returns, results, strict=False)
+        )
+        return final[0] if len(schema.returns) == 1 else final if schema.returns else None
+
+    def _written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        given = dict(zip(self.schema.names, args, strict=False)) | kwargs
+        return _tensors([given.get(name) for name in self.schema.written])
+
+    def _with_tensors_for_numbers(self, args: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
+        """The arguments with the tensors again that PyTorch hands to Python as plain numbers: the 2 of `op(x, 2)`.
+
+        They get the dtype that such a number has beside the first tensor, so that promotion stays what it was.
+        """
+        at = [p for p in self.schema.takes_tensor if p < len(args) and isinstance(args[p], (bool, int, float, complex))]
+        if not at or not tensors:
+            return args
+        whole = list(args)
+        for position in at:
+            number = whole[position]
+            dtype = torch.result_type(tensors[0], number)
+            whole[position] = torch.scalar_tensor(number, dtype=dtype, device="cpu")
+        return tuple(whole)
+
+    def _with_host_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments with a CPU generator seeded by a draw on the device, so that the device's seed decides."""
+        name = self.schema.generator
+        assert name is not None
+        position = self.schema.names.index(name)
+        given = args[position] if position < len(args) else kwargs.get(name)
+        if given is not None and given.device.type != "mps":
+            return args, kwargs
+        draw = torch.empty(1, dtype=torch.int64, device="mps").random_(generator=given)
+        host = torch.Generator("cpu").manual_seed(int(draw.item()))
+        if position < len(args):
+            return (*args[:position], host, *args[position + 1 :]), kwargs
+        return args, {**kwargs, name: host}
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """The device tensors in nested lists, tuples and dicts of arguments."""
+    if isinstance(tree, Tensor):
+        return [tree] if tree.is_mps else []
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [tensor for item in tree for tensor in _tensors(item)]

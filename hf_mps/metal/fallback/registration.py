@@ -1,0 +1,196 @@
+"""Gives each missing operator its kernel with the dispatcher, those included that libraries register later.
+
+The dispatcher tells nobody in Python about a new operator, so the three ways in are watched: `torch.library`,
+`torch.ops.load_library`, and extension modules linked to torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from hf_mps.core.notices import overriding
+from hf_mps.core.patching import ModulePatcher, Patch
+from hf_mps.metal.fallback import sparse
+from hf_mps.metal.fallback.accounting import ledger
+from hf_mps.metal.fallback.host_view import SMALL
+from hf_mps.metal.fallback.kernel import make
+from hf_mps.metal.fallback.linked import linked_to_torch
+from hf_mps.metal.operators import dispatcher
+
+# Kernels live as long as the library object that they were registered with, one for each operator: a later kernel of
+# somebody else's takes the place of a single one.
+_libraries: dict[str, list[Any]] = {}
+_refused: dict[str, str] = {}
+_share = True
+_small: float = SMALL
+
+
+def start(*, share: bool = True, small: float = SMALL) -> None:
+    """Register a kernel for every operator that is missing now.
+
+    `share=False` takes the copying way throughout; tensors of at most `small` bytes are copied in any case.
+    """
+    global _share, _small
+    _small = small
+    _share = share
+    sweep()
+
+
+def stop() -> None:
+    """Take all kernels back: each missing operator has Metal's error again."""
+    for name in list(_libraries):
+        drop(name)
+    _refused.clear()
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Metal's own errors for a while: all kernels are taken back, and registered again at the end."""
+    had = bool(_libraries)
+    stop()
+    try:
+        yield
+    finally:
+        if had:
+            sweep()
+
+
+def registered() -> list[str]:
+    """The operators that run on the CPU, sorted."""
+    return sorted(_libraries)
+
+
+def refused() -> dict[str, str]:
+    """The missing operators that keep Metal's error, each with the reason."""
+    return dict(sorted(_refused.items()))
+
+
+def sweep() -> None:
+    """Register what is missing and was not before; a few milliseconds."""
+    for operator in dispatcher.missing():
+        if operator.name in _libraries or operator.name in _refused:
+            continue
+        if operator.refused is not None:
+            _refused[operator.name] = operator.refused
+        elif operator.composite:
+            _decompose(operator.name)
+        else:
+            _give(operator.name)
+    for operator in dispatcher.missing_for_sparse():
+        label = f"{operator.name} (sparse)"
+        if operator.refused is not None:
+            _refused[label] = operator.refused
+        elif label not in _libraries:
+            kernel = sparse.Kernel(dispatcher.overload(operator.name), ledger.stats(label))
+            put(operator.name, sparse.KEY, kernel, held_as=label)
+    for name, needed_for in dispatcher.REFUSE_METAL.items():
+        if needed_for in _libraries and name not in _libraries:
+            _give(name)
+    for name in dispatcher.MADE_OF_OTHERS:
+        if name not in _libraries and dispatcher.has_no_kernel(name):
+            _compose(name)
+
+
+def consider(name: str) -> None:
+    """Register one operator if it is missing; replaces our own kernel for an operator that was defined anew."""
+    drop(name)
+    if dispatcher.is_missing(name):
+        reason = dispatcher.refusal(name)
+        if reason is not None:
+            _refused[name] = reason
+        else:
+            _give(name)
+
+
+def drop(name: str) -> None:
+    """Take our kernel of one operator back, where there is one."""
+    for library in _libraries.pop(name, ()):
+        library.reset()
+    dispatcher.stand_ins.discard(name)
+    _refused.pop(name, None)
+
+
+def put(name: str, key: str, function: Callable[..., Any], held_as: str | None = None) -> None:
+    """Register `function` for operator `name` under a dispatch key, to be dropped with the operator's others.
+
+    `held_as` is the name that it is listed under and dropped by, where that is another.
+    """
+    # Not torch.library.Library: it would remember the name, and refuse a library that registers its own kernel later.
+    library: Any = torch._C._dispatch_library("IMPL", name.partition("::")[0], key, __file__)
+    # PyTorch has registered some as CPU fallbacks itself, and warns once in a process that one takes another's place.
+    with overriding():
+        library.impl(name, key, function, False)
+    _libraries.setdefault(held_as or name, []).append(library)
+    dispatcher.stand_ins.add(held_as or name)
+
+
+def _give(name: str) -> None:
+    put(name, "MPS", make(dispatcher.overload(name), ledger.stats(name), share=_share, small=_small))
+
+
+def _compose(name: str) -> None:
+    """Make an operator that not even the CPU has of others, as torch.compile does; they run on the device."""
+    from torch._decomp import decomposition_table
+
+    function = decomposition_table.get(dispatcher.overload(name))
+    if function is not None:
+        put(name, "MPS", function)
+
+
+def _decompose(name: str) -> None:
+    """Let a composite operator that PyTorch sends to the CPU as a whole be what it is elsewhere: other operators.
+
+    Metal has most of those, and each that is missing is named and counted. And only so has it a gradient: with a kernel
+    of its own under MPS the dispatcher gives it none under AutogradMPS, and autograd warns of wrong results.
+    """
+    op = dispatcher.overload(name)
+
+    def composite(*args: Any, **kwargs: Any) -> Any:
+        return op.decompose(*args, **kwargs)
+
+    put(name, "AutogradMPS", composite)
+    put(name, "MPS", composite)
+
+
+def watch() -> None:
+    """Stand around the three ways in which a library registers operators later; a second call does nothing."""
+    PATCHER.install(torch)
+
+
+def _load_library(stock: Callable[..., None], self: Any, path: Any) -> None:
+    stock(self, path)
+    sweep()
+
+
+def _impl(
+    stock: Callable[..., None], self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *args: Any, **kwargs: Any
+) -> None:
+    key = dispatch_key or self.dispatch_key or "CompositeImplicitAutograd"
+    name = op_name if isinstance(op_name, str) else op_name.name()
+    name = name if "::" in name else f"{self.ns}::{name}"
+    if key in dispatcher.SERVES_METAL:
+        drop(name)  # the library brings its own, which ours would otherwise have to be overridden by
+    stock(self, op_name, fn, dispatch_key, *args, **kwargs)
+    if key == "CPU":
+        consider(name)
+
+
+def _exec_module(stock: Callable[..., None], self: ExtensionFileLoader, module: ModuleType) -> None:
+    stock(self, module)
+    if linked_to_torch(self.path):
+        sweep()
+
+
+patches = {
+    "torch._ops:_Ops.load_library": _load_library,
+    "torch.library:Library.impl": _impl,
+    "importlib.machinery:ExtensionFileLoader.exec_module": Patch(_exec_module, after="torch"),
+}
+PATCHER = ModulePatcher("fallback", sys.modules[__name__], safe=False)

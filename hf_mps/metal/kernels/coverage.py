@@ -1,0 +1,187 @@
+"""How much of what a Mac runs with PyTorch's Metal kernels ran with them here, and what did not, with the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.metal.operators.launch_class import CLASSES, LaunchTable, table
+
+if TYPE_CHECKING:
+    from hf_mps.metal.kernels.rules import Dispatch, Ledger
+
+NO_KERNEL = ("MPSGraph", "blit", ", no kernel", "Performance Shaders", "composed of other operators", "nothing to")
+"""Words of a rule's reason that say that a Mac launches no kernel of PyTorch's for this call either."""
+NAMED = 4
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a process has launched up to a moment: calls of operators by name, and the ledger's counts."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    operators: Counter[str] = field(default_factory=Counter)
+    kernels: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, dispatch: Dispatch) -> Counts:
+        """The counts of this moment."""
+        ledger: Ledger = dispatch.ledger
+        calls = Counter[str](dispatch.device.named_launches())
+        return cls(calls, Counter(ledger.operators), Counter(ledger.kernels), Counter(ledger.reasons))
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    def plain(self) -> dict[str, Any]:
+        """The same of plain types, to be sent to another process."""
+        reasons = [[operator, reason, count] for (operator, reason), count in self.reasons.items()]
+        named = {"calls": self.calls, "operators": self.operators, "kernels": self.kernels}
+        return {**{name: dict(counts) for name, counts in named.items()}, "reasons": reasons}
+
+    @classmethod
+    def from_plain(cls, sent: Mapping[str, Any]) -> Counts:
+        """What `plain` made."""
+        reasons = Counter({(operator, reason): count for operator, reason, count in sent["reasons"]})
+        return cls(Counter(sent["calls"]), Counter(sent["operators"]), Counter(sent["kernels"]), reasons)
+
+    def since(self, start: Counts) -> Counts:
+        """What came after `start`."""
+        return Counts(*(getattr(self, each.name) - getattr(start, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Launches, each a call of an operator that computes: of Metal kernels that ran, of those that did not, others."""
+
+    release: str
+    ran: int
+    """Calls that ran the release's own kernels."""
+    kernels: int
+    """Different kernels that they launched."""
+    missing: Mapping[tuple[str, str], int]
+    """Calls that launch a Metal kernel on a Mac and did not run it here, by operator ("aten::cat") and reason."""
+    others: Mapping[str, int]
+    """Calls that launch no Metal kernel of PyTorch's on a Mac either, by what they launch."""
+
+    @property
+    def share(self) -> float:
+        """The part of the calls that launch a Metal kernel on a Mac which ran it here; 1 where there were none."""
+        metal = self.ran + sum(self.missing.values())
+        return self.ran / metal if metal else 1.0
+
+    def __str__(self) -> str:
+        metal = self.ran + sum(self.missing.values())
+        line = (
+            f"{self.ran:,} of {metal:,} launches that are Metal kernels on a Mac ran torch {self.release}'s own "
+            f"({self.kernels} kernels)"
+        )
+        if self.others:
+            line += f"; {sum(self.others.values()):,} launches are none there"
+        if self.missing:
+            operators = Counter[str]()
+            for (operator, _), count in self.missing.items():
+                operators[operator] += count
+            named = ", ".join(f"{name} ({count:,})" for name, count in operators.most_common(NAMED))
+            line += f"; as without kernels: {named}" + (", …" if len(operators) > NAMED else "")
+        return line
+
+    def record(self) -> dict[str, Any]:
+        """The same for results.json."""
+        return {
+            "release": self.release,
+            "launches": self.ran,
+            "kernels": self.kernels,
+            "share": self.share,
+            "missing": [
+                {"operator": name, "reason": why, "launches": count} for (name, why), count in self.missing.items()
+            ],
+            "others": dict(self.others),
+        }
+
+
+class Counting:
+    """What has run since this was made."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch, self._start = dispatch, Counts.of(dispatch)
+
+    @property
+    def release(self) -> str:
+        """The release whose kernels run, "2.13.0"."""
+        return self._dispatch.release.version
+
+    @property
+    def counts(self) -> Counts:
+        """The counts up to now."""
+        return Counts.of(self._dispatch).since(self._start)
+
+    @property
+    def kernels(self) -> Counter[str]:
+        """Launches by the kernel's name."""
+        return self.counts.kernels
+
+    @property
+    def operators(self) -> Counter[str]:
+        """Calls that ran the release's kernels by operator, "add.Tensor"."""
+        return self.counts.operators
+
+    @property
+    def reasons(self) -> Counter[tuple[str, str]]:
+        """Calls of operators with a launch rule that it did not cover: operator and reason."""
+        return self.counts.reasons
+
+    @property
+    def coverage(self) -> Coverage:
+        """How much of what a Mac runs with Metal kernels ran with the release's."""
+        return covered(self.counts, self.release)
+
+
+def coverage(dispatch: Dispatch) -> Coverage:
+    """What ran up to now."""
+    return covered(Counts.of(dispatch), dispatch.release.version)
+
+
+def covered(counts: Counts, release: str) -> Coverage:
+    """What these counts, of one process or of several, say of a release's kernels."""
+    ran = Counter[str]()
+    for operator, count in counts.operators.items():
+        ran[f"aten::{operator}"] += count
+    told: dict[str, Counter[str]] = {}
+    for (operator, why), count in counts.reasons.items():
+        told.setdefault(f"aten::{operator}", Counter())[why] += count
+    missing, others = Counter[tuple[str, str]](), Counter[str]()
+    classes = table(release)
+    for name, count in (counts.calls - ran).items():
+        _sort(name, count, told.get(name, Counter()), _ways(classes, name), missing, others)
+    return Coverage(release, ran.total(), len(counts.kernels), dict(missing.most_common()), dict(others.most_common()))
+
+
+def _sort(
+    name: str,
+    count: int,
+    told: Counter[str],
+    ways: tuple[str, ...],
+    missing: Counter[tuple[str, str]],
+    others: Counter[str],
+) -> None:
+    """Count calls that no rule ran: as missing where the release may launch a kernel and no reason says otherwise."""
+    if ways and "metal" not in ways:
+        others[CLASSES[ways[0]] if len(ways) == 1 else " or ".join(ways)] += count  # type: ignore[index]
+        return
+    for why, number in told.items():
+        if any(word in why for word in NO_KERNEL):
+            others[why] += number
+        else:
+            missing[name, why] += number
+    if count > told.total():
+        missing[name, "no rule"] += count - told.total()
+
+
+def _ways(classes: LaunchTable | None, name: str) -> tuple[str, ...]:
+    """What an overload's calls launch: `where.self` is a graph, and its namesake made of `nonzero` is not."""
+    base = name.partition(".")[0]
+    return () if classes is None else classes.ways(name) or classes.ways(base) or classes.ways(base.rstrip("_"))

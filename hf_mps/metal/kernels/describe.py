@@ -1,0 +1,137 @@
+"""What `hf-mps kernels list` and `show` print: releases, families, and a kernel's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.text import aligned, memory
+from hf_mps.metal.kernels import families, modules, signature, store
+from hf_mps.metal.kernels.metallib import Library
+from hf_mps.metal.kernels.signature import Binding, Signature
+
+# A type that the compiler spelled out in C++, as the result of a functor, says nothing that its size does not.
+LONGEST = 24
+
+
+def releases() -> list[dict[str, Any]]:
+    """What is known of each fetched release, oldest first."""
+    return [asdict(store.facts(release)) for release in store.releases()]
+
+
+def release_lines(found: list[dict[str, Any]]) -> Iterator[str]:
+    """The fetched releases as a table: release, kernels, families, size, wheel."""
+    yield from aligned(
+        [
+            (
+                each["release"],
+                f"{each['kernels']:,} kernels",
+                f"{each['families']} families",
+                memory(each["size"]),
+                each["wheel"],
+            )
+            for each in found
+        ],
+        right=(1, 2, 3),
+        widest=80,
+    )
+
+
+def family_lines(found: list[families.Family]) -> Iterator[str]:
+    """The families as a table: name, number of kernels, element types."""
+    yield from aligned(
+        [(each.name, str(each.kernels), " ".join(each.types) or "-") for each in found], right=(1,), widest=60
+    )
+
+
+def of_family(library: Library, name: str) -> list[str]:
+    """The kernels of a family, in the library's order. Raises UserError, with the nearest name, for a wrong one."""
+    found = [kernel for kernel in library if families.family(kernel) == name]
+    if not found:
+        known = {families.family(kernel) for kernel in library}
+        raise UserError(f"there is no family {name}{nearest(name, known) or '; next: hf-mps kernels list'}")
+    return found
+
+
+def kernel(library: Library, name: str, release: str) -> dict[str, Any]:
+    """All that a kernel's module says, in JSON's own types. Raises UserError without llvmlite or for a wrong name."""
+    module = modules.parse(library, name)
+    text = str(module)
+    known = signature.read(text, name)
+    return {
+        "kernel": name,
+        "release": release,
+        "family": families.family(name),
+        "types": families.types(name),
+        "bitcode": len(library[name]),
+        "bindings": [_binding(each) for each in known.bindings],
+        "attributes": [{"name": each.name, "type": each.type} for each in known.attributes],
+        "largest_threadgroup": known.largest_group,
+        "threadgroup_memory": [each._asdict() for each in modules.shared(module)],
+        "intrinsics": sorted(known.intrinsics),
+        "compiled_with": modules.compiled_with(text),
+    }
+
+
+def in_short(library: Library, name: str) -> tuple[str, str]:
+    """A kernel's name, and its buffers by location, those that it writes with a star: `0 out* 1 input`."""
+    known: Signature = signature.read(str(modules.parse(library, name)), name)
+    return name, " ".join(f"{each.location} {each.name}{'*' * each.writes}" for each in known.bindings)
+
+
+def kernel_lines(known: dict[str, Any]) -> Iterator[str]:
+    """A kernel's signature for a person: buffers by location with their structs, attributes, memory, intrinsics."""
+    yield f"{known['kernel']}  torch {known['release']}, family {known['family']}, {known['bitcode']:,} bytes"
+    rows = [("location", "name", "address space", "access", "type", "bytes"), *_binding_rows(known["bindings"])]
+    yield from aligned(rows, right=(0, 5))
+    for each in known["attributes"]:
+        yield f"thread  {each['name']} ({each['type']})"
+    for each in known["threadgroup_memory"]:
+        yield f"threadgroup memory  {each['name']}: {each['size']:,} bytes, {each['type']}"
+    yield f"largest threadgroup  {known['largest_threadgroup']} threads"
+    yield f"intrinsics  {' '.join(known['intrinsics']) or 'none'}"
+    yield f"compiled with  {' '.join(known['compiled_with']) or 'no options'}"
+
+
+def _binding_rows(bindings: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for each in bindings:
+        access = each["access"] if each["used"] else f"{each['access']}, unused"
+        size = f"{each['bytes']}" if each["fixed"] else f"{each['bytes']} each"
+        yield str(each["location"]), each["name"], each["address_space"], access, _short(each["type"]), size
+        for member in each["members"]:
+            spelled = member["type"] + (f"[{member['count']}]" if member["count"] else "")
+            if member["location"] is not None:
+                spelled += f", buffers from location {member['location']}"
+            yield "", f"  +{member['offset']} {member['name']}", "", "", spelled, str(member["bytes"])
+
+
+def _binding(each: Binding) -> dict[str, Any]:
+    return {
+        "location": each.location,
+        "name": each.name,
+        "address_space": signature.SPACES[each.space],
+        "access": "read_write" if each.writes else "read",
+        "type": each.type,
+        # The whole buffer where the kernel fixes it, else one element; threadgroup memory is as large as the host says.
+        "bytes": each.size if each.whole is None else each.whole,
+        "fixed": each.whole is not None,
+        "used": each.used,
+        "indirect": each.indirect,
+        "members": [
+            {
+                "name": member.name,
+                "offset": member.offset,
+                "type": member.type,
+                "count": member.count,
+                "bytes": member.size * max(1, member.count),
+                "location": member.indirect,
+            }
+            for member in each.members
+        ],
+    }
+
+
+def _short(spelled: str) -> str:
+    return spelled if len(spelled) <= LONGEST else f"{spelled[: LONGEST - 1]}…"

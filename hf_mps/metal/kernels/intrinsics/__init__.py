@@ -1,0 +1,51 @@
+"""The meaning of every `air.*` intrinsic that PyTorch's Metal kernels call, as LLVM IR.
+
+`define` gives what a lane computes on its own; `lanes` gives, once for a simdgroup, what its lanes compute together;
+barriers have no definition, only a kind. A name that is not known gives None: its meaning is never guessed.
+"""
+
+from functools import cache
+from typing import Literal
+
+from hf_mps.metal.kernels.intrinsics import (
+    atomics,
+    bfloat,
+    conversions,
+    exponentials,
+    integers,
+    matrices,
+    rounding,
+    simd,
+    trigonometry,
+)
+from hf_mps.metal.kernels.intrinsics.bfloat import explicit
+from hf_mps.metal.kernels.intrinsics.compiler_runtime import RUNTIME, lacking
+from hf_mps.metal.kernels.intrinsics.definition import Definition
+from hf_mps.metal.kernels.intrinsics.matrices import narrowed
+
+__all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lacking", "lanes", "narrowed"]
+
+Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
+_BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}
+_LANE = (conversions, bfloat, rounding, exponentials, trigonometry, integers, atomics, matrices)
+
+
+@cache
+def define(name: str) -> Definition | None:
+    """The definition of a lane's own intrinsic, or of a helper that a definition needs; None for an unknown name."""
+    return next((found for family in _LANE if (found := family.define(name))), None)
+
+
+@cache
+def lanes(name: str) -> Definition | None:
+    """The definition of an intrinsic that crosses lanes, run once for a simdgroup; None for any other name.
+
+    `void @lanes.NAME(ptr in, ptr out, i32 mask)`: `in` has a struct of the arguments for each of the 32 lanes, `out`
+    a result for each.
+    """
+    return simd.lanes(name) or matrices.lanes(name)
+
+
+def kind(name: str) -> Kind:
+    """How an intrinsic runs: by a lane alone, as a barrier, or once for all lanes of the simdgroup."""
+    return _BARRIERS.get(name) or ("simd" if lanes(name) else "lane")

@@ -1,0 +1,217 @@
+"""Operations across the lanes of a simdgroup (32 lanes) or a quad (4): one function runs for all lanes that wait there.
+
+`define internal void @lanes.NAME(ptr %in, ptr %out, i32 %mask)`: `in` points to 32 structs of the arguments, `out` to
+32 results; bit i of `mask` says that lane i is active. Only active lanes' arguments count and only their results are
+written.
+
+- Reductions join lanes i and i + 16, then i + 8, 4, 2, 1: a fixed order, whatever the mask; inactive lanes hold the
+  neutral element.
+- min and max of floats take the other value where one is NaN.
+- Prefix sums run from lane 0 upward.
+- A shuffle from an inactive lane, or from a lane outside of the simdgroup, is undefined in Metal and gives 0 here.
+- shuffle_up and shuffle_down leave the lanes at the end as they are; rotate wraps around.
+- shuffle_and_fill_up(data, filling, delta, modulo) shifts within vectors of `modulo` lanes and takes the upper
+  `delta` lanes of the filling's vector for the lower ones; fill_down mirrors it (Metal Shading Language
+  specification, SIMD-group functions).
+"""
+
+import math
+import re
+from collections.abc import Callable
+
+from hf_mps.metal.kernels.intrinsics.body import Body, Value
+from hf_mps.metal.kernels.intrinsics.definition import TYPE, Definition, bits_of, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.integers import SIMDGROUP
+
+_GROUP = r"air\.(simd|quad)_"
+_REDUCTION = re.compile(
+    rf"{_GROUP}(prefix_inclusive_|prefix_exclusive_)?(sum|product|min|max|and|or|xor)\.(?:([su])\.)?({TYPE})"
+)
+_SHUFFLE = re.compile(
+    rf"{_GROUP}(shuffle|shuffle_xor|shuffle_up|shuffle_down|shuffle_rotate_up|shuffle_rotate_down|broadcast)\.(?:[su]\.)?({TYPE})"
+)
+_FILL = re.compile(rf"{_GROUP}shuffle_and_fill_(up|down)\.(?:[su]\.)?({TYPE})")
+_VOTE = re.compile(rf"{_GROUP}(any|all|is_first)")
+
+
+def lanes(name: str) -> Definition | None:
+    """The definition for a whole simdgroup of a cross-lane intrinsic."""
+    if found := _REDUCTION.fullmatch(name):
+        group, prefix, operation, sign, suffix = found.groups()
+        kind = llvm_type(suffix)
+        if kind.startswith("<") or (sign is None) == kind.startswith("i"):
+            return None
+        if prefix:
+            return _prefix(name, kind, operation, inclusive="inclusive" in prefix) if group == "simd" else None
+        return _reduction(name, kind, operation, sign == "u", width_of(group))
+    if found := _SHUFFLE.fullmatch(name):
+        return _shuffle(name, llvm_type(found[3]), found[2], width_of(found[1]))
+    if found := _FILL.fullmatch(name):
+        return _fill(name, llvm_type(found[3]), found[2])
+    found = _VOTE.fullmatch(name)
+    return _vote(name, found[2], width_of(found[1])) if found else None
+
+
+def width_of(group: str) -> int:
+    """Lanes of a group: 32 of a simdgroup, 4 of a quad."""
+    return SIMDGROUP if group == "simd" else 4
+
+
+class Lanes(Body):
+    """The body of a cross-lane definition, with a loop over the active lanes at its end."""
+
+    def __init__(self, name: str, *arguments: str, returns: str) -> None:
+        super().__init__(f"lanes.{name}", "void", "ptr", "ptr", "i32")
+        self.slot, self.result = f"{{ {', '.join(arguments)} }}", returns
+        self.kinds = arguments
+
+    def argument(self, lane: Value, field: int = 0) -> Value:
+        """Argument `field` of a lane."""
+        place = self.emit("ptr", f"getelementptr {self.slot}, ptr %a0, i32 {lane.name}, i32 {field}")
+        kind = self.kinds[field]
+        return self.emit(kind, f"load {kind}, ptr {place.name}, align {alignment(kind)}")
+
+    def active(self, lane: Value) -> Value:
+        """Whether a lane, 0 to 31, is active."""
+        return ((self.arguments[2] >> lane) & 1).compare("ne", 0)
+
+    def each(self, write: Callable[[Value], Value]) -> Definition:
+        """Ends the function with a loop that writes `write(lane)` for each active lane."""
+        self.effect("br label %head\nhead:")
+        self.effect("%lane = phi i32 [ 0, %0 ], [ %next, %tail ]")
+        lane = Value(self, "i32", "%lane")
+        active = self.active(lane)
+        self.effect(f"br i1 {active.name}, label %work, label %tail\nwork:")
+        result = write(lane)
+        place = self.emit("ptr", f"getelementptr {self.result}, ptr %a1, i32 %lane")
+        self.effect(f"store {result.kind} {result.name}, ptr {place.name}, align {alignment(result.kind)}")
+        self.effect("br label %tail\ntail:")
+        self.effect(f"%next = add i32 %lane, 1\n  %done = icmp eq i32 %next, {SIMDGROUP}")
+        self.effect("br i1 %done, label %exit, label %head\nexit:")
+        return self.finish(attributes="nounwind")
+
+
+def alignment(kind: str) -> int:
+    """What may be relied on at a slot's member: the element's own alignment."""
+    return max(1, bits_of(scalar_of(kind)) // 8)
+
+
+def _neutral(kind: str, operation: str, unsigned: bool) -> float:
+    """What changes nothing: for min and max of floats it is NaN, which they pass over."""
+    if not kind.startswith("i"):
+        return {"sum": -0.0, "product": 1.0}.get(operation, math.nan)
+    width = bits_of(kind)
+    lowest, highest = (0, (1 << width) - 1) if unsigned else (-1 << (width - 1), (1 << (width - 1)) - 1)
+    return {"sum": 0, "product": 1, "min": highest, "max": lowest, "and": -1, "or": 0, "xor": 0}[operation]
+
+
+def _join(a: Value, b: Value, operation: str, unsigned: bool) -> Value:
+    if operation in ("min", "max"):
+        if not scalar_of(a.kind).startswith("i"):
+            return a.body.llvm(f"{operation}num", a, b)
+        return a.body.llvm(("u" if unsigned else "s") + operation, a, b)
+    return {"sum": a.__add__, "product": a.__mul__, "and": a.__and__, "or": a.__or__, "xor": a.__xor__}[operation](b)
+
+
+def _reduction(name: str, kind: str, operation: str, unsigned: bool, width: int) -> Definition:
+    body = Lanes(name, kind, returns=kind)
+    everything = f"<{SIMDGROUP} x {kind}>"
+    values = body.emit(everything, f"load {everything}, ptr %a0, align {alignment(kind)}")
+    active = body.emit(f"<{SIMDGROUP} x i1>", f"bitcast i32 %a2 to <{SIMDGROUP} x i1>")
+    values = active.select(values, _neutral(kind, operation, unsigned))
+    stride = width // 2
+    while stride:
+        # lane i meets lane i ^ stride, so that each lane ends with its own group's result
+        order = ", ".join(f"i32 {i ^ stride}" for i in range(SIMDGROUP))
+        other = body.emit(
+            everything, f"shufflevector {everything} {values.name}, {everything} poison, <{SIMDGROUP} x i32> <{order}>"
+        )
+        values = _join(values, other, operation, unsigned)
+        stride //= 2
+    before = body.emit(everything, f"load {everything}, ptr %a1, align {alignment(kind)}")
+    after = active.select(values, before)
+    body.effect(f"store {everything} {after.name}, ptr %a1, align {alignment(kind)}")
+    return body.finish(attributes="nounwind")
+
+
+def _prefix(name: str, kind: str, operation: str, inclusive: bool) -> Definition | None:
+    if operation not in ("sum", "product"):
+        return None
+    body = Lanes(name, kind, returns=kind)
+    total = body.emit("ptr", f"alloca {kind}")
+    first = body.value(_neutral(kind, operation, False) + 0.0, kind)
+    body.effect(f"store {kind} {first.name}, ptr {total.name}")
+
+    def write(lane: Value) -> Value:
+        before = body.emit(kind, f"load {kind}, ptr {total.name}")
+        after = _join(before, body.argument(lane), operation, False)
+        body.effect(f"store {kind} {after.name}, ptr {total.name}")
+        return after if inclusive else before
+
+    return body.each(write)
+
+
+def _shuffle(name: str, kind: str, how: str, width: int) -> Definition:
+    body = Lanes(name, kind, "i16", returns=kind)
+
+    def write(lane: Value) -> Value:
+        distance = body.argument(lane, 1).cast("zext", "i32")
+        base, inside = lane & (SIMDGROUP - width), lane & (width - 1)
+        target = {
+            "shuffle": distance,
+            "broadcast": distance,
+            "shuffle_xor": inside ^ distance,
+            "shuffle_up": inside - distance,
+            "shuffle_down": inside + distance,
+            "shuffle_rotate_up": (inside - distance) & (width - 1),
+            "shuffle_rotate_down": (inside + distance) & (width - 1),
+        }[how]
+        within = target.compare("ult", width)
+        if how in ("shuffle_up", "shuffle_down"):
+            return _taken(body, within.select(base + target, lane), body.flag(True))
+        return _taken(body, base + (target & (width - 1)), within)
+
+    return body.each(write)
+
+
+def _taken(body: Lanes, source: Value, within: Value, field: int = 0) -> Value:
+    """What lane `source` (0 to 31) holds in argument `field`; 0 where that is no active lane."""
+    kind = body.kinds[field]
+    usable = within & body.active(source)
+    value = body.argument(source, field)
+    return body.emit(kind, f"select i1 {usable.name}, {kind} {value.name}, {kind} zeroinitializer")
+
+
+def _fill(name: str, kind: str, how: str) -> Definition:
+    body = Lanes(name, kind, kind, "i16", "i16", returns=kind)
+
+    def write(lane: Value) -> Value:
+        delta, modulo = (body.argument(lane, field).cast("zext", "i32") for field in (2, 3))
+        last = modulo - 1
+        inside = lane & last
+        target = inside - delta if how == "up" else inside + delta
+        base = lane - inside
+        within = target.compare("ult", modulo)
+        source = (base + (target & last)) & (SIMDGROUP - 1)
+        data, filling = (_taken(body, source, body.flag(True), field) for field in (0, 1))
+        return body.emit(kind, f"select i1 {within.name}, {kind} {data.name}, {kind} {filling.name}")
+
+    return body.each(write)
+
+
+def _vote(name: str, operation: str, width: int) -> Definition:
+    if operation == "is_first":
+        body = Lanes(name, returns="i1")
+        first = body.llvm("cttz", body.arguments[2], body.flag(False))
+        return body.each(lambda lane: lane.compare("eq", first))
+    body = Lanes(name, "i1", returns="i1")
+    everything = f"<{SIMDGROUP} x i8>"
+    values = body.emit(everything, f"load {everything}, ptr %a0, align 1")
+    votes = body.emit("i32", f"bitcast <{SIMDGROUP} x i1> {(values & 1).compare('ne', 0).name} to i32")
+    votes = votes & body.arguments[2] if operation == "any" else (votes ^ -1) & body.arguments[2]
+
+    def write(lane: Value) -> Value:
+        group = body.value(2**width - 1, "i32") << (lane & (SIMDGROUP - width))
+        return (votes & group).compare("ne" if operation == "any" else "eq", 0)
+
+    return body.each(write)

@@ -1,0 +1,201 @@
+"""How a pointwise operator walks over its operands: PyTorch's TensorIterator, as far as Metal's launches ask it.
+
+Shapes broadcast; dimensions are put in the order of their strides, fastest first, and merged where every operand runs
+through them in one stride. What is left is one dimension without gaps (a dense kernel), or sizes with a stride in
+bytes for each operand (a strided one). Facts: aten/src/ATen/TensorIterator.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_mps.metal.kernels.runtime import NoRule
+
+LARGEST_GROUP = 1024
+
+LARGEST_OFFSET = (1 << 31) - 1
+"""Bytes from a tensor's start beyond which the host cuts a launch into several."""
+
+Lying = tuple[tuple[int, ...], tuple[int, ...], int]
+"""A tensor's shape, strides in elements, and bytes of an element."""
+
+
+class Walk(NamedTuple):
+    """The way through the operands of one launch."""
+
+    shape: tuple[int, ...]
+    """Elements along each dimension that is left, the fastest first."""
+    strides: tuple[tuple[int, ...], ...]
+    """Bytes from one element to the next along each of them, for each operand."""
+    contiguous: bool
+    """Every operand lies without gaps in the same order."""
+
+
+def walk(output: Tensor, *inputs: Tensor) -> Walk:
+    """The way through an output and its inputs, which broadcast to it.
+
+    Raises:
+        NoRule: an operand spans 2 GiB or more, which the host cuts into several launches.
+    """
+    found = _walk(tuple((tuple(each.shape), each.stride(), each.element_size()) for each in (output, *inputs)))
+    if found is None:
+        raise NoRule("an operand of 2 GiB or more, which the host launches in parts")
+    return found
+
+
+MANY = 1 << 27
+"""Elements that may span 2 GiB, so that `walk` has to look."""
+
+
+def plane(across: int, down: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """A grid of two dimensions, and its threadgroup of as many threads as it may have (mtl_dispatch2DJob)."""
+    width = max(1, min(across, LARGEST_GROUP))
+    return (across, down, 1), (width, max(1, min(down, LARGEST_GROUP // width)), 1)
+
+
+def all_dense(output: Tensor, *inputs: Tensor) -> bool:
+    """Every operand is contiguous and has the output's shape: the quick test for the common case."""
+    shape = output.shape
+    if not output.is_contiguous() or output.numel() >= MANY:
+        return False
+    return all(each.shape == shape and each.is_contiguous() for each in inputs)
+
+
+@lru_cache(maxsize=4096)
+def _walk(operands: tuple[Lying, ...]) -> Walk | None:
+    shape = operands[0][0]
+    rank = len(shape)
+    order, strides = _ordered(shape, operands)
+    sizes = [shape[dim] for dim in order]
+    steps = [[each[dim] for dim in order] for each in strides]
+    for size_steps in steps:
+        if sum((size - 1) * step for size, step in zip(sizes, size_steps, strict=True)) >= LARGEST_OFFSET:
+            return None
+    if all(each[0] == shape for each in operands) and _one_order([each[:2] for each in operands]):
+        count = 1
+        for size in shape:
+            count *= size
+        return Walk((count,), tuple((each[2],) for each in operands), contiguous=True)
+    kept = _merge(sizes, steps) if rank > 1 else rank
+    walk = Walk(tuple(sizes[:kept]), tuple(tuple(each[:kept]) for each in steps), contiguous=False)
+    dense = kept == 0 or (kept == 1 and all(each[0] == op[2] for each, op in zip(steps, operands, strict=True)))
+    return walk._replace(contiguous=dense or all(size == 1 for size in shape))
+
+
+def _one_order(operands: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    """Every operand is contiguous: then strides of dimensions of one element do not count."""
+    for shape, strides in operands:
+        expected = 1
+        for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _ordered(shape: tuple[int, ...], operands: Sequence[Lying]) -> tuple[list[int], list[list[int]]]:
+    """The dimensions, fastest first, and each operand's strides in bytes over the broadcast shape."""
+    rank = len(shape)
+    strides = [_broadcast_strides(shape, *each) for each in operands]
+    order = list(range(rank - 1, -1, -1))
+    for at in range(1, rank):
+        mine = at
+        for other in range(at - 1, -1, -1):
+            before = _compare(shape, strides, order[other], order[mine])
+            if before > 0:
+                order[other], order[mine] = order[mine], order[other]
+                mine = other
+            elif before < 0:
+                break
+    return order, strides
+
+
+def _broadcast_strides(shape: tuple[int, ...], mine: tuple[int, ...], strides: tuple[int, ...], size: int) -> list[int]:
+    missing = len(shape) - len(mine)
+    found = [0] * missing
+    for whole, own, stride in zip(shape[missing:], mine, strides, strict=True):
+        found.append(0 if own == 1 and whole != 1 else stride * size)
+    return found
+
+
+def _compare(shape: tuple[int, ...], strides: list[list[int]], first: int, second: int) -> int:
+    """1 where `first` should come after `second`, -1 where before, 0 where no operand tells."""
+    for each in strides:
+        one, two = each[first], each[second]
+        if one == 0 or two == 0:
+            continue
+        if one != two:
+            return 1 if one > two else -1
+        if shape[first] > shape[second]:
+            return 1
+    return 0
+
+
+def _merge(sizes: list[int], steps: list[list[int]]) -> int:
+    """Merge neighbouring dimensions in place; the number that is left."""
+    last = 0
+    for dim in range(1, len(sizes)):
+        one = sizes[last] == 1
+        if one or sizes[dim] == 1 or all(sizes[last] * each[last] == each[dim] for each in steps):
+            if one:
+                for each in steps:
+                    each[last] = each[dim]
+            sizes[last] *= sizes[dim]
+        else:
+            last += 1
+            sizes[last] = sizes[dim]
+            for each in steps:
+                each[last] = each[dim]
+    return last + 1
+
+
+def result(dtype: torch.dtype, *inputs: Tensor) -> Tensor:
+    """A new output for inputs, with the shape and strides that TensorIterator gives it, on the device.
+
+    Raises:
+        NoRule: the shapes do not broadcast, or no input is on the device.
+    """
+    first = inputs[0] if inputs[0].is_mps else next((each for each in inputs if each.is_mps), inputs[0])
+    shape, strides = first.shape, first.stride()
+    if all(each.shape == shape and each.stride() == strides for each in inputs):
+        return torch.empty_like(first, dtype=dtype)
+    lying = _result(tuple((tuple(each.shape), each.stride()) for each in inputs))
+    if lying is None:
+        raise NoRule("PyTorch refuses the arguments: their shapes do not broadcast")
+    return torch.empty_strided(*lying, dtype=dtype, device=first.device)
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape that all of them broadcast to, or None."""
+    found = [1] * max(map(len, shapes))
+    for shape in shapes:
+        missing = len(found) - len(shape)
+        for dim, size in enumerate(shape, missing):
+            if size != 1 and found[dim] not in (1, size):
+                return None
+            if size != 1:
+                found[dim] = size
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _result(
+    inputs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    shape = broadcast(*(each for each, _ in inputs))
+    if shape is None:
+        return None
+    order = list(range(len(shape) - 1, -1, -1))
+    if not (all(each == shape for each, _ in inputs) and _one_order(list(inputs))):
+        order, _ = _ordered(shape, [(*each, 1) for each in inputs])
+    strides = [0] * len(shape)
+    step = 1
+    for dim in order:
+        strides[dim] = step
+        step *= max(1, shape[dim])
+    return shape, tuple(strides)

@@ -1,0 +1,183 @@
+"""The checking mode: each access of a kernel to device or constant memory, bounded to the buffers that were bound.
+
+An access is traced back to the buffers that its address can come from: one parameter as a rule, several where the
+kernel chooses, all where the address was read from an argument buffer. One that lies outside goes to a spare place,
+and the first is noted: its thread, address, bytes, and buffers. In the entry's `args`, RANGES holds the address of
+(start, end, location) of each buffer after their number, and FAULT that of the note.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hf_mps.metal.kernels.lowering.parameters import LOCATIONS
+from hf_mps.metal.kernels.signature import CONSTANT, DEVICE, Signature
+
+RANGES, FAULT = LOCATIONS - 1, 2 * LOCATIONS - 1
+"""Places in `args` that no buffer has: Metal's last location is 30."""
+NOTE_WORDS = 6
+"""The note, of 64-bit words: accesses outside, group, thread of it, address, bytes, bits of the locations."""
+NOTE_BYTES = 8 * NOTE_WORDS + 4096
+
+GIVEN = "ptr %hf.ranges, ptr %hf.fault, i64 %hf.group, i32 %hf.linear, "
+"""What a checked kernel gets before its own parameters."""
+READ = f"""  %hf.ranges.at = getelementptr i64, ptr %args, i64 {RANGES}
+  %hf.ranges = load ptr, ptr %hf.ranges.at
+  %hf.fault.at = getelementptr i64, ptr %args, i64 {FAULT}
+  %hf.fault = load ptr, ptr %hf.fault.at"""
+PASSED = "ptr %hf.ranges, ptr %hf.fault, i64 %g, i32 %linear, "
+
+_POINTER = rf"ptr addrspace\([{DEVICE}{CONSTANT}]\)"
+_TYPE = r"<[^>]*>|\[[^\]]*\]|\w+"
+_ACCESS = re.compile(
+    r"^  (?:%\S+ = )?(?:"
+    rf"load (?:atomic )?(?:volatile )?(?P<loaded>{_TYPE}), {_POINTER} (?P<from>%[\w.]+)"
+    rf"|store (?:atomic )?(?:volatile )?(?P<stored>{_TYPE}) .+?, {_POINTER} (?P<to>%[\w.]+)"
+    rf"|(?:atomicrmw|cmpxchg) (?:weak |volatile )*(?:\w+ )?{_POINTER} (?P<at>%[\w.]+), (?P<held>{_TYPE})"
+    r")"
+)
+_NOTES = r"(?: [a-z_]+(?:\([^)]*\))?(?: \d+)?)*?"
+_MEMORY = re.compile(rf"{_POINTER}{_NOTES} (%[\w.]+)")
+_ASSIGNED = re.compile(r"^  (%\S+) = (\w+) (.*)$")
+_SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "ptr": 8}
+EVERY = (1 << LOCATIONS) - 1
+
+
+def checked(text: str, signature: Signature) -> str:
+    """The module with each of @kernel's accesses to buffers behind a check."""
+    start = text.index("define dso_local void @kernel(")
+    end = text.index("\n}\n", start)
+    lines = text[start:end].splitlines()
+    sources = _Sources(signature, lines)
+    head = lines[0].replace("@kernel(", f"@kernel({GIVEN}").replace(", )", ")")
+    body = [head]
+    for number, line in enumerate(lines[1:]):
+        body += _guarded(line, number, sources)
+    return text[:start] + "\n".join(body) + text[end:] + _CHECK
+
+
+def _guarded(line: str, number: int, sources: _Sources) -> list[str]:
+    if "@llvm.mem" in line and " call " in line:
+        size = re.search(r"i(?:32|64) (%?[\w.]+), i1", line)
+        pointers, count = _MEMORY.findall(line), size.group(1) if size else "0"
+    else:
+        match = _ACCESS.match(line)
+        if match is None:
+            return [line]
+        pointers = [match["from"] or match["to"] or match["at"]]
+        count = str(_bytes(match["loaded"] or match["stored"] or match["held"]))
+    made = []
+    for part, pointer in enumerate(pointers):
+        mask = sources.of(pointer)
+        if mask == 0:
+            continue
+        found = re.search(rf"({_POINTER}){_NOTES} {re.escape(pointer)}(?![\w.])", line)
+        assert found is not None
+        name, kind = f"%hf.checked.{number}.{part}", found.group(1)
+        made += [
+            f"  {name}.p = addrspacecast {kind} {pointer} to ptr",
+            f"  {name}.c = call ptr @hf.check(ptr {name}.p, i64 {count}, i64 {mask}, {GIVEN.removesuffix(', ')})",
+            f"  {name} = addrspacecast ptr {name}.c to {kind}",
+        ]
+        line = line[: found.end() - len(pointer)] + name + line[found.end() :]
+    return [*made, line]
+
+
+def _bytes(kind: str) -> int:
+    many = re.match(r"[<\[](\d+) x (.*)[>\]]$", kind)
+    if many:
+        return int(many.group(1)) * _bytes(many.group(2))
+    return max(1, int(kind[1:]) // 8) if re.fullmatch(r"i\d+", kind) else _SIZES.get(kind.split()[0], 1)
+
+
+class _Sources:
+    """The buffers that an address of a kernel can come from, as bits of their locations."""
+
+    def __init__(self, signature: Signature, lines: list[str]) -> None:
+        self._known: dict[str, int] = {
+            f"%{each.parameter}": (EVERY if each.indirect else 0) | 1 << each.location
+            for each in signature.bindings
+            if each.space in (DEVICE, CONSTANT)
+        }
+        self._made = {match.group(1): match.group(2, 3) for match in map(_ASSIGNED.match, lines) if match}
+
+    def of(self, value: str, seen: frozenset[str] = frozenset()) -> int:
+        """The bits of the buffers; 0 for a variable or constant of the kernel itself."""
+        if value in self._known:
+            return self._known[value]
+        if value in seen or value not in self._made:
+            return 0
+        operation, rest = self._made[value]
+        if operation in ("load", "inttoptr", "call", "extractvalue"):
+            mask = EVERY
+        else:
+            mask = 0
+            for pointer in _pointers(operation, rest):
+                mask |= self.of(pointer, seen | {value})
+        if not seen:
+            self._known[value] = mask
+        return mask
+
+
+def _pointers(operation: str, rest: str) -> list[str]:
+    """The operands of an instruction that its address is made of."""
+    if operation == "phi":
+        return re.findall(r"\[ (%[\w.]+),", rest)
+    return re.findall(r"ptr(?: addrspace\(\d\))? (%[\w.]+)", rest)
+
+
+_CHECK = f"""
+define internal ptr @hf.check(ptr %p, i64 %bytes, i64 %mask, {GIVEN.removesuffix(", ")}) noinline nounwind {{
+begin:
+  %at = ptrtoint ptr %p to i64
+  %end = add i64 %at, %bytes
+  %count = load i64, ptr %hf.ranges
+  br label %look
+look:
+  %i = phi i64 [ 0, %begin ], [ %next, %other ]
+  %more = icmp ult i64 %i, %count
+  br i1 %more, label %compare, label %outside
+compare:
+  %three = mul i64 %i, 3
+  %first = add i64 %three, 1
+  %start.at = getelementptr i64, ptr %hf.ranges, i64 %first
+  %start = load i64, ptr %start.at
+  %end.at = getelementptr i64, ptr %start.at, i64 1
+  %stop = load i64, ptr %end.at
+  %location.at = getelementptr i64, ptr %start.at, i64 2
+  %location = load i64, ptr %location.at
+  %shifted = lshr i64 %mask, %location
+  %bit = and i64 %shifted, 1
+  %meant = icmp ne i64 %bit, 0
+  %low = icmp uge i64 %at, %start
+  %high = icmp ule i64 %end, %stop
+  %inside.both = and i1 %low, %high
+  %inside = and i1 %inside.both, %meant
+  br i1 %inside, label %good, label %other
+other:
+  %next = add i64 %i, 1
+  br label %look
+good:
+  ret ptr %p
+outside:
+  %before = atomicrmw add ptr %hf.fault, i64 1 monotonic
+  %is.first = icmp eq i64 %before, 0
+  br i1 %is.first, label %note, label %spare
+note:
+  %note.1 = getelementptr i64, ptr %hf.fault, i64 1
+  store i64 %hf.group, ptr %note.1
+  %note.2 = getelementptr i64, ptr %hf.fault, i64 2
+  %thread = zext i32 %hf.linear to i64
+  store i64 %thread, ptr %note.2
+  %note.3 = getelementptr i64, ptr %hf.fault, i64 3
+  store i64 %at, ptr %note.3
+  %note.4 = getelementptr i64, ptr %hf.fault, i64 4
+  store i64 %bytes, ptr %note.4
+  %note.5 = getelementptr i64, ptr %hf.fault, i64 5
+  store i64 %mask, ptr %note.5
+  br label %spare
+spare:
+  %somewhere = getelementptr i64, ptr %hf.fault, i64 {NOTE_WORDS}
+  ret ptr %somewhere
+}}
+"""

@@ -1,0 +1,141 @@
+"""The entry of a compiled kernel: a run of threadgroups, each a loop over its threads.
+
+For kernels whose threads wait for one another simdgroups.py writes the loops inside the one over groups.
+
+    i32 entry(i64 args[64], i32 grid[9], i64 first, i64 last, ptr arena)
+
+`args` holds the buffers' addresses by location and, from 32 on, the offsets of threadgroup memory. `grid` is the
+threads of the grid, of a threadgroup, and the threadgroups, three of each; the last threadgroup of a dimension is
+smaller where the threads are no multiple. Groups are numbered with x the fastest; `first` to `last` (not included) run.
+`arena` is this OS thread's memory (ARENA says how it is divided). The result is 0, or 1 where the arena is too small.
+"""
+
+from __future__ import annotations
+
+from hf_mps.metal.kernels.lowering import checks, parameters, rows
+from hf_mps.metal.kernels.signature import Signature
+
+SHARED_BYTES = 64 << 10
+"""Threadgroup memory: a Mac has 32 KiB, some kernels state more than they use."""
+SLOT_BYTES = 1 << 10
+"""A lane's arguments, or its result, of one cross-lane operation: three matrices of 64 floats at the most."""
+LANES = 1024
+STATES_AT = SHARED_BYTES
+POSITIONS_AT = STATES_AT + 4 * LANES
+GIVEN_AT = POSITIONS_AT + 4 * 4 * LANES
+RESULTS_AT = GIVEN_AT + SLOT_BYTES * LANES
+FRAMES_AT = RESULTS_AT + SLOT_BYTES * LANES
+FRAMES_BYTES = 64 << 20
+"""What a threadgroup's threads may keep while they wait."""
+ARENA_BYTES = FRAMES_AT + FRAMES_BYTES
+"""Address space of an arena; the pages that no kernel touches cost nothing."""
+
+_AXES = "xyz"
+
+
+def prologue() -> str:
+    """Read the grid; begin the loop over groups; work out this group's position and size."""
+    lines = ["entry:"]
+    for at, name in enumerate(f"{kind}{axis}" for kind in ("threads", "full", "groups") for axis in _AXES):
+        lines.append(f"  %{name}.at = getelementptr i32, ptr %grid, i64 {at}")
+        lines.append(f"  %{name} = load i32, ptr %{name}.at")
+    lines += [
+        "  %shared = addrspacecast ptr %arena to ptr addrspace(3)",
+        "  %wide.x = zext i32 %groupsx to i64",
+        "  %wide.y = zext i32 %groupsy to i64",
+        "  %wide.xy = mul i64 %wide.x, %wide.y",
+        "{pointers}",
+        "  %any = icmp ult i64 %first, %last",
+        "  br i1 %any, label %group, label %finished",
+        "group:",
+        "  %g = phi i64 [ %first, %entry ], [ %g.next, %group.end ]",
+        "  %gz.w = udiv i64 %g, %wide.xy",
+        "  %rest = urem i64 %g, %wide.xy",
+        "  %gy.w = udiv i64 %rest, %wide.x",
+        "  %gx.w = urem i64 %rest, %wide.x",
+    ]
+    for axis in _AXES:
+        lines += [
+            f"  %group{axis} = trunc i64 %g{axis}.w to i32",
+            f"  %start{axis} = mul i32 %group{axis}, %full{axis}",
+            f"  %left{axis} = sub i32 %threads{axis}, %start{axis}",
+            f"  %size{axis} = call i32 @llvm.umin.i32(i32 %left{axis}, i32 %full{axis})",
+        ]
+    lines += [
+        "  %size.xy = mul i32 %sizex, %sizey",
+        "  %size.all = mul i32 %size.xy, %sizez",
+        "  %size.up = add i32 %size.all, 31",
+        "  %simdgroups = lshr i32 %size.up, 5",
+    ]
+    return "\n".join(lines)
+
+
+EPILOGUE = """
+group.end:
+  %g.next = add nuw i64 %g, 1
+  %more = icmp ult i64 %g.next, %last
+  br i1 %more, label %group, label %finished
+finished:
+  ret i32 0
+"""
+
+HEAD = "define dso_local i32 @entry(ptr %args, ptr %grid, i64 %first, i64 %last, ptr %arena) nounwind {\n"
+
+_LOOPS = """
+  br label %z
+z:
+  %lidz = phi i32 [ 0, %group ], [ %lidz.next, %z.end ]
+  br label %y
+y:
+  %lidy = phi i32 [ 0, %z ], [ %lidy.next, %y.end ]
+{row}
+y.end:
+  %lidy.next = add nuw nsw i32 %lidy, 1
+  %y.more = icmp ult i32 %lidy.next, %sizey
+  br i1 %y.more, label %y, label %z.end
+z.end:
+  %lidz.next = add nuw nsw i32 %lidz, 1
+  %z.more = icmp ult i32 %lidz.next, %sizez
+  br i1 %z.more, label %z, label %group.end
+"""
+
+# Unsigned sums that cannot wrap: a grid has fewer than 2^32 threads in a dimension. LLVM vectorises on that.
+_THREAD = """  %posx = add nuw i32 %startx, %lidx
+  %posy = add nuw i32 %starty, %lidy
+  %posz = add nuw i32 %startz, %lidz
+  %row = mul i32 %lidz, %sizey
+  %row.y = add i32 %row, %lidy
+  %row.x = mul i32 %row.y, %sizex
+  %linear = add i32 %row.x, %lidx
+  %lane = and i32 %linear, 31
+  %simdgroup = lshr i32 %linear, 5"""
+
+
+def loops(
+    signature: Signature, *, checked: bool = False, ordinary: str | None = None, dimensions: int | None = None
+) -> str:
+    """The entry of a kernel whose threads never wait for one another: plain loops, the innermost along x.
+
+    `ordinary` is the answer of a Question (rows.py) that stands in the module, for kernels that have one; `dimensions`
+    the parameter that tells how many there are, of kernels whose versions stand there.
+    """
+    call = f"  call void @kernel({arguments(signature, checked)})"
+    values = f"{_THREAD}\n{parameters.values(signature)}"
+    if dimensions is not None:
+        row = rows.versioned(values, call, dimensions)
+    else:
+        row = rows.plain(values, call) if ordinary is None else rows.guarded(values, call, ordinary)
+    declared = DECLARED + (rows.DECLARED if ordinary else "")
+    return HEAD + begin(signature, checked) + _LOOPS.format(row=row) + EPILOGUE + "}\n" + declared
+
+
+def begin(signature: Signature, checked: bool) -> str:
+    pointers = parameters.pointers(signature)
+    return prologue().format(pointers=f"{pointers}\n{checks.READ}" if checked else pointers)
+
+
+def arguments(signature: Signature, checked: bool) -> str:
+    return (checks.PASSED if checked else "") + parameters.arguments(signature)
+
+
+DECLARED = "declare i32 @llvm.umin.i32(i32, i32)\n"

@@ -1,0 +1,179 @@
+"""A kernel whose threads wait for one another, as one function that runs a thread from a place to its next one.
+
+Each call that needs other lanes is a place where a thread stops. `@step(place, …)` begins behind the place of that
+number (0 is the kernel's beginning), goes on until the next one, leaves there the call's arguments, and says in its
+state where it stands. What a thread needs behind a place and made before it lies in the frame of its simdgroup, which
+has each value of the 32 lanes side by side: a loop over lanes that calls @step with one place is then plain code for
+LLVM, which inlines, unrolls and vectorises it. What follows from the parameters alone is made anew at each beginning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+from hf_mps.metal.kernels.lowering import blocks
+from hf_mps.metal.kernels.lowering.blocks import Block
+from hf_mps.metal.kernels.lowering.flatten import Flat
+from hf_mps.metal.kernels.lowering.frame import Frame, kept
+from hf_mps.metal.kernels.lowering.places import DONE, Call, Place, operation, split
+from hf_mps.metal.kernels.lowering.shared import Shared, taken_out
+
+CONTEXT = (
+    "ptr noalias %hf.state, ptr noalias %hf.given, ptr noalias %hf.results, ptr noalias %hf.frame, i32 %hf.lane, "
+    "ptr addrspace(3) %hf.shared"
+)
+"""What @step gets between the place and the kernel's parameters: where the lane's state is, where its simdgroup's
+arguments, results and frame are, the lane's index, threadgroup memory."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The module with @kernel made @step, @operation for a simdgroup's calls of a place, and the type %hf.frame."""
+
+    text: str
+    shared: Shared
+    """What @step gets after the kernel's parameters."""
+    reach: tuple[int, ...]
+    """For the beginning and each place the lines that a thread may run from there to its next place."""
+
+
+def steps(flat: Flat, uniform: Iterable[str] = ()) -> Steps:
+    """The kernel as steps. `uniform` has the parameters ("%3") that are the same for a threadgroup's threads."""
+    start = flat.text.index("define dso_local void @kernel(")
+    end = flat.text.index("\n}\n", start)
+    rest = flat.text[:start] + flat.text[end + len("\n}\n") :]
+    head, *body = blocks.named(flat.text[start:end]).splitlines()
+    parameters = head.split("@kernel(", 1)[1].rsplit(")", 1)[0]
+    first = "v" + str(sum(bool(re.search(r"%v\d+$", each)) for each in split(parameters)))
+    whole = blocks.blocks(body, first)
+    # The type of each value of @kernel that an instruction makes.
+    kernel = llvm.parse_assembly("\n".join([rest, head, *blocks.lines(whole), "}"])).get_function("kernel")
+    types = {
+        f"%{instruction.name}": str(instruction.type)
+        for block in kernel.blocks
+        for instruction in block.instructions
+        if instruction.name
+    }
+    common = {blocks.named(each) for each in uniform}
+    shared = taken_out(whole, parameters, types, common) if common else Shared({}, "")
+    common |= shared.values.keys()
+    parameters = ", ".join([parameters, *(f"{kind} {name}" for name, kind in shared.values.items())])
+    function, places = _divided(whole)
+    frame = kept(function, types, common)
+    lines = [
+        f"define internal void @step(i32 %hf.place, {CONTEXT}, {parameters}) nounwind {{",
+        *_beginning(function[0].label, len(places), frame),
+        *frame.body(function),
+        *(_DONE,),
+    ]
+    rest = re.sub(r"^declare .*@(air\.|hf\.)[^\n]*\n", "", rest, flags=re.M)
+    text = f"{rest}{frame.type}\n{shared.text}" + "\n".join(lines) + "\n}\n" + operation(places)
+    return Steps(text, shared, _reach(function, len(places)))
+
+
+_DONE = f"""hf.done:
+  store i32 {DONE - (1 << 32)}, ptr %hf.state
+  br label %hf.out
+hf.out:
+  ret void"""
+
+
+def _beginning(first: str, places: int, frame: Frame) -> list[str]:
+    cases = " ".join(f"i32 {number}, label %hf.after.{number}" for number in range(1, places + 1))
+    return [
+        "hf.begin:",
+        "  %hf.lane.w = zext i32 %hf.lane to i64",
+        *(own(line) for line in frame.beginning),
+        f"  switch i32 %hf.place, label %{first} [ {cases} ]",
+    ]
+
+
+def _reach(function: list[Block], places: int) -> tuple[int, ...]:
+    of = {block.label: block for block in function}
+    found = []
+    for start in (function[0].label, *(f"hf.after.{number}" for number in range(1, places + 1))):
+        waiting, seen = [start], {start}
+        while waiting:
+            block = of[waiting.pop()]
+            following = set() if block.after else {label for label in block.following if label in of} - seen
+            seen |= following
+            waiting += following
+        found.append(sum(len(of[label].lines) for label in seen))
+    return tuple(found)
+
+
+def _divided(function: list[Block]) -> tuple[list[Block], list[Place]]:
+    """The blocks with each place at the end of one, and what its results are for at the beginning of the next."""
+    divided: list[Block] = []
+    places: list[Place] = []
+    last: dict[str, str] = {}
+    for block in function:
+        current, waiting = Block(block.label), Place(len(places) + 1)
+        divided.append(current)
+
+        def wait() -> None:
+            nonlocal current, waiting
+            if waiting.calls:
+                current.lines += waiting.leaving()
+                current.after = f"hf.after.{waiting.number}"
+                places.append(waiting)
+                current = Block(current.after, waiting.taking())
+                divided.append(current)
+                waiting = Place(len(places) + 1)
+
+        for line in block.lines:
+            if "@llvm.lifetime." in line:
+                continue  # of a variable that a later step may still need, by its place in the text
+            call = Call.read(line)
+            if call is None:
+                if waiting.calls and _must_wait(line, waiting):
+                    wait()
+                current.lines.append(own(line))
+            else:
+                if not waiting.takes(call):
+                    wait()
+                waiting.calls.append(call)
+        last[block.label] = current.label
+    for block in divided:
+        block.lines = [_from(last, line) for line in block.lines]
+    return divided, places
+
+
+def _from(last: dict[str, str], line: str) -> str:
+    """A phi with the blocks that the values come from as they are called now."""
+    if blocks.incoming(line) is None:
+        return line
+    return re.sub(r", %(\S+) \]", lambda found: f", %{last.get(found[1], found[1])} ]", line)
+
+
+_MEMORY = re.compile(
+    r"^  (?:%\S+ = )?(?:(?:tail |notail )?call .*@(?!llvm\.|hf\.)|.*@llvm\.mem|store |atomicrmw |cmpxchg |fence )"
+)
+_END = re.compile(r"^  (?:br|ret|switch|unreachable)\b")
+
+
+def _must_wait(line: str, waiting: Place) -> bool:
+    """Whether the calls that wait must be done before a line: it ends the block, needs a result, or changes memory.
+
+    Reading memory may come before a product of matrices, which kernels feed from threadgroup memory; before other
+    operations it may not: a kernel may take those for a barrier of the simdgroup.
+    """
+    if _END.match(line) or _MEMORY.match(line) or not waiting.results.keys().isdisjoint(blocks.VALUE.findall(line)):
+        return True
+    reads = " = load " in line
+    return waiting.calls[0].kind != "simd" or (reads and not all(call.is_product for call in waiting.calls))
+
+
+def own(line: str, lane: str = "%hf.lane", shared: str = "%hf.shared") -> str:
+    """A line of a kernel with our own calls replaced by what the thread was given, and its return by its last place."""
+    line = re.sub(r"(?:tail )?call i32 @hf\.lane\(\)(?: #\d+)?", f"add i32 {lane}, 0", line)
+    line = re.sub(
+        r"(?:tail )?call ptr addrspace\(3\) @hf\.threadgroup\(i64 (\d+)\)(?: #\d+)?",
+        rf"getelementptr i8, ptr addrspace(3) {shared}, i64 \1",
+        line,
+    )
+    return "  br label %hf.done" if line.strip() == "ret void" else line

@@ -1,0 +1,56 @@
+"""Calls of operators as the launch rules see them: from Python's arguments, or from the simulated device's record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import astuple
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hf_mps.metal.operators.launch_class import Call, Operand
+
+
+def call_of(operator: str, inputs: Any, result: Any) -> Call:
+    """A call by its operator's name, its positional and keyword arguments (`inputs`), and its result."""
+    positional, keywords = inputs
+    given = (*positional, *keywords.values())
+    lists = [each for each in given if isinstance(each, (list, tuple)) and each and isinstance(each[0], torch.Tensor)]
+    numbers, lengths = tuple(map(_number, positional)), tuple(map(len, lists))
+    return Call(operator, tuple(_operands(given)), tuple(_operands(result)), numbers, lengths)
+
+
+@lru_cache(maxsize=65536)
+def read(text: str) -> Call:
+    """The call that a text of the record stands for (simulator/native/calls.cpp)."""
+    operator, inputs, lists, arguments = json.loads(text)
+    operands = tuple(Operand(dtype, tuple(shape), dense, device) for dtype, shape, dense, device in inputs)
+    numbers = tuple(tuple(each) if isinstance(each, list) else each for each in arguments)
+    return Call(operator, operands, (), numbers, tuple(lists))
+
+
+def text_of(call: Call) -> str:
+    """The text that `read` takes; the results of a call are not in it."""
+    return json.dumps([call.operator, list(map(astuple, call.inputs)), call.lists, call.arguments])
+
+
+def _number(argument: Any) -> int | tuple[int, ...] | None:
+    if isinstance(argument, (list, tuple)) and all(isinstance(each, int) for each in argument):
+        return tuple(map(int, argument))
+    return int(argument) if isinstance(argument, int) else None
+
+
+def _operands(tree: Any) -> Iterator[Operand]:
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            dense = leaf.layout != torch.strided or _is_dense(leaf)
+            yield Operand(str(leaf.dtype).removeprefix("torch."), tuple(map(int, leaf.shape)), dense, leaf.device.type)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    if tensor.is_contiguous():
+        return True
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)

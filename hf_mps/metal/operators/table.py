@@ -1,0 +1,224 @@
+"""Which PyTorch operators have a Metal kernel, read from the installed torch on any machine, with or without Metal.
+
+Every torch wheel carries the file that its dispatcher is generated from, `native_functions.yaml`. Reading it takes
+about a quarter of a second, so what was read is kept as JSON in the simulator's cache under a hash of the file.
+Names are the dispatcher's: `aten::add.Tensor`. torch itself is not imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from hf_mps.core import cache
+from hf_mps.core.errors import UserError
+from hf_mps.metal.operators.dispatcher import ALWAYS_ON_CPU
+
+Kind = Literal["native", "composite", "missing", "cpu", "python"]
+
+# Registered in C++ with an error of its own ("input(device=…) and weight(device=…) must be on the same device"): it has
+# an MPS kernel, which never computes anything (aten/src/ATen/mps/MPSFallback.mm).
+ONLY_AN_ERROR = frozenset({"aten::_slow_conv2d_forward"})
+# A singular value decomposition stays on the GPU from the release on that has a kernel for what it is made of: 2.14,
+# pytorch PR 185954.
+NO_LONGER_WITH = {"aten::linalg_svd": "aten::_linalg_svd.U", "aten::linalg_svd.U": "aten::_linalg_svd.U"}
+
+# Where torch's own Python gives an operator an MPS kernel, during `import torch` and on a Linux wheel too: in 2.13,
+# `mps_lib.impl("aten::linalg_lu_solve.out", …)`.
+IN_PYTHON = "_refs/linalg/__init__.py"
+PYTHON_KERNEL = re.compile(rb'mps_lib\.impl\(\s*"(aten::[\w.]+)"')
+
+COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
+SETS = ("native", "composite", "missing", "python", "cpu")
+# Each sparse layout on the device has a dispatch key of its own, and so has its twin on the CPU. COO tensors are
+# "Sparse"; the compressed layouts (CSR, CSC, BSR, BSC) are "SparseCsr", and torch 2.13 makes none on Metal.
+SPARSE = {"SparseMPS": "SparseCPU", "SparseCsrMPS": "SparseCsrCPU"}
+# Raise it when what is stored means something else than before.
+FORMAT = 5
+
+
+@dataclass(frozen=True)
+class Table:
+    """How each aten operator of the installed torch resolves on the dispatch key MPS (sparse tensors have others).
+
+    `native` has a Metal kernel, `composite` is made of other operators and has none of its own, `missing` has neither
+    and raises NotImplementedError on a Mac, `python` has a kernel that torch registers from Python, `cpu` are those of
+    ALWAYS_ON_CPU that this release sends there. No operator is in two sets; ONLY_AN_ERROR are in none. `kernel_owners`
+    maps a composite form of a structured operator to the out= form that it calls: of "aten::lgamma" it is
+    "aten::lgamma.out" that has a kernel or has none.
+
+    `sparse` holds, for each key of SPARSE, the operators that have a kernel for sparse tensors on Metal, each with
+    whether that is the very function that serves the CPU's (it calls other operators on indices and values) or one that
+    Metal alone has.
+    """
+
+    native: frozenset[str]
+    composite: frozenset[str]
+    missing: frozenset[str]
+    python: frozenset[str]
+    cpu: frozenset[str] = frozenset()
+    kernel_owners: Mapping[str, str] = field(default_factory=dict)
+    sparse: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+
+    def kind(self, name: str) -> Kind:
+        """What `name` ("aten::add.Tensor") is on Metal.
+
+        Raises KeyError for a name that is no aten operator of the installed torch.
+        """
+        if name in self.native or name in ONLY_AN_ERROR:
+            return "native"
+        if name in self.cpu:
+            return "cpu"
+        if name in self.python:
+            return "python"
+        if name in self.composite:
+            return "composite"
+        if name in self.missing:
+            return "missing"
+        raise KeyError(name)
+
+
+@lru_cache(maxsize=1)
+def table() -> Table:
+    """The table of the installed torch. Raises UserError where the wheel does not carry the file it is read from."""
+    content, python = functions_file().read_bytes(), _python_source()
+    name = f"operators-{hashlib.blake2b(content + python, digest_size=8).hexdigest()}-{FORMAT}.json"
+    known = cache.find(name)
+    if known is not None:
+        stored = _stored(known)
+        if stored is not None:
+            return stored
+    fresh = parse(content, python)
+    _store(fresh, name)
+    return fresh
+
+
+def functions_file() -> Path:
+    """The path of native_functions.yaml in the installed torch (package torchgen, a part of every torch wheel)."""
+    spec = find_spec("torchgen")
+    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
+        path = Path(folder) / "packaged" / "ATen" / "native" / "native_functions.yaml"
+        if path.is_file():
+            return path
+    raise UserError(
+        "the installed torch carries no torchgen/packaged/ATen/native/native_functions.yaml, the list of its "
+        "operators; reinstall torch from a wheel of pytorch.org or PyPI"
+    )
+
+
+def _python_source() -> bytes:
+    spec = find_spec("torch")
+    paths = [Path(folder) / IN_PYTHON for folder in (spec.submodule_search_locations or [])] if spec else []
+    return b"".join(path.read_bytes() for path in paths if path.is_file())
+
+
+def parse(content: bytes, python: bytes = b"") -> Table:
+    """Read native_functions.yaml's text into a Table; `python` is the source that registers kernels from Python.
+
+    Source of the rules: torchgen/model.py and torchgen/gen.py.
+    """
+    import yaml
+
+    entries = {_name(entry["func"]): entry for entry in yaml.load(content, Loader=loader())}
+    kinds: dict[str, Kind] = {name: _kind(entry, entries) for name, entry in entries.items()}
+    # The variants that torchgen writes itself are made of the operator they vary (native_function_generation.py:
+    # generate_function registers CompositeExplicitAutograd). Those of composite operators are named but not made.
+    for entry in list(entries.values()):
+        for name in listed(entry.get("autogen")):
+            kinds.setdefault(f"aten::{name}", "composite")
+    for name in ALWAYS_ON_CPU:
+        if kinds.get(name) != "native" and kinds.get(NO_LONGER_WITH.get(name, "")) != "native":
+            kinds[name] = "cpu"
+    for name in ONLY_AN_ERROR:
+        kinds.pop(name, None)
+    kinds.update({found.decode(): "python" for found in PYTHON_KERNEL.findall(python)})
+    kernel_owners = {
+        name: f"aten::{entry['structured_delegate']}"
+        for name, entry in entries.items()
+        if entry.get("structured_delegate") and kinds.get(name) == "composite"
+    }
+    return Table(
+        **{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS},
+        kernel_owners=kernel_owners,
+        sparse=_sparse(entries),
+    )
+
+
+def _sparse(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
+    """Which operators have kernels for sparse tensors on Metal, and whether each is the CPU's own."""
+    functions = {name: _functions(entry) for name, entry in entries.items()}
+    return {
+        key: {name: of[key] == of.get(twin) for name, of in sorted(functions.items()) if key in of}
+        for key, twin in SPARSE.items()
+    }
+
+
+def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Kind:
+    keys = _dispatch_keys(entry)
+    delegate = entry.get("structured_delegate")
+    if "MPS" in keys or (delegate is not None and "MPS" in _dispatch_keys(entries[f"aten::{delegate}"])):
+        return "native"
+    # Of a structured operator the functional and in-place forms also exist as composites over the out= form
+    # (torchgen/dest/register_dispatch_key.py, CompositeExplicitAutogradNonFunctional): on a Mac it is
+    # `lgamma.out` that is reported as missing, never `lgamma`.
+    # An entry without `dispatch:` is CompositeImplicitAutograd; an empty one, `dispatch: {}`, has no kernel at all.
+    if delegate is not None or keys & COMPOSITE_KEYS or "dispatch" not in entry:
+        return "composite"
+    return "missing"
+
+
+def _dispatch_keys(entry: Mapping[str, Any]) -> Set[str]:
+    """The single keys of an entry's `dispatch:`. SparseMPS is another key than MPS."""
+    return _functions(entry).keys()
+
+
+def _functions(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The C++ function of each key of an entry's `dispatch:`, whose keys are written as "CPU, CUDA, MPS"."""
+    return {key: function for keys, function in entry.get("dispatch", {}).items() for key in listed(keys)}
+
+
+def listed(text: str | None) -> Iterator[str]:
+    return (part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _name(function: str) -> str:
+    return "aten::" + function.split("(", 1)[0].strip()
+
+
+def loader() -> Any:
+    import yaml
+
+    # libyaml reads the file in 0.2 s; the loader in Python, for builds without it, takes ten times as long.
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _stored(path: Path) -> Table | None:
+    """What `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
+    try:
+        sets = json.loads(path.read_bytes())
+        kinds = {kind: frozenset(sets[kind]) for kind in SETS}
+        return Table(**kinds, kernel_owners=dict(sets["ends_in"]), sparse=dict(sets["sparse"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _store(fresh: Table, name: str) -> None:
+    """Keep `fresh` for the next process, all or nothing. A cache that cannot be written costs time and no error."""
+    try:
+        folder, _ = cache.writable("")
+        handle, path = tempfile.mkstemp(dir=folder, prefix=".operators-")
+        with os.fdopen(handle, "w") as file:
+            sets = {kind: sorted(getattr(fresh, kind)) for kind in SETS}
+            json.dump({**sets, "ends_in": fresh.kernel_owners, "sparse": fresh.sparse}, file)
+        Path(path).replace(folder / name)
+    except OSError:
+        return

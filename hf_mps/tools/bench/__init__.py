@@ -1,0 +1,192 @@
+"""`hf-mps bench`: training and evaluation of the field's networks, or of a case of one's own, the device over the CPU.
+
+`vgg` and `networks` are what Metal training was announced with, `cases` makes those and recipes alike, `timing` reads
+the clock, `launches` counts instead, `outcome` is what was found, as table, JSON and one signed line, `chart` its
+picture.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core import settings, status
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError
+from hf_mps.core.files import write_atomic
+from hf_mps.core.text import counted
+from hf_mps.metal.device import memory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hf_mps.tools.bench.cases import Case
+    from hf_mps.tools.bench.outcome import Outcome
+    from hf_mps.tools.bench.timing import Settings
+    from hf_mps.tools.dryrun.resolve import Target
+
+WARM_UP, REPETITIONS, SECONDS = 3, 10, 60.0
+QUICK = (1, 3, 10.0)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command asks for: a target in place of the field's networks, smaller batches, and how much is measured."""
+
+    command: str
+    target: Target | None = None
+    quick: bool = False
+    warm_up: int | None = None
+    repetitions: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What is measured, in words."""
+        return self.target.name if self.target else "ResNet50, BERT, VGG16"
+
+    @property
+    def settings(self) -> Settings:
+        """How much is measured."""
+        from hf_mps.tools.bench.timing import Settings
+
+        warm_up, repetitions, seconds = QUICK if self.quick else (WARM_UP, REPETITIONS, SECONDS)
+        return Settings(self.warm_up or warm_up, self.repetitions or repetitions, seconds)
+
+
+def run(asked: Asked, output: Path | None, sign: str | None, *, as_json: bool = False) -> None:
+    """Measure, write the files and print what was found; with `sign` the line for the collection too.
+
+    Raises UserError for what cannot be run or written, RunError where a batch did not fit into the memory.
+    """
+    from hf_mps.tools.dryrun import render
+
+    with _shown():
+        from hf_mps.tools.bench import outcome
+
+        name = outcome.signer(sign) if sign is not None else None
+        folder = outcome.folder_for(output)
+        found = measure(asked)
+        files = found.write(folder)
+    report = found.report()
+    print(render.render(report, render.form(json=as_json)))
+    if name is not None:
+        files.append(write_atomic(folder / "row.jsonl", found.signed(name) + "\n"))
+    if not as_json:
+        print("\n".join(["", *(f"  written  {file}" for file in files)]))
+        if name is not None:
+            print(f"  next     add the line of {files[-1]} to {outcome.COLLECTION} and send it as a pull request")
+    if report.problem:
+        raise RunError(f"bench: {report.problem}")
+
+
+def run_count(asked: Asked, release: str | None, *, as_json: bool = False) -> None:
+    """Count what a training step gives the simulated device to do, and print it. Raises UserError as `count`."""
+    from hf_mps.tools.dryrun import render
+
+    with _shown():
+        from hf_mps.tools.bench import launches
+
+        facts, found = count(asked, release)
+    report = render.Report(
+        "bench", asked.name, facts, ["", *launches.lines(found)], {"kind": "launches", "cases": found}
+    )
+    render.show(report, render.form(json=as_json))
+
+
+def measure(asked: Asked) -> Outcome:
+    """Time every case on the device that a run would take, and on the CPU. Imports torch.
+
+    Raises UserError for what cannot be run.
+    """
+    from hf_mps.tools.bench.outcome import Outcome, facts_of, how_measured
+
+    device = _device()
+    devices = [device] if device.value == "cpu" else [device, Choice("cpu", "what the device is compared with")]
+    with _cases(asked) as cases:
+        found = [row for case in cases for row in _timed(case, devices, asked)]
+    return Outcome(asked, facts_of(asked, device, how_measured(asked.settings)), found)
+
+
+def count(asked: Asked, release: str | None) -> tuple[dict[str, Choice[Any]], list[dict[str, Any]]]:
+    """The facts, and what a training step of every case launches on the simulated device. Imports torch.
+
+    Raises UserError as `measure`, and where the device is a Mac's own.
+    """
+    from hf_mps.tools.bench import launches
+    from hf_mps.tools.bench.outcome import facts_of
+    from hf_mps.tools.dryrun import metal_device
+
+    settings.refuse_unknown()
+    device = metal_device()
+    with _cases(asked) as cases:
+        return facts_of(asked, device, launches.HOW), launches.of_cases(cases, device, release)
+
+
+def _device() -> Choice[str]:
+    """The device that a run takes, with the layer on."""
+    settings.refuse_unknown()
+    from hf_mps.layer.activation import activate
+
+    activate.activate()
+    from hf_mps.metal.device import choose
+
+    return choose()
+
+
+@contextmanager
+def _cases(asked: Asked) -> Iterator[Sequence[Case]]:
+    from hf_mps.tools.bench.cases import of_target
+    from hf_mps.tools.bench.networks import NETWORKS
+
+    if asked.target is None:
+        yield [network.case(asked.quick) for network in NETWORKS]
+        return
+    with of_target(asked.target, asked.quick) as case:
+        yield [case]
+
+
+def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dict[str, Any]]:
+    """A row for each phase of a case, with the figures of every device."""
+    from hf_mps.tools.bench import timing
+
+    rows: dict[str, dict[str, Any]] = {}
+    for device in devices:
+        name = device.value
+        _tell(f"{case.name} on {name}: making the model …")
+        memory.release(name)
+        with case.make(device) as work:
+            size = {"batch": work.batch, "row": work.row, "parameters": work.parameters}
+            for phase, steps in work.phases.items():
+                said = f"{case.name}, {phase} on {name}"
+                _tell(f"{said} …")
+                memory.release(name)  # what the phase before left cached is none of this one
+
+                def told(done: int, said: str = said) -> None:
+                    status.now(f"{said}: {counted(done, 'repetition')} …")
+
+                found = timing.timed(steps, name, asked.settings, told).values(work.batch)
+                row = rows.setdefault(phase, {"network": case.name, "phase": phase, **size, "devices": {}, "facts": {}})
+                row["devices"][name] = found
+                row["facts"][name] = dict(work.facts)
+        del work, steps
+        memory.release(name)
+    return list(rows.values())
+
+
+def _tell(words: str) -> None:
+    """Say what is going on: a benchmark takes minutes. A terminal has its status line, a log gets a line on stderr."""
+    status.now(words)
+    if not sys.stderr.isatty():
+        print(words, file=sys.stderr, flush=True)
+
+
+def _shown() -> Any:
+    """The status line of a benchmark, before torch is imported."""
+    words = "loading PyTorch …"
+    if sys.stderr.isatty():
+        return status.shown(words)
+    _tell(words)
+    return nullcontext()

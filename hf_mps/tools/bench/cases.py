@@ -1,0 +1,137 @@
+"""What is measured: a case has a name, the size of its batch, and makes the work of a step on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
+
+if TYPE_CHECKING:
+    from hf_mps.tools.dryrun.modules import ModuleTracker
+    from hf_mps.tools.dryrun.resolve import Target
+
+TRAINING, EVALUATION = "training", "evaluation"
+QUICK_ROWS = 4
+"""Rows of a recipe's batch with --quick, at most."""
+
+Tick = Callable[[int], None]
+"""Called after each step with its number, from 1; what it raises ends the steps."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model on a device with its batch. `phases` take the number of steps, a tick, and watchers around the steps.
+
+    `batch` is the rows of a step, `row` what one of them is ("3 x 224 x 224"), `tracker` follows the modules of watched
+    steps, and `parameters` are counted.
+    """
+
+    phases: Mapping[str, Callable[[int, Tick, Sequence[Any]], None]]
+    tracker: ModuleTracker
+    batch: int
+    row: str
+    parameters: int
+    facts: Mapping[str, Choice[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`make` gives the work for a device, and takes it away. It raises UserError for what cannot be run."""
+
+    name: str
+    make: Callable[[Choice[str]], AbstractContextManager[Work]]
+
+
+def stepping(step: Callable[[], Any], tracker: ModuleTracker) -> Callable[[int, Tick, Sequence[Any]], None]:
+    """`step` as a phase of a work: called as often as asked for."""
+
+    def steps(count: int, tick: Tick, watch: Sequence[Any] = ()) -> None:
+        with ExitStack() as stack:
+            for context in (tracker, *watch) if watch else ():
+                stack.enter_context(context)
+            for number in range(1, count + 1):
+                step()
+                tick(number)
+
+    return steps
+
+
+@contextmanager
+def of_target(target: Target, quick: bool) -> Iterator[Case]:
+    """A recipe or a model with a task, in real size with random weights over made-up rows, by the runner's own trainer.
+
+    No hub is asked. Raises UserError where nothing tells the model's configuration, and what its task refuses.
+    """
+    from hf_mps.tools.dryrun import batch, prepare
+    from hf_mps.tools.dryrun.step import model_errors
+
+    with model_errors(target.resolved), prepare.weightless(target, "cpu") as parts:
+        wide = batch.width(parts.whole, parts.prepared)
+
+        @contextmanager
+        def make(device: Choice[str]) -> Iterator[Work]:
+            step = prepare.step(parts, device, fake=False, wide=wide)
+            if quick and step.trainer.args.per_device_train_batch_size > QUICK_ROWS:
+                prepare.shape_batches(step, parts.prepared, rows=QUICK_ROWS, wide=wide)
+            yield _work(step, device.value)
+
+        yield Case(target.name, make)
+
+
+def _work(step: Any, device: str) -> Work:
+    """The phases of a TrainingStep: the Trainer's own loop, and its own prediction of a batch without its loader."""
+
+    def train(count: int, tick: Tick, watch: Sequence[Any] = ()) -> None:
+        step.run(count, after_step=tick, watch=watch)
+
+    def predict() -> None:
+        step.model.eval()
+        for each in step.batches:
+            step.trainer.prediction_step(step.model, dict(each), prediction_loss_only=True)
+
+    step.model.to(device)  # Trainer moves it as it begins to train, some trainers earlier
+    first = _rows(step.batches[0])
+    return Work(
+        {TRAINING: train, EVALUATION: stepping(predict, step.tracker)},
+        step.tracker,
+        batch=sum(len(_rows(each)) for each in step.batches),
+        row=counted(first.shape[1], "token") if first.ndim == 2 else " x ".join(map(str, first.shape[1:])),
+        parameters=sum(parameter.numel() for parameter in step.model.parameters()),
+        facts=step.facts,
+    )
+
+
+def _rows(batch: Mapping[str, Any]) -> Any:
+    """The tensor of a batch that the model reads: ids, pictures or sound."""
+    read = ("input_ids", "pixel_values", "input_features", "input_values")
+    tensors = {name: each for name, each in batch.items() if getattr(each, "ndim", 0) > 1}
+    return next((tensors[name] for name in read if name in tensors), next(iter(tensors.values())))
+
+
+def target_of(recipe: str | None, model: str | None, task: str | None, overrides: Sequence[str]) -> Target | None:
+    """The case of one's own that the options name, or None for the field's. Imports no torch.
+
+    Raises UserError where they contradict each other, and for what `resolve_target` refuses.
+    """
+    from hf_mps.finetune import tasks
+    from hf_mps.tools.dryrun.resolve import resolve_target
+
+    if recipe is not None and model is not None:
+        raise UserError("--recipe and --model are two cases; give one of them")
+    if recipe is not None and task is not None:
+        raise UserError("--task belongs to --model, and a recipe has its own; leave it out")
+    if model is not None and task is None:
+        raise UserError(
+            f"--model needs a word about what it is to learn; next: --task with one of {', '.join(tasks.names())}"
+        )
+    if recipe is None and model is None:
+        if task is not None or overrides:
+            given = "--task" if task is not None else f"'{overrides[0]}'"
+            raise UserError(f"{given} belongs to a case of one's own; next: --recipe NAME, or --model ID --task TASK")
+        return None
+    return resolve_target(str(recipe or model), overrides, task)

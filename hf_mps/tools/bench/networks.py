@@ -1,0 +1,147 @@
+"""The networks that Metal training was announced with, written for transformers: ResNet50, BERT and VGG16.
+
+"Introducing Accelerated PyTorch Training on Mac" (pytorch.org, May 2022): ResNet50 in batches of 128, Hugging Face BERT
+in batches of 64 and VGG16 in batches of 64, training and evaluation, as speed-up over the CPU. It names neither lengths
+nor optimizers: pictures have the papers' 224 pixels, texts 128 tokens; the two convolutional networks train with
+the SGD of their papers, BERT with the AdamW that Trainer takes. Weights and batches are random, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.tools.bench.cases import EVALUATION, TRAINING, Case, Work, stepping
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CLASSES, LABELS = 1000, 2
+SGD: dict[str, Any] = {
+    "lr": 0.01,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+}  # VGG's paper, section 3.1; lower than ResNet's rate of 0.1
+ADAMW: dict[str, Any] = {"lr": 2e-5, "weight_decay": 0.01, "fused": True}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows of a batch, and their side in pixels or length in tokens."""
+
+    batch: int
+    extent: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """`build` makes the network for an extent, `batch` the inputs, and labels where they are given."""
+
+    name: str
+    whole: Size
+    quick: Size
+    build: Callable[[int], nn.Module]
+    batch: Callable[[Size, str], dict[str, Any]]
+    row: str
+
+    def case(self, quick: bool) -> Case:
+        """The network as announced, or `quick` with smaller batches and rows."""
+        size = self.quick if quick else self.whole
+
+        @contextmanager
+        def make(device: Choice[str]) -> Iterator[Work]:
+            yield self._work(size, device.value)
+
+        return Case(self.name, make)
+
+    def _work(self, size: Size, device: str) -> Work:
+        import torch
+
+        from hf_mps.tools.dryrun.modules import ModuleTracker
+
+        torch.manual_seed(0)
+        model = self.build(size.extent).to(device)
+        batch = self.batch(size, device)
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        optimizer = (
+            torch.optim.AdamW(model.parameters(), **ADAMW)
+            if "input_ids" in batch
+            else torch.optim.SGD(model.parameters(), **SGD)
+        )
+
+        def train() -> None:
+            model.train()
+            optimizer.zero_grad()
+            loss: Any = torch.nn.functional.cross_entropy(_logits(model, inputs), batch["labels"])
+            loss.backward()
+            optimizer.step()
+
+        def evaluate() -> None:
+            model.eval()
+            with torch.inference_mode():
+                _logits(model, inputs)
+
+        tracker = ModuleTracker()
+        return Work(
+            {TRAINING: stepping(train, tracker), EVALUATION: stepping(evaluate, tracker)},
+            tracker,
+            batch=size.batch,
+            row=self.row.format(size.extent),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            facts={"precision": Choice("fp32", "as announced; every device computes it")},
+        )
+
+
+def _logits(model: nn.Module, inputs: dict[str, Any]) -> Any:
+    """A transformers model's logits, or what another one returns."""
+    answer = model(**inputs) if len(inputs) > 1 else model(*inputs.values())
+    return getattr(answer, "logits", answer)
+
+
+def _pictures(size: Size, device: str) -> dict[str, Any]:
+    import torch
+
+    pictures = torch.randn(size.batch, 3, size.extent, size.extent)
+    labels = torch.randint(CLASSES, (size.batch,))
+    return {"pixel_values": pictures.to(device), "labels": labels.to(device)}
+
+
+def _texts(size: Size, device: str) -> dict[str, Any]:
+    import torch
+    from transformers import BertConfig
+
+    ids = torch.randint(BertConfig().vocab_size, (size.batch, size.extent))
+    mask = torch.ones_like(ids)
+    mask[:, size.extent - size.extent // 8 :] = 0  # padding, as batches of texts have it
+    labels = torch.randint(LABELS, (size.batch,))
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device), "labels": labels.to(device)}
+
+
+def _resnet50(side: int) -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    model: nn.Module = ResNetForImageClassification(ResNetConfig(num_labels=CLASSES))  # its defaults are ResNet50's
+    return model
+
+
+def _bert(length: int) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    model: nn.Module = BertForSequenceClassification(BertConfig(num_labels=LABELS))  # its defaults are BERT-base's
+    return model
+
+
+def _vgg16(side: int) -> nn.Module:
+    from hf_mps.tools.bench.vgg import VGG16
+
+    return VGG16(side)
+
+
+NETWORKS = (
+    Network("ResNet50", Size(128, 224), Size(4, 64), _resnet50, _pictures, "3 x {0} x {0}"),
+    Network("BERT", Size(64, 128), Size(4, 32), _bert, _texts, "{0} tokens"),
+    Network("VGG16", Size(64, 224), Size(4, 64), _vgg16, _pictures, "3 x {0} x {0}"),
+)

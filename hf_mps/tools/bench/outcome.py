@@ -1,0 +1,189 @@
+"""What a benchmark found: a table for people, results.json, and one line for the collection that somebody signs."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, brief
+from hf_mps.core.files import plain, write_atomic, write_json
+from hf_mps.core.text import aligned, counted, gib, memory
+from hf_mps.finetune.report.results import versions
+from hf_mps.metal.device import facts, machine, simulated
+from hf_mps.metal.device.machine import SIMULATED
+from hf_mps.tools.bench.timing import FEWEST
+from hf_mps.tools.dryrun.render import Report
+
+if TYPE_CHECKING:
+    from hf_mps.tools.bench import Asked
+    from hf_mps.tools.bench.timing import Settings
+
+SCHEMA = 1
+NO_MAC = "computed by this machine's processor, no Mac's speed or memory"
+LONGEST_NAME = 100
+COLLECTION = "docs/benchmarks.jsonl"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The `rows` of a benchmark, one a network and phase with the figures of each device, and `facts` about it."""
+
+    asked: Asked
+    facts: Mapping[str, Choice[Any]]
+    rows: list[dict[str, Any]]
+
+    @property
+    def device(self) -> str:
+        """The device that is compared with the CPU; the CPU where there is no other."""
+        return str(self.facts["device"].value)
+
+    @property
+    def label(self) -> str:
+        """The device with the word that has to stand beside every figure of a simulated one."""
+        return self.device + (SIMULATED if simulated(self.device) else "")
+
+    def speedup(self, row: Mapping[str, Any]) -> float | None:
+        """The device's rows per second over the CPU's; None where one has no figure, or there is one device alone."""
+        device, cpu = (row["devices"].get(name, {}).get("seconds") for name in (self.device, "cpu"))
+        return cpu / device if device and cpu and self.device != "cpu" else None
+
+    def values(self) -> dict[str, Any]:
+        """The content of results.json, schema 1.
+
+        `cases` have `network`, `phase`, `batch`, `row`, `parameters`, `devices` ({name: seconds of the median step,
+        fastest, slowest, repetitions, rows_per_second, memory_bytes, memory_is; or failure}), and `over_cpu`.
+        """
+        measured = self.asked.settings
+        return {
+            "schema": SCHEMA,
+            "kind": "bench",
+            "quick": self.asked.quick,
+            **provenance(self.asked.command, self.device),
+            "measured": {"warm_up": measured.warm_up, "repetitions": measured.repetitions, "seconds": measured.seconds},
+            "cases": [{**row, "over_cpu": self.speedup(row)} for row in self.rows],
+        }
+
+    def report(self) -> Report:
+        """The report for the screen."""
+        failed = [row for row in self.rows if any("failure" in each for each in row["devices"].values())]
+        return Report(
+            verb="bench",
+            target=self.asked.name,
+            facts=self.facts,
+            body=["", *self._table()],
+            values=self.values(),
+            problem=f"{counted(len(failed), 'row')} without a figure: too little memory" if failed else "",
+        )
+
+    def _table(self) -> Iterator[str]:
+        devices = list(self.rows[0]["devices"])
+        over = [f"{self.label} / cpu"] if len(devices) > 1 else []
+        names = {name: self.label if name == self.device else name for name in devices}
+        head = ["network", "phase", "batch", "row", *(f"rows/s {names[name]}" for name in devices), *over]
+        head += [f"memory {names[name]}" for name in devices]
+        rows = [tuple(head)]
+        for row in self.rows:
+            found = row["devices"]
+            ratio = self.speedup(row)
+            cells = [row["network"], row["phase"], f"{row['batch']}", row["row"]]
+            cells += [speed(found[name]) for name in devices]
+            cells += ["-" if ratio is None else f"{ratio:.2f}"] if over else []
+            rows.append((*cells, *(_memory(found[name]) for name in devices)))
+        yield from (f"  {line}" for line in aligned(rows, right=(2, *range(4, len(head)))))
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write results.json and bench.png into `folder`, and return their paths."""
+        from hf_mps.tools.bench import chart
+
+        return [
+            write_json(folder / "results.json", self.values()),
+            write_atomic(folder / "bench.png", chart.draw(self)),
+        ]
+
+    def signed(self, name: str) -> str:
+        """The line of the collection, which `name` vouches for: the figures, and what they were measured with."""
+        values = plain(self.values())
+        for case in values["cases"]:
+            case.pop("facts")
+        return json.dumps({"signed_off_by": name, **values}, ensure_ascii=False, allow_nan=False)
+
+
+def provenance(command: str, device: str) -> dict[str, Any]:
+    """What a stored row says of where its figures come from: command, date, device, machine and versions."""
+    found = facts.facts(device)
+    return {
+        "command": command,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "device": device,
+        "simulated": simulated(device),
+        "machine": {
+            "chip": found.chip,
+            "cores": found.cores,
+            "memory_bytes": found.memory,
+            "processor": machine.real().chip,
+            "system": f"macOS {found.macos}" if found.macos else platform.system(),
+        },
+        "versions": versions(),
+    }
+
+
+def facts_of(asked: Asked, device: Choice[str], measured: Choice[str]) -> dict[str, Choice[Any]]:
+    """What a report says above its table, each with its reason. Imports torch."""
+    found = facts.facts(device.value)
+    system = f"macOS {found.macos}" if found.macos else platform.system()
+    told = {"device": device, "chip": Choice(found.chip, f"{gib(found.memory)}, {system}")}
+    if simulated(device.value):
+        told["simulated"] = Choice("yes", NO_MAC)
+    if asked.quick:
+        told["size"] = Choice("quick", "smaller batches and rows: compare its figures with no other's")
+    told["versions"] = Choice(f"torch {found.torch}", f"transformers {versions().get('transformers', '?')}")
+    return told | {"measured": measured}
+
+
+def how_measured(settings: Settings) -> Choice[str]:
+    """How the time of a step is found."""
+    return Choice(
+        f"median of {settings.repetitions}",
+        f"after {counted(settings.warm_up, 'step')} to warm up; at least {FEWEST}, and no further one after"
+        f" {settings.seconds:.0f} s; the device has done each step when the clock is read",
+    )
+
+
+def speed(found: Mapping[str, Any]) -> str:
+    """Rows per second in words, or that there is no figure."""
+    return found["failure"] if "failure" in found else f"{found['rows_per_second']:,.1f}"
+
+
+def _memory(found: Mapping[str, Any]) -> str:
+    return memory(found["memory_bytes"]) if found.get("memory_bytes") else "-"
+
+
+def signer(name: str) -> str:
+    """Who vouches for a row, as the row has it. Raises UserError for what is no name of one line."""
+    cleaned = " ".join(name.split())
+    if not cleaned or not cleaned.isprintable() or len(cleaned) > LONGEST_NAME or "|" in cleaned:
+        raise UserError(
+            f"--sign '{brief(name)}' is no name; allowed: up to {LONGEST_NAME} letters without |;"
+            " next: --sign 'Your Name <you@example.org>'"
+        )
+    return cleaned
+
+
+def folder_for(given: Path | None, first: Path = Path("runs/bench")) -> Path:
+    """The folder for the files: `given`, or the first of runs/bench, runs/bench-2, … that is free.
+
+    Raises UserError where `given` holds something: nothing is written over.
+    """
+    from hf_mps.finetune.run.run_dir import next_free
+
+    if given is None:
+        return next_free(first) if first.exists() else first
+    if given.exists() and (not given.is_dir() or any(given.iterdir())):
+        raise UserError(f"--output {given} holds something already; next: --output {next_free(given)}")
+    return given

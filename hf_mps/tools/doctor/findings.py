@@ -1,0 +1,73 @@
+"""The doctor's findings: one line of its report each, printed for people or as JSON."""
+
+from __future__ import annotations
+
+import json as jsons
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import hf_mps
+from hf_mps.core.errors import RunError
+from hf_mps.core.files import plain
+from hf_mps.metal.device import simulated
+
+State = Literal["ok", "note", "problem"]
+SIGNS: dict[State, str] = {"ok": " ", "note": "·", "problem": "!"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, how it is, and what to type or to read next; `next` is empty only where all is well.
+
+    A `note` is worth knowing and needs nothing; a `problem` keeps training off Metal or makes it wrong.
+    """
+
+    name: str
+    state: State
+    says: str
+    next: str = ""
+
+
+def ok(name: str, says: str) -> Finding:
+    """A finding that is as it should be."""
+    return Finding(name, "ok", says)
+
+
+def note(name: str, says: str, next: str) -> Finding:
+    """A finding that needs nothing now."""
+    return Finding(name, "note", says, next)
+
+
+def problem(name: str, says: str, next: str) -> Finding:
+    """A finding that is to be mended."""
+    return Finding(name, "problem", says, next)
+
+
+def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | None = None, *, json: bool) -> None:
+    """Print every section: a line a finding, and below what is not well the command or link that goes on.
+
+    JSON has what is `also` known as values, beside the sentences.
+    """
+    findings = [finding for section in sections.values() for finding in section]
+    if json:
+        ready = not any(finding.state == "problem" for finding in findings)
+        values = {"hf_mps": hf_mps.__version__, "ready": ready, "simulated": simulated(), "findings": sections}
+        print(jsons.dumps(plain({**values, **(also or {})}), indent=2))
+        return
+    print(f"hf-mps {hf_mps.__version__} doctor")
+    width = max(len(finding.name) for finding in findings)
+    for name, section in sections.items():
+        print(f"\n{name}")
+        for finding in section:
+            print(f"{SIGNS[finding.state]} {finding.name:<{width}}  {finding.says}".rstrip())
+            if finding.next:
+                print(f"  {'':<{width}}  next: {finding.next}")
+
+
+def stop_at_problems(sections: Mapping[str, Sequence[Finding]]) -> None:
+    """Raise RunError (exit 1), which counts and names the problems, where there is one."""
+    problems = [finding for section in sections.values() for finding in section if finding.state == "problem"]
+    if problems:
+        names = ", ".join(dict.fromkeys(finding.name for finding in problems))
+        raise RunError(f"doctor: {len(problems)} to mend: {names}; next: {problems[0].next}")

@@ -1,0 +1,178 @@
+"""Each guard and sentinel with its state and reason; with --trials, what each finds when it tries this device.
+
+The trials run in a process of their own, since some faults of Metal end the process that meets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from hf_mps.core.text import summary
+from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY
+from hf_mps.metal.device import faults
+from hf_mps.tools.doctor.findings import Finding, note, ok, problem
+
+IDLE = ("needless", "waits", "on")
+Verdict = Literal["faulty", "right", "not tried", "failed", "ended"]
+TRIED = "tried on the device"
+"""How a guard's reason begins where a trial found it out."""
+LONGEST = 300
+"""Seconds without a word after which a trial counts as ended; the longest takes some seconds on a slow Mac."""
+
+
+def examine() -> list[Finding]:
+    """The lines of `hf_mps.guards.report()`; a guard that could not be installed is a problem.
+
+    Without Metal the many that have nothing to do are one line.
+    """
+    from hf_mps.layer import guards
+    from hf_mps.metal.device import choice
+
+    for library in GUARDS.after:  # what the guards wait for: only then do they know what they have to do
+        with contextlib.suppress(ImportError):
+            importlib.import_module(library)
+    on_metal = choice.metal().value
+    idle = 0
+    findings = []
+    for guard in guards.report().guards:
+        if not on_metal and guard.state in IDLE:
+            idle += 1
+        elif guard.state == "failed":
+            findings.append(problem(guard.name, f"failed: {guard.reason}", "pip install --upgrade hf-mps"))
+        elif guard.state == "off by user":
+            findings.append(note(guard.name, f"off: {guard.reason}; {guard.what}", "unset HF_MPS_GUARDS"))
+        else:
+            findings.append(ok(guard.name, f"{guard.state}: {guard.reason}"))
+    if idle:
+        findings.append(ok("idle", f"{idle} guards have nothing to do: the hazards are Metal's, and there is none"))
+    return findings
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one guard's trial found; `listed` is whether the list of known problems has the fault for this Mac.
+
+    A trial that `failed` raised an error and says nothing of the fault; one that `ended` took its process with it.
+    """
+
+    name: str
+    verdict: Verdict
+    says: str
+    issue: str
+    listed: bool
+    seconds: float
+
+    @property
+    def news(self) -> bool:
+        """Whether the device is not as the list of known problems has it."""
+        return self.verdict in ("failed", "ended", "right" if self.listed else "faulty")
+
+
+def try_all(names: Sequence[str] | None = None) -> list[Trial]:
+    """Run the trials of these guards, by default of all that are about the device; none where there is no Metal."""
+    left = list(_concerned() if names is None else names)
+    trials: list[Trial] = []
+    while left:
+        ended = list(_child(left))
+        if not ended:  # a process that could not even start
+            return trials + [_trial(name, "not tried", "the process of the trials did not start", 0.0) for name in left]
+        trials += ended
+        left = [name for name in left if name not in {trial.name for trial in ended}]
+    return trials
+
+
+def examine_trials(trials: Sequence[Trial]) -> list[Finding]:
+    """The trials as lines of the report. A fault that a guard cures is no problem; one that ends the process is."""
+    return [_finding(trial) for trial in trials]
+
+
+def _finding(trial: Trial) -> Finding:
+    says = f"{trial.verdict}: {trial.says}"
+    if trial.verdict == "ended":
+        return problem(trial.name, says, trial.issue)
+    if trial.verdict == "failed":
+        return note(trial.name, says, trial.issue)
+    if trial.news:
+        listed = "faulty" if trial.listed else "right"
+        return note(trial.name, f"{says}; listed as {listed} for this torch and Mac", trial.issue)
+    if trial.verdict == "faulty":
+        return note(trial.name, f"{says}; cured here", trial.issue)
+    return ok(trial.name, says)
+
+
+def _concerned() -> list[str]:
+    """The guards against faults of the device, in the catalogue's order."""
+    from hf_mps.metal.device import choice
+
+    if not choice.metal(owned=True).value:
+        return []
+    return [name for name in GUARDS.names if faults.cured_by(name)]
+
+
+def _child(names: Sequence[str]) -> Iterator[Trial]:
+    """The trials of one process, up to the first that ends it."""
+    command = [sys.executable, "-m", "hf_mps.tools.doctor.guards", *names]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    begun = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        err = f"no answer for {LONGEST} seconds"
+    running = ""
+    for line in out.splitlines():
+        if not line.startswith(('{"begins"', '{"name"')):  # whatever a library prints
+            continue
+        values = json.loads(line)
+        running = values.get("begins", "")
+        if not running:
+            yield Trial(**values)
+    if running:
+        last = next((line for line in reversed(err.splitlines()) if line.strip()), "it said nothing")
+        yield _trial(running, "ended", f"{_ending(process.returncode)}: {last.strip()}", time.monotonic() - begun)
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"the trial ended its process by {signal.Signals(-code).name}"
+    return f"the trial ended its process with exit code {code}"
+
+
+def _trial(name: str, verdict: Verdict, says: str, seconds: float) -> Trial:
+    listed = faults.possible(*faults.cured_by(name))
+    return Trial(name, verdict, says, REGISTRY.get(name).issue, listed, round(seconds, 2))
+
+
+def main(names: Sequence[str]) -> None:
+    """Try these guards one after the other and print a JSON line before each and after it."""
+    from hf_mps.layer.activation.activate import activate
+
+    activate()
+    for name in names:
+        print(json.dumps({"begins": name}), flush=True)
+        guard, begun = REGISTRY.get(name), time.monotonic()
+        verdict: Verdict
+        try:
+            outcome = guard.tried()
+        except Exception as error:
+            verdict, says = "failed", summary(error)
+        else:
+            verdict = "faulty" if outcome.value else "right"
+            if not outcome.reason.startswith(TRIED):
+                verdict = "not tried"
+            says = outcome.reason.removeprefix(f"{TRIED}: ").removeprefix(f"{TRIED}, ")
+        print(json.dumps(asdict(_trial(name, verdict, says, time.monotonic() - begun))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

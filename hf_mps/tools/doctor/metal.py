@@ -1,0 +1,107 @@
+"""Metal: what PyTorch was built with, what it finds, and whether real work on the device comes out right."""
+
+from __future__ import annotations
+
+import contextlib
+
+from hf_mps.core import settings
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import first_line
+from hf_mps.core.text import memory as words
+from hf_mps.metal import kernels
+from hf_mps.metal.device import choice, machine, precision, probe
+from hf_mps.tools.doctor.findings import Finding, note, ok, problem
+
+APPLE = "https://developer.apple.com/metal/pytorch/"
+
+
+def examine() -> list[Finding]:
+    """The build, PyTorch's own answer, Apple's verification, the probe, the dtypes, and the device of a run."""
+    readings = probe.read(machine.present(), owned=True)
+    findings = [_built(readings)]
+    if readings.built:
+        findings.append(_found(readings))
+    passed = probe.metal(owned=True)
+    if readings.built and readings.found:
+        findings.append(_apple())
+    if passed.value:
+        findings.append(ok("probe", passed.reason))
+        findings += _dtypes()
+    else:
+        findings.append(problem("probe", *_apart(passed.reason)))
+    findings += _kernels()
+    findings.append(_chosen())
+    return findings
+
+
+def _built(readings: probe.Readings) -> Finding:
+    if readings.built:
+        return ok("built", f"PyTorch {readings.torch} is built with Metal{readings.machine.label}")
+    return problem("built", *_apart(probe.verdict(readings).reason))
+
+
+def _found(readings: probe.Readings) -> Finding:
+    if readings.found:
+        return ok("found", f"PyTorch finds a Metal device{readings.machine.label}")
+    says = "PyTorch finds no Metal device"
+    if readings.machine.macos_at_least(*probe.oldest_macos(readings.torch)):
+        says += "; its error blames the macOS version also where a sandbox or a session without the GPU is the reason"
+    return problem("found", says, "https://github.com/pytorch/pytorch/issues/167679")
+
+
+def _apple() -> Finding:
+    """What Apple's page asks to be run: a tensor of ones on the device."""
+    import torch
+
+    try:
+        ones = torch.ones(1, device="mps")
+        shown = str(ones)
+        value = ones.item()
+    except Exception as error:
+        return problem("Apple's verification", f'torch.ones(1, device="mps") fails: {first_line(error)}', APPLE)
+    if value != 1.0:
+        return problem("Apple's verification", f'torch.ones(1, device="mps") holds {value}', APPLE)
+    return ok("Apple's verification", f'torch.ones(1, device="mps") prints {shown}')
+
+
+def _dtypes() -> list[Finding]:
+    found = []
+    for name, usable in precision.dtypes("mps").items():
+        if usable.value:
+            found.append(ok(name, usable.reason))
+        else:
+            link = "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/EmptyTensor.cpp"
+            found.append(note(name, usable.reason, link if name == "float64" else "pip install --upgrade torch"))
+    return found
+
+
+def _kernels() -> list[Finding]:
+    """What HF_MPS_KERNELS does, where it is set; a value that is refused stands in the environment's section."""
+    name = "Metal kernels"
+    if (dispatch := kernels.running()) is not None:
+        release, objects = dispatch.release, dispatch.release.objects
+        count, size = objects.kept()
+        compute = f"torch {release.version}'s own compute{', each access bounded' if release.checked else ''}"
+        return [ok(name, f"{compute}; {count:,} compiled for this CPU are kept, {words(size)}, in {objects.folder}")]
+    with contextlib.suppress(UserError):
+        if settings.kernels() is not None and settings.simulate() is None:
+            says = f"{kernels.VARIABLE} does nothing without a simulated device"
+            mac = machine.present().mac
+            return [note(name, says, f"unset {kernels.VARIABLE}" if mac else "HF_MPS_SIMULATE=1 hf-mps doctor")]
+    return []
+
+
+def _chosen() -> Finding:
+    try:
+        chosen = kernels.told(choice.choose())
+    except UserError as error:
+        return problem("device of a run", str(error), "unset HF_MPS_DEVICE")
+    if chosen.value == "mps":
+        return ok("device of a run", str(chosen))
+    return note("device of a run", str(chosen), "hf-mps doctor, once what stands above is mended")
+
+
+def _apart(reason: str) -> tuple[str, str]:
+    """A probe's sentence as what it says and, behind its last semicolon, what to do."""
+    says, _, advice = reason.rpartition("; ")
+    return (says, advice) if says else (reason, APPLE)

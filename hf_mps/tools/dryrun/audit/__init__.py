@@ -1,0 +1,169 @@
+"""`hf-mps audit`: which operators of a training step have a Metal kernel, without a Mac and without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import summary
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
+    from hf_mps.metal.operators.launch_class import LaunchTable
+    from hf_mps.metal.operators.support import OperatorSupport
+    from hf_mps.tools.dryrun.audit.record import Audit, OperatorRecorder
+    from hf_mps.tools.dryrun.modules import ModuleTracker
+    from hf_mps.tools.dryrun.resolve import Target
+
+FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
+TRACED = 2
+"""Batches of a step that are looked at: the first finds no gradients, every other one adds to them as the second."""
+OF_A_SCRIPT = Choice("real", "the script's own, from its start to the end of its first optimizer step")
+
+
+def audit(target: Target, torch_table: Path | None = None, release: str | None = None) -> Audit:
+    """Look at one training step of `target`, in real size with fake tensors; where those cannot run, a small real one.
+
+    `release` is the PyTorch that it is asked for, by default the installed one; `torch_table` is another one's
+    native_functions.yaml, which says nothing of launches. Imports torch and makes a simulated device where there is
+    no Metal. Raises UserError for what cannot be looked at.
+    """
+    from hf_mps.tools.dryrun import metal_device
+
+    device = metal_device()
+    from hf_mps.tools.dryrun.launches import asked_for
+    from hf_mps.tools.dryrun.step import model_errors
+
+    support, launches = _tables(torch_table, release)
+    facts = {"device": device, **asked_for(release, launches)}
+    with model_errors(target.resolved):
+        return _audit(target, facts, support, launches)
+
+
+def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupport, LaunchTable | Choice[None] | None]:
+    """What has a kernel, and what calls launch. Raises UserError for two releases, and for one that is not known."""
+    from hf_mps.metal.operators.launch_class import LaunchTable
+    from hf_mps.metal.operators.support import OperatorSupport
+    from hf_mps.tools.dryrun.launches import table_of
+
+    if torch_table is not None:
+        if release is not None:
+            raise UserError("--torch and --torch-table are two ways to name a release; give one of them")
+        return OperatorSupport(torch_table), None
+    launches = table_of(release)
+    of_release = launches if release is not None and isinstance(launches, LaunchTable) else None
+    return OperatorSupport(launches=of_release), launches
+
+
+def _audit(
+    target: Target,
+    facts: dict[str, Choice[str]],
+    support: OperatorSupport,
+    launches: LaunchTable | Choice[None] | None,
+) -> Audit:
+    from hf_mps.finetune.smoke.fake import needs_numbers
+    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
+
+    device = facts["device"]
+
+    def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
+        step = prepare.step(parts, device, fake=tensors is FAKE)
+        recorder = OperatorRecorder(step.tracker)
+        step.run(1, watch=[recorder])
+        told = {**facts, **step.facts, "tensors": tensors}
+        return audit_of(target.name, recorder, support, told, launches)
+
+    training, accumulated = _traced(target.resolved.recipe)
+    facts = {**facts, **accumulated}
+    with prepare.weightless(target, training=training) as parts:
+        try:
+            return audited(parts, FAKE)
+        except Exception as error:
+            if not needs_numbers(error):
+                raise
+            why = summary(error)
+    with prepare.small(target, device) as parts:
+        return audited(parts, Choice("real", f"a small real step; fake tensors cannot run this one: {why}"))
+
+
+def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
+    """Return a recipe's `training` with at most `TRACED` batches a step, and the fact where there are more.
+
+    GRPO's groups of completions fill all batches of a step together: they become as small.
+    """
+    training = recipe.training
+    batches = training.get("gradient_accumulation_steps") or 1
+    if batches <= TRACED:
+        return training, {}
+    told = Choice(
+        f"{TRACED} of {batches} batches", "the others of a step call what the second does; they are not counted"
+    )
+    less = {"gradient_accumulation_steps": TRACED}
+    if recipe.task == "grpo":
+        less["num_generations"] = TRACED * (training.get("per_device_train_batch_size") or 1)
+    return {**training, **less}, {"accumulation": told}
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
+    first = words[0].rpartition("/")[2] if words else ""
+    return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
+
+
+def audit_script(words: Sequence[str], torch_table: Path | None = None, release: str | None = None) -> Audit:
+    """Run the script of the command line `words` until its first optimizer step; what it called on the device.
+
+    What came before the step (moving the model, an evaluation) counts as well. The script's own files and words stay
+    what they are. Raises UserError for a command that names no script, RunError where it ends without a step.
+    """
+    from hf_mps.tools.dryrun import metal_device
+
+    device = metal_device()  # before anything else imports torch
+    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
+    from hf_mps.tools.dryrun.launches import asked_for
+    from hf_mps.tools.dryrun.modules import ModuleTracker
+
+    (support, launches), tracker = _tables(torch_table, release), ModuleTracker()
+    recorder = OperatorRecorder(tracker)
+    _run(words, tracker, recorder)
+    facts = {"device": device, **asked_for(release, launches), "tensors": OF_A_SCRIPT}
+    return audit_of(" ".join(words), recorder, support, facts, launches)
+
+
+class _Stepped(BaseException):
+    """The first optimizer step is taken. It is no Exception, which a script might catch."""
+
+
+def _run(words: Sequence[str], tracker: ModuleTracker, recorder: OperatorRecorder) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    from hf_mps.layer.activation import run
+    from hf_mps.tools.dryrun.modules import BETWEEN, OPTIMIZER
+
+    script = run.prepare(words)
+
+    def before(*_: Any) -> None:
+        tracker.phase = OPTIMIZER
+
+    def after(*_: Any) -> None:
+        tracker.phase = BETWEEN
+        raise _Stepped
+
+    hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    try:
+        with tracker, recorder:
+            run.start(script)
+    except _Stepped:
+        return
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RunError(f"the script ended before its first optimizer step: {summary(error)}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    raise RunError("the script ended and took no optimizer step; next: a command that trains")

@@ -1,0 +1,88 @@
+"""`hf-mps plan`: will a training fit into a Mac's memory, as the trace of one step tells, which holds no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_mps.tools.dryrun.memory.fit import MemoryPlan
+    from hf_mps.tools.dryrun.memory.machine import Machine
+    from hf_mps.tools.dryrun.memory.trace import Estimate
+    from hf_mps.tools.dryrun.resolve import Target
+    from hf_mps.tools.dryrun.step import TrainingStep
+
+
+def estimate(
+    target: Target, *, length: int | None = None, also: Callable[[TrainingStep], Any] | None = None
+) -> Estimate:
+    """The peak of one training step of `target`, with batches of `length` tokens (default: what rows are cut to).
+
+    `also` returns a recorder that looks on, such as `hf_mps.tools.dryrun.audit.record.OperatorRecorder`, or None.
+    Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
+    RunError where the step reads values, which fake tensors do not have.
+    """
+    from hf_mps.tools.dryrun import metal_device
+
+    device = metal_device()
+    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun.memory.trace import Tracer
+    from hf_mps.tools.dryrun.step import model_errors
+
+    with model_errors(target.resolved), prepare.weightless(target) as parts:
+        return Tracer(parts, device, length, also)()
+
+
+def plan(
+    target: Target, machine: Machine | None = None, *, length: int | None = None, release: str | None = None
+) -> MemoryPlan:
+    """The estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
+
+    Where it does not fit as it is, of what the run itself would change so that it does: `facts` has those choices.
+    And what the step launches on the PyTorch `release` (default: the installed one). Raises as `estimate` does, and
+    UserError for a release whose launches are not known.
+    """
+    from hf_mps.tools.dryrun import metal_device
+
+    device = metal_device()
+    from hf_mps.finetune.features.memory_fit import Room
+    from hf_mps.metal.operators.launch_class import LaunchTable
+    from hf_mps.tools.dryrun import launches, prepare
+    from hf_mps.tools.dryrun.audit.record import OperatorRecorder
+    from hf_mps.tools.dryrun.memory import room
+    from hf_mps.tools.dryrun.memory.fit import MemoryPlan, ranked
+    from hf_mps.tools.dryrun.memory.machine import present
+    from hf_mps.tools.dryrun.memory.search import largest
+    from hf_mps.tools.dryrun.memory.trace import Tracer
+    from hf_mps.tools.dryrun.step import model_errors
+
+    machine = machine or present()
+    table = launches.table_of(release)
+    recorders: list[OperatorRecorder] = []
+
+    def of_the_first(step: TrainingStep) -> OperatorRecorder | None:
+        if recorders:
+            return None
+        recorders.append(OperatorRecorder(step.tracker))
+        return recorders[0]
+
+    def traced(target: Target) -> tuple[Estimate, int]:
+        with prepare.weightless(target) as parts:
+            tracer = Tracer(parts, device, length, of_the_first)
+            estimate = tracer()
+            return estimate, largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
+
+    made = Room()
+    with model_errors(target.resolved):
+        estimate, most = traced(target)
+        if machine.verdict(estimate.bytes) != "fits":
+            made = room.make(target, machine, device, length, estimate)
+        if made.overrides:
+            recorders.clear()
+            target = target.varied(made.overrides)
+            estimate, most = traced(target)
+    fits = machine.verdict(estimate.bytes) == "fits"
+    options = () if fits else tuple(ranked(target, machine, device, length, made.overrides))
+    found = launches.of_calls(recorders[0].calls, table) if isinstance(table, LaunchTable) else table
+    facts = {"device": device, **launches.asked_for(release, table), **estimate.facts, **made.choices}
+    return MemoryPlan(target.name, machine, estimate, most, options, facts, found)

@@ -1,0 +1,249 @@
+"""A memory plan: does a training fit a machine, what other settings would make it fit, and the report of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.core.files import plain
+from hf_mps.core.text import GIB, MIB
+from hf_mps.finetune.features import early_steps
+from hf_mps.finetune.models import quantization
+from hf_mps.finetune.recipe import training_section
+from hf_mps.finetune.recipe.overrides import of_values
+from hf_mps.metal.device.memory import beside_live
+from hf_mps.metal.operators.launch_class import CLASSES
+from hf_mps.tools.dryrun import prepare
+from hf_mps.tools.dryrun.launches import Launches, launch_lines
+from hf_mps.tools.dryrun.memory.machine import Machine
+from hf_mps.tools.dryrun.memory.search import largest
+from hf_mps.tools.dryrun.memory.trace import PARTS, Estimate, Tracer
+from hf_mps.tools.dryrun.render import Report
+
+if TYPE_CHECKING:
+    from hf_mps.tools.dryrun.resolve import Target
+
+CHECKPOINTING = {f"training.{training_section.checkpointing()}": True}
+EARLY: dict[str, Any] = {early_steps.KEY: True}
+BF16 = {"training.bf16": True}
+ADAFACTOR: dict[str, Any] = {"training.optim": "adafactor"}
+HALVES: dict[str, Any] = {early_steps.WEIGHTS: early_steps.HALVES}
+LORA: dict[str, Any] = {"lora": {}}
+QUANTIZED: dict[str, Any] = {quantization.KEY: quantization.NF4}
+# From the least change to the greatest. What each costs: accumulation and checkpointing give the same gradients (but
+# for dropout's draws); checkpointing runs each forward pass twice; another optimizer and weights in halves take other
+# steps; adapters train other weights than the recipe says. State on the CPU is none: it is the same memory on a Mac.
+WAYS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({}, "the same gradients, in smaller pieces"),
+    (CHECKPOINTING, "the same gradients; the forward pass runs twice, so a step takes about a third longer"),
+    (BF16, "matrix products and what they keep in half precision; weights stay float32"),
+    (CHECKPOINTING | BF16, "both: the forward pass runs twice, in half precision"),
+    (
+        ADAFACTOR | EARLY | CHECKPOINTING,
+        "another optimizer, which keeps sums of rows and columns in place of two moments; other losses than AdamW's",
+    ),
+    (HALVES | CHECKPOINTING, f"{early_steps.ROUNDED}; the forward pass in bfloat16"),
+    (LORA, "adapters train in place of all weights: no gradients and moments for the others"),
+    (LORA | CHECKPOINTING, "adapters train in place of all weights, and the forward pass runs twice"),
+    (LORA | CHECKPOINTING | BF16, "adapters, a forward pass that runs twice, in half precision"),
+    (
+        LORA | CHECKPOINTING | HALVES,
+        "adapters in float32 over frozen weights in bfloat16, and the forward pass runs twice",
+    ),
+    (
+        QUANTIZED | CHECKPOINTING | HALVES,
+        "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
+    ),
+    (
+        LORA | QUANTIZED | CHECKPOINTING | HALVES,
+        "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """Overrides, as a command line has them, that make the step fit: `estimate` with them, `largest` batch in rows."""
+
+    overrides: tuple[str, ...]
+    reason: str
+    estimate: Estimate
+    largest: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Whether the step of `estimate` fits `machine`; `largest` is the most rows that do, `options` make it fit.
+
+    `launches` is what one such step launches, or why that is not known.
+    """
+
+    target: str
+    machine: Machine
+    estimate: Estimate
+    largest: int
+    options: tuple[Option, ...] = ()
+    facts: Mapping[str, Choice[Any]] = field(default_factory=dict)
+    launches: Launches | Choice[None] | None = None
+
+    @property
+    def verdict(self) -> str:
+        """fits, swaps or "does not fit"."""
+        return self.machine.verdict(self.estimate.bytes)
+
+
+def ranked(
+    target: Target, machine: Machine, device: Choice[str], length: int | None, made: Mapping[str, Any]
+) -> Iterator[Option]:
+    """Every way that makes the step fit, the least change first; a way that the recipe goes already is left out.
+
+    The run goes a part of the way itself: `made` are those overrides, which `target` has.
+
+    Each keeps the number of rows in an optimizer step, with accumulation where it must, which a step in the backward
+    pass cannot have.
+    """
+    tried: list[dict[str, Any]] = []
+    for whole, reason in WAYS:
+        changes = {key: value for key, value in whole.items() if key not in made}
+        if changes in tried or not changes_something(target, changes):
+            continue
+        tried.append(changes)
+        if EARLY.keys() <= made.keys() and not _steps_early(whole):
+            changes = changes | {early_steps.KEY: False}
+        try:
+            with prepare.weightless(target.varied(changes)) as parts:
+                option = _option(Tracer(parts, device, length), machine, changes, reason)
+        except UserError:  # the model has no such layers, the chip no such precision
+            continue
+        if option is not None:
+            yield option
+
+
+def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: str) -> Option | None:
+    asked, limit = tracer.rows, machine.comfortable
+    most = largest(lambda rows: tracer(rows).bytes, limit, asked)
+    if most == 0:
+        return None
+    if most >= asked:
+        return Option(words(changes), reason, tracer(asked), most)
+    if _steps_early(changes):
+        return None
+    rows = max(number for number in range(1, most + 1) if asked % number == 0)
+    smaller = {
+        "training.per_device_train_batch_size": rows,
+        "training.gradient_accumulation_steps": tracer.accumulation * (asked // rows),
+    }
+    return Option(words(changes | smaller), reason, tracer(rows), most)
+
+
+def _steps_early(changes: Mapping[str, Any]) -> bool:
+    """Whether a step with them cannot accumulate."""
+    return any(changes.get(key) for key in EARLY | HALVES) and (LORA | QUANTIZED).keys().isdisjoint(changes)
+
+
+def words(changes: dict[str, Any]) -> tuple[str, ...]:
+    """Overrides as a person writes them."""
+    made = of_values(changes).items()
+    return tuple(f"{key}={one.value}" if isinstance(one.value, str) else one.word for key, one in made)
+
+
+def changes_something(target: Target, changes: Mapping[str, Any]) -> bool:
+    """Whether each of the changes is one, the user's own words say nothing of it, and the recipe's task knows it."""
+    recipe, training = target.resolved.recipe, target.resolved.recipe.training
+    if changes.keys() & target.resolved.overrides.keys():
+        return False
+    if CHECKPOINTING.keys() <= changes.keys() and training.get(training_section.checkpointing()):
+        return False
+    if "attention" in changes and recipe.attention != "auto":
+        return False
+    if "training.optim" in changes and training.get("optim"):
+        return False
+    if changes.get(early_steps.KEY) and recipe.step_in_backward is not None:
+        return False
+    if early_steps.WEIGHTS in changes and recipe.weights == early_steps.HALVES:
+        return False
+    if "training.bf16" in changes and (training.get("bf16") or training.get("fp16")):
+        return False
+    if quantization.KEY in changes and getattr(recipe, quantization.KEY, quantization.NF4) is not None:
+        return False  # quantized already, or a task that has no such weights
+    if quantization.KEY in changes and "lora" not in changes and getattr(recipe, "lora", None) is None:
+        return False  # rounded weights do not step themselves
+    return "lora" not in changes or ("lora" in type(recipe).model_fields and getattr(recipe, "lora", None) is None)
+
+
+def report(plan: MemoryPlan) -> Report:
+    """The peak with its parts, what the machine has, the largest batch, and what would make it fit; sizes in bytes."""
+    machine, estimate = plan.machine, plan.estimate
+    step = (
+        f"{estimate.accumulation} of them make an optimizer step" if estimate.accumulation > 1 else "an optimizer step"
+    )
+    limits = f"{gib(machine.recommended)} recommended for one process, {gib(machine.memory)} in all"
+    return Report(
+        "plan",
+        plan.target,
+        plan.facts,
+        list(_lines(plan)),
+        {
+            "machine": {**plain(machine), "comfortable": machine.comfortable},
+            "verdict": plan.verdict,
+            "estimate": _values(estimate),
+            "largest_batch": plan.largest,
+            "options": [
+                {
+                    "overrides": option.overrides,
+                    "reason": option.reason,
+                    "largest_batch": option.largest,
+                    "estimate": _values(option.estimate),
+                }
+                for option in plan.options
+            ],
+            "launches": plan.launches.values() if isinstance(plan.launches, Launches) else plan.launches,
+        },
+        table_facts={
+            "batch": Choice(_shape(estimate, estimate.rows), step),
+            "machine": Choice(machine.name, f"{limits}; above {gib(machine.comfortable)} {machine.beyond}"),
+        },
+        names=(*PARTS, *CLASSES),
+        problem="" if plan.verdict == "fits" else f"{gib(estimate.bytes)} {plan.verdict} on {machine.name}",
+    )
+
+
+def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
+    estimate, share = plan.estimate, plan.estimate.bytes / plan.machine.comfortable
+    peak = f"peak {gib(estimate.bytes)} of live memory, {plan.verdict}"
+    yield from ("", f"{peak}: {share:.0%} of what may be used; at {estimate.where}")
+    yield from (
+        (part, f"{gib(estimate.parts[part]):>9}", what) for part, what in PARTS.items() if estimate.parts.get(part)
+    )
+    most = _shape(estimate, plan.largest) if plan.largest else "none: one row alone is too much"
+    yield from (f"  {_beside(plan)}", "", f"largest batch that fits: {most}")
+    if plan.options:
+        yield from ("", "what would make it fit, the least change first:")
+    for number, option in enumerate(plan.options, 1):
+        yield f"  {number}. {' '.join(option.overrides)}"
+        yield f"     peak {gib(option.estimate.bytes)}; {option.reason}; up to {option.largest} rows"
+    if plan.launches is not None:
+        yield from launch_lines(plan.launches)
+
+
+def _beside(plan: MemoryPlan) -> str:
+    import torch
+
+    release = plan.launches.release if isinstance(plan.launches, Launches) else str(torch.__version__)
+    return f"live memory, of tensors alone: {beside_live(release)}; Python and PyTorch hold some hundred megabytes more"
+
+
+def gib(size: int) -> str:
+    """Bytes for a person."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / MIB:.2f} MiB"
+
+
+def _shape(estimate: Estimate, rows: int) -> str:
+    return f"{rows} rows {estimate.width}".rstrip()
+
+
+def _values(estimate: Estimate) -> dict[str, Any]:
+    return {name: getattr(estimate, name) for name in ("rows", "length", "accumulation", "bytes", "parts", "where")}

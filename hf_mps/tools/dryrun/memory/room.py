@@ -1,0 +1,141 @@
+"""What a run changes so that its step fits the machine: attention in blocks, checkpointing, steps in the backward pass.
+
+These give the same gradients, to rounding and dropout's draws. What changes more (smaller pieces, another optimizer,
+half precision, adapters) is the user's to choose: `fit.WAYS`; where a run needs one, it says which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core import status
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.features import early_steps
+from hf_mps.finetune.features.memory_fit import Room, at_most
+from hf_mps.layer.fused_step.attention import NAME
+from hf_mps.tools.dryrun import prepare
+from hf_mps.tools.dryrun.memory import fit
+from hf_mps.tools.dryrun.memory.fit import ADAFACTOR, CHECKPOINTING, EARLY, HALVES, LORA, changes_something, gib
+from hf_mps.tools.dryrun.memory.machine import Machine, present
+from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
+from hf_mps.tools.dryrun.resolve import Target
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.run.stages import PreparedRun
+
+ATTENTION: dict[str, Any] = {"attention": NAME}
+# From the least change to the greatest: blocks cost one product of attention more, checkpointing a whole forward pass,
+# an early step a forward and a backward pass, where gradients are clipped.
+STEPS = tuple(
+    early | layers | scores for early in ({}, EARLY) for layers in ({}, CHECKPOINTING) for scores in ({}, ATTENTION)
+)[1:]
+WORDS = {
+    "attention": "attention in blocks keeps no scores, and computes them once more",
+    "checkpointing": "layers keep their input alone; the forward pass runs twice, so a step takes about a third longer",
+}
+REFUSED_BY = {
+    "attention": "attention=sdpa",
+    "checkpointing": f"{next(iter(CHECKPOINTING))}=false",
+    early_steps.KEY: f"{early_steps.KEY}=false",
+}
+# What the user may choose where that is not enough; the first one that fits is named.
+FURTHER = (ADAFACTOR, HALVES, LORA)
+MEMORY, PLAN = "memory", "hf-mps plan"
+WORTH = 0.9
+"""Of what a step needed: where even the smallest is no smaller than that, nothing is changed."""
+
+
+def foresee(run: PreparedRun) -> Room:
+    """The room that a run makes itself before it trains; most are small beside the machine, and nothing is traced.
+
+    A step that cannot be traced is left as it is.
+    """
+    if run.device.value != "mps" or run.resolved.smoke is not None:
+        return Room()
+    size, machine = at_most(run.prepared, run.resolved.recipe), present()
+    if size is None or size <= machine.comfortable:
+        return Room()
+    from hf_mps.tools.dryrun import metal_device
+
+    status.now("tracing a training step: does it fit this machine? …")
+    try:
+        target, device = Target(run.resolved.name, run.resolved), metal_device()
+        made = make(target, machine, device)
+        return replace(made, choices=made.choices | proposed(target, machine, device, made))
+    except Exception:  # whatever a step does that a trace cannot follow: it trains as it is
+        return Room()
+
+
+def make(
+    target: Target, machine: Machine, device: Choice[str], length: int | None = None, before: Estimate | None = None
+) -> Room:
+    """What makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
+
+    Where nothing makes it fit, what needs least, if that is less by a tenth. `before` is the estimate as it is, where
+    that is known. Raises as `Tracer` does.
+    """
+    before = before or _estimate(target, device, length)
+    if machine.verdict(before.bytes) == "fits":
+        return Room(bytes=before.bytes)
+    best: tuple[int, dict[str, Any]] = (int(WORTH * before.bytes), {})
+    for changes in STEPS:
+        if any(not changes_something(target, {key: value}) for key, value in changes.items()):
+            continue
+        try:
+            size = _estimate(target.varied(changes), device, length).bytes
+        except UserError:  # the model has no such attention, or no such layers
+            continue
+        if size < best[0]:
+            best = (size, changes)
+        if machine.verdict(size) == "fits":
+            break
+    if not best[1]:
+        return Room(bytes=before.bytes)
+    clips = early_steps.words(target.resolved.recipe.training)
+    return Room(best[1], _choices(best[1], before.bytes, best[0], machine, WORDS | {early_steps.KEY: clips}), best[0])
+
+
+def proposed(target: Target, machine: Machine, device: Choice[str], made: Room) -> dict[str, Choice[Any]]:
+    """What the user could choose where `made` is not enough, in one line: what fits, or else needs least."""
+    if machine.verdict(made.bytes) == "fits":
+        return {}
+    found: list[tuple[int, dict[str, Any]]] = []
+    for further in FURTHER:
+        if not changes_something(target, further):
+            continue
+        changes = dict(made.overrides) | further
+        if further is LORA:
+            changes.pop(early_steps.KEY, None)
+        try:
+            found.append((_estimate(target.varied(changes), device, None).bytes, further))
+        except UserError:
+            continue
+        if machine.verdict(found[-1][0]) == "fits":
+            break
+    even_so = f"{gib(made.bytes)} of a step, even so" if made.overrides else f"{gib(made.bytes)} of a step"
+    if not found:
+        return {MEMORY: Choice(machine.verdict(made.bytes), f"{even_so}; next: {PLAN} {target.name}")}
+    least, further = min(found, key=lambda each: each[0])
+    words, verdict = " ".join(fit.words(further)), machine.verdict(least)
+    reason = f"{even_so}; {words} would need {gib(least)}, which {verdict}, and trains to other numbers; next: {PLAN}"
+    return {MEMORY: Choice(machine.verdict(made.bytes), f"{reason} {target.name}")}
+
+
+def _estimate(target: Target, device: Choice[str], length: int | None) -> Estimate:
+    with prepare.weightless(target) as parts:
+        return Tracer(parts, device, length)()
+
+
+def _choices(
+    changes: dict[str, Any], before: int, after: int, machine: Machine, words: dict[str, str]
+) -> dict[str, Choice[Any]]:
+    told = f"{gib(before)} of a step {machine.verdict(before)} on {machine.name}"
+    ends = f"{gib(after)} {machine.verdict(after)}"
+    found: dict[str, Choice[Any]] = {}
+    for key, value in changes.items():
+        name = key if key in words else "checkpointing"
+        together = ("", " with both", " with all three")[len(changes) - 1]
+        found[name] = Choice(value, f"{told}, {ends}{together}: {words[name]}; to refuse it: {REFUSED_BY[name]}")
+    return found

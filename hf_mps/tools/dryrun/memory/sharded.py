@@ -1,0 +1,185 @@
+"""One rank of several in this one process: a model sharded by FSDP2, over a process group that sends nothing.
+
+Accelerate shards the model as in a run (`fsdp2_prepare_model`), PyTorch gathers and frees its weights as in a run, and
+the trace follows what a rank then holds. PyTorch's fake process group (torch/testing/_internal/distributed/fake_pg.py)
+answers every collective at once with whatever lies in the output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import first_line
+from hf_mps.finetune.sharding import engine, settings
+from hf_mps.tools.dryrun import prepare
+from hf_mps.tools.dryrun.memory.machine import Machine, of_ranks
+from hf_mps.tools.dryrun.memory.peak import Peak
+from hf_mps.tools.dryrun.memory.search import largest
+from hf_mps.tools.dryrun.memory.trace import Tracer, peak
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+    from hf_mps.tools.dryrun.memory.fit import MemoryPlan
+    from hf_mps.tools.dryrun.resolve import Target
+    from hf_mps.tools.dryrun.step import TrainingStep
+
+DIMENSION = "dp_shard"
+LAUNCHERS = (
+    "RANK",
+    "LOCAL_",
+    "WORLD_SIZE",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL",
+    "PMI_",
+    "OMPI_",
+)
+"""How the variables begin that tell a process which of several it is (`hf_mps.distributed.world`)."""
+LONGEST = 600
+"""Seconds that a trace may take."""
+DEVICE = Choice(
+    "cpu", "FSDP asks a device for streams, which the CPU plays and Metal has not; CUDA's tensors are alike"
+)
+"""Where the trace's tensors lie."""
+ELSEWHERE = ("bf16", "fp16", "tf32", "dataloader_pin_memory", "fsdp", "fsdp_config")
+"""What a recipe's `training` section says to a run's device, its ranks or accelerate, and not to a traced step."""
+
+
+class ShardedTracer(Tracer):
+    """Traces the steps of the first of `ranks`, which holds the largest part where a weight cannot be divided evenly.
+
+    `parts` are of a recipe without ELSEWHERE; `training` is its section as the user has it.
+    """
+
+    def __init__(
+        self, parts: prepare.Parts, ranks: int, training: Mapping[str, Any], length: int | None = None
+    ) -> None:
+        super().__init__(parts, DEVICE, length)
+        self._ranks, self._training = ranks, training
+
+    def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
+        precision = _precision(self._training)
+        with fake_ranks(self._ranks) as mesh:
+            step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
+            with step.fake:
+                shard(step.model, mesh, settings.plugin(self._training, step.model), precision)
+            with engine.quiet():
+                return step, peak(step, device=DEVICE.value)
+
+
+def plan(target: Target, ranks: int, machine: Machine | None = None, *, length: int | None = None) -> MemoryPlan:
+    """What each of `ranks` holds in a training step of `target` under FSDP2, against `machine` (default: this one's).
+
+    Raises UserError where the recipe does not ask for FSDP, and as `hf_mps.tools.dryrun.memory.plan` does.
+    """
+    from hf_mps.layer.activation.activate import activate
+    from hf_mps.tools.dryrun.memory.fit import MemoryPlan
+    from hf_mps.tools.dryrun.step import model_errors
+
+    activate()
+    training = target.resolved.recipe.training
+    if not settings.asked(training):
+        raise UserError(
+            f"--ranks {ranks} divides a model by FSDP, and the recipe does not say so; next: training.fsdp=true"
+            " (without it each rank holds what one process holds, and the gradients twice)"
+        )
+    machine = machine or of_ranks(ranks)
+    with model_errors(target.resolved), weightless(target) as parts:
+        tracer = ShardedTracer(parts, ranks, training, length)
+        estimate = tracer()
+        most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
+    told = f"of each rank; {settings.asked(training)} divides weights, gradients and the optimizer's state"
+    facts = {"device": DEVICE, **estimate.facts, "ranks": Choice(ranks, told)}
+    if (precision := _precision(training)) != "no":
+        facts["precision"] = Choice(precision, "weights are gathered in it, and kept and stepped in float32")
+    return MemoryPlan(target.name, machine, estimate, most, facts=facts)
+
+
+def told_apart(resolved: ResolvedRecipe, ranks: int) -> dict[str, Any]:
+    """`plan`'s estimate for a process that is one of several: from another one, which no launcher started.
+
+    Raises RunError where that one fails.
+    """
+    words = shlex.split(resolved.command("plan", "--ranks", str(ranks), "--json"))[1:]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    done = subprocess.run(
+        [sys.executable, "-m", "hf_mps", *words], env=environment, capture_output=True, text=True, timeout=LONGEST
+    )
+    found = done.stdout.find("{")
+    if found < 0:
+        raise RunError(first_line(done.stderr or f"hf-mps plan ended with {done.returncode}"))
+    said: dict[str, Any] = json.loads(done.stdout[found:])["estimate"]
+    return said
+
+
+def _precision(training: Mapping[str, Any]) -> str:
+    """Accelerate's word for the precision that a recipe asks for."""
+    return next((name for name in ("bf16", "fp16") if training.get(name)), "no")
+
+
+@contextmanager
+def weightless(target: Target) -> Iterator[prepare.Parts]:
+    """The parts of `target` as `prepare.weightless` makes them, for a ShardedTracer."""
+    recipe = target.resolved.recipe
+    training = {key: value for key, value in recipe.training.items() if key not in ELSEWHERE}
+    with prepare.weightless(target, on=DEVICE, training=training) as parts:
+        yield parts
+
+
+@contextmanager
+def fake_ranks(size: int) -> Iterator[Any]:
+    """A mesh of `size` ranks, of which this process is the first; none of the others exists.
+
+    Raises UserError where this process is one of several already.
+    """
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if distributed.is_initialized():
+        raise UserError("a trace of several ranks needs a process that is alone; next: hf-mps plan, without a launcher")
+    distributed.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    try:
+        yield init_device_mesh(DEVICE.value, (size,), mesh_dim_names=(DIMENSION,))
+    finally:
+        distributed.destroy_process_group()
+
+
+def shard(model: Any, mesh: Any, plugin: Mapping[str, Any], precision: str) -> Any:
+    """Shard `model` in place over `mesh` as accelerate does with a plugin of these settings, and return it.
+
+    `precision` is accelerate's word: no, fp16 or bf16. Raises UserError for what accelerate refuses.
+    """
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    try:
+        with settings.nothing_written():
+            made = FullyShardedDataParallelPlugin(**plugin)
+        if precision != "no":
+            made.set_mixed_precision(precision)
+        accelerator = SimpleNamespace(
+            state=SimpleNamespace(fsdp_plugin=made),
+            torch_device_mesh=mesh,
+            parallelism_config=SimpleNamespace(fsdp_dim_names=(DIMENSION,)),
+            mixed_precision=precision,
+            is_main_process=False,
+            device=torch.device(DEVICE.value),
+        )
+        return fsdp2_prepare_model(accelerator, model)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"training.fsdp: accelerate refuses it: {first_line(error)}") from error

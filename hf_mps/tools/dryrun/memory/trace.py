@@ -1,0 +1,380 @@
+"""The memory of a training step, followed tensor by tensor: its peak, of what it is made, and the largest batch.
+
+Fake tensors hold nothing: a laptop's memory is enough to find the peak of a 7-billion-parameter model.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError
+from hf_mps.core.text import summary
+from hf_mps.finetune.smoke.fake import needs_numbers
+from hf_mps.metal.operators.support import NO_OPERATORS
+from hf_mps.tools.dryrun import batch, generation, prepare, quantized
+from hf_mps.tools.dryrun.memory import layers
+from hf_mps.tools.dryrun.memory.peak import Peak
+from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
+
+if TYPE_CHECKING:
+    from hf_mps.tools.dryrun.step import TrainingStep
+
+WEIGHTS, GRADIENTS, STATE, CACHE, ACTIVATIONS, LOGITS, WORKING, GATHERED = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "generation",
+    "activations",
+    "logits",
+    "working",
+    "gathered",
+)
+PARTS = {
+    WEIGHTS: "parameters and buffers",
+    GRADIENTS: "of the parameters that train",
+    STATE: "the optimizer's moments, and its working copies",
+    CACHE: "keys and values of the completions that a step generates, and what a pass over them makes",
+    ACTIVATIONS: "what the forward pass makes, most of it kept for the backward pass",
+    LOGITS: "tensors as wide as the vocabulary: the output layer's and the loss's",
+    WORKING: "what the backward pass and clipping make on the way",
+    GATHERED: "under FSDP: the blocks' whole weights and gradients, and what ranks send each other",
+}
+SENDING = ("c10d", "fsdp")
+"""Namespaces of the operators between which weights are gathered and gradients scattered."""
+_OF_PHASE = {
+    GENERATION: CACHE,
+    **dict.fromkeys((FORWARD, LOSS), ACTIVATIONS),
+    **dict.fromkeys((BACKWARD, CLIPPING), WORKING),
+    OPTIMIZER: STATE,
+}
+# At most so many steps: the first makes the optimizer's moments, so the second one is the highest.
+STEPS = 2
+
+
+class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it around a step: counts the bytes of every storage on the device from its making until it is freed."""
+
+    def __init__(self, tracker: ModuleTracker, device: str = "mps", vocabulary: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = Peak()
+        self.moments: dict[tuple[tuple[str, str], str], Peak] | None = None
+        """The highest moment of each operator at each place; None where nobody asks."""
+        self._operator = ""
+        self._tracker, self._device, self._vocabulary = tracker, device, vocabulary
+        self._live: dict[int, tuple[Any, int, str]] = {}
+        self._now = 0
+        self._parts = dict.fromkeys(PARTS, 0)
+        self._passing: dict[Any, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
+            return args[place].add_(args[1 - place])
+        self._operator = func.name()
+        if func.namespace == quantized.NAMESPACE:
+            return self._expanded(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        if func.namespace in SENDING:
+            for leaf in tree_leaves((args, kwargs, result)):
+                if isinstance(leaf, torch.Tensor):
+                    self.sent(leaf)
+        elif not func.name().startswith(NO_OPERATORS):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    self._made(leaf)
+        return result
+
+    def _expanded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of one of bitsandbytes' operators, with what its kernel makes on the way.
+
+        That is followed once for each shape of what goes in: a model has few, in many layers.
+        """
+        leaves = tree_leaves((args, kwargs))
+        shapes = [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else str(one) for one in leaves]
+        key = (func.name(), tuple(shapes))
+        if key not in self._passing:
+            now, peak, self.peak = self._now, self.peak, Peak(self._now)
+            with self:
+                result = quantized.expanded(func, *args, **kwargs)
+            self._passing[key] = self.peak.bytes - now
+            self.peak = max(peak, self.peak, key=lambda one: one.bytes)
+            return result
+        place = self._tracker.here()
+        part = _OF_PHASE.get(place[0], WORKING)
+        self._seen(self._now + self._passing[key], part, self._passing[key], place)
+        result = func(*args, **kwargs)
+        self._made(result)
+        return result
+
+    def _joined(self, first: Any, second: Any) -> int | None:
+        """Which of two gradients takes up the other, or None: where a tensor was used twice, autograd adds them.
+
+        In place, where nothing else has the memory (`can_accumulate_inplace` in torch/csrc/autograd/input_buffer.cpp),
+        but not while a dispatch mode such as this one looks on.
+        """
+        if torch.is_grad_enabled() or self._tracker.here()[0] != BACKWARD or not isinstance(second, torch.Tensor):
+            return None
+        if (first.shape, first.dtype, first.device) != (second.shape, second.dtype, second.device):
+            return None
+        alone = [_alone(one) for one in (first, second)]
+        return alone.index(True) if any(alone) else None
+
+    def hold(self, tensors: Iterable[torch.Tensor], part: str = WEIGHTS) -> None:
+        """Count tensors that were there before."""
+        for tensor in tensors:
+            self._made(tensor, part)
+
+    def gradient(self, parameter: torch.Tensor) -> None:
+        """A parameter's gradient is whole: count it as one, whatever made it."""
+        if parameter.grad is not None:
+            self.belongs(parameter.grad, GRADIENTS)
+
+    def belongs(self, tensor: torch.Tensor, part: str) -> None:
+        """Count a tensor that is there as of `part`."""
+        self._is(local(tensor).untyped_storage(), part)
+
+    def sent(self, tensor: torch.Tensor) -> None:
+        """Ranks send each other a tensor: count it as gathered, but for what stays from step to step."""
+        self._made(tensor, GATHERED)
+        storage = local(tensor).untyped_storage()
+        if self._live.get(id(storage), (None, 0, WEIGHTS))[2] not in (WEIGHTS, STATE):
+            self._is(storage, GATHERED)
+
+    def resized(self, storage: torch.UntypedStorage, before: int) -> None:
+        """A storage that is known has another size now; FSDP frees and takes back a block's whole weights so."""
+        key = id(storage)
+        if key not in self._live:
+            return
+        self._is(storage, GATHERED)
+        reference, _, part = self._live[key]
+        self._live[key] = (reference, storage.nbytes(), part)
+        self._grow(storage.nbytes() - before, part)
+
+    def _is(self, storage: torch.UntypedStorage, part: str) -> None:
+        reference, size, before = self._live.get(id(storage), (None, 0, part))
+        if before != part:
+            self._parts[before] -= size
+            self._parts[part] += size
+            self._live[id(storage)] = (reference, size, part)
+
+    def _made(self, tensor: torch.Tensor, part: str | None = None) -> None:
+        if tensor.device.type != self._device:
+            return
+        storage = local(tensor).untyped_storage()
+        key, size = id(storage), storage.nbytes()
+        if key in self._live:
+            return
+        place = self._tracker.here()
+        part = part or self._part(tensor, place[0])
+        self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size, part)
+        self._grow(size, part, place)
+
+    def _grow(self, size: int, part: str, place: tuple[str, str] | None = None) -> None:
+        self._now += size
+        self._parts[part] += size
+        self._seen(self._now, part, 0, place)
+
+    def _seen(self, size: int, part: str, passing: int, place: tuple[str, str] | None) -> None:
+        """Keep a moment of `size` bytes, `passing` of them of `part` besides what lives, where it is the highest."""
+        highest = size > self.peak.bytes
+        if not highest and self.moments is None:
+            return
+        place = place or self._tracker.here()
+        if highest:
+            self.peak = Peak(size, self._parts | {part: self._parts[part] + passing}, place)
+        if self.moments is not None:
+            before = self.moments.get((place, self._operator))
+            if before is None or size > before.bytes:
+                parts = self._parts | {part: self._parts[part] + passing}
+                self.moments[place, self._operator] = Peak(size, parts, place)
+
+    def _freed(self, key: int) -> None:
+        _, size, part = self._live.pop(key)
+        self._now -= size
+        self._parts[part] -= size
+
+    def _part(self, tensor: torch.Tensor, phase: str) -> str:
+        wide = self._vocabulary is not None and tensor.dim() > 1 and tensor.shape[-1] == self._vocabulary
+        if wide and phase in (GENERATION, FORWARD, LOSS, BACKWARD):
+            return LOGITS
+        return _OF_PHASE.get(phase, WORKING)
+
+
+def _alone(tensor: torch.Tensor) -> bool:
+    """Whether a dense tensor shares its memory with no other one; the question itself holds the second reference."""
+    count = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return bool(count <= 2 and torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor that this rank holds; any other tensor as it is."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
+    """Run a step twice and return its highest moment; the recorders `others` look on, and keep the second one's."""
+    return _told(followed(step, *others, device=device).peak)
+
+
+def _told(highest: Peak) -> Peak:
+    """A peak without empty parts, at a kind of module."""
+    phase, module = highest.where
+    return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
+
+
+def followed(step: TrainingStep, *others: Any, device: str = "mps", moments: bool = False) -> Memory:
+    """Run a step twice and return its memory, with the highest of all `moments` where they are asked for."""
+    memory = Memory(step.tracker, device, vocabulary=_vocabulary(step.model))
+    memory.moments = {} if moments else None
+    memory.hold([*step.model.parameters(), *step.model.buffers(), *quantized.statistics(step.model)])
+    with ExitStack() as hooks:
+        hooks.enter_context(resizes(memory.resized))
+        for parameter in step.model.parameters():
+            if parameter.requires_grad:
+                hooks.callback(parameter.register_post_accumulate_grad_hook(memory.gradient).remove)
+
+        def begin_again(number: int) -> None:
+            for leaf in tree_leaves([*step.trainer.optimizer.state.values()]):
+                if isinstance(leaf, torch.Tensor):  # made in the backward pass, where weights step there
+                    memory.belongs(leaf, STATE)
+            for other in others if number < STEPS else ():
+                other.forget()
+
+        step.run(STEPS, watch=[memory, *others], after_step=begin_again)
+    return memory
+
+
+@contextmanager
+def resizes(told: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
+    """Call `told(storage, bytes before)` whenever a storage is given another size, which no operator does."""
+    stock, inherited = torch.UntypedStorage.resize_, "resize_" not in vars(torch.UntypedStorage)
+
+    def resize_(storage: Any, size: int) -> Any:
+        before = storage.nbytes()
+        result = stock(storage, size)
+        told(storage, before)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        if inherited:
+            del torch.UntypedStorage.resize_
+        else:
+            torch.UntypedStorage.resize_ = stock  # type: ignore[method-assign]
+
+
+def _vocabulary(model: Any) -> int | None:
+    config = getattr(model, "config", None)
+    size = getattr(config, "vocab_size", None)
+    return int(size) if isinstance(size, int) and size > 64 else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes at the highest moment of a step of `rows` by `length`, in all and by part; `where` it is, in words.
+
+    `length` is in tokens, None where rows have none; `width` says in words how wide rows are. `accumulation`
+    micro-batches make one optimizer step.
+    """
+
+    rows: int
+    length: int | None
+    accumulation: int
+    bytes: int
+    parts: dict[str, int]
+    where: str
+    width: str = ""
+    facts: dict[str, Choice[Any]] = field(default_factory=dict)
+
+
+class Tracer:
+    """Traces the steps of one target in batches of any size, and makes once what they share.
+
+    `also` returns a recorder that looks on at a step, as hf_mps.tools.dryrun.audit.record.OperatorRecorder does, or
+    None.
+    """
+
+    def __init__(
+        self,
+        parts: prepare.Parts,
+        device: Choice[str],
+        length: int | None = None,
+        also: Callable[[TrainingStep], Any] | None = None,
+    ) -> None:
+        self._parts, self._device = parts, device
+        self._also = also
+        self.wide = batch.width(parts.whole, parts.prepared, length)
+        self._known: dict[int, Estimate] = {}
+        self.rows = self._setting("per_device_train_batch_size", 32)
+        self.accumulation = self._setting("gradient_accumulation_steps", 1)
+
+    def __call__(self, rows: int | None = None) -> Estimate:
+        """The estimate for a batch of `rows`, by default the recipe's."""
+        rows = rows or self.rows
+        if rows not in self._known:
+            self._known[rows] = self._trace(rows)
+        return self._known[rows]
+
+    def _trace(self, rows: int) -> Estimate:
+        # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
+        changes = {"gradient_accumulation_steps": min(self.accumulation, 2)}
+        try:
+            step, highest = self._highest(changes, rows)
+        except Exception as error:
+            if not needs_numbers(error):
+                raise
+            why = summary(error)
+            raise RunError(f"this step reads values on its way, which a trace does not have: {why}") from error
+        phase, module = highest.where
+        return Estimate(
+            rows,
+            self.wide.tokens,
+            self.accumulation,
+            highest.bytes,
+            highest.parts,
+            f"{phase}: {module}" if module else phase,
+            str(self.wide),
+            step.facts,
+        )
+
+    def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
+        step = self._step(changes, rows)
+        other = self._also(step) if self._also is not None else None
+        if other is None and (highest := self._of_few(step, changes, rows)) is not None:
+            return step, highest
+        return step, peak(step, *([] if other is None else [other]))
+
+    def _step(self, changes: dict[str, Any], rows: int) -> TrainingStep:
+        return prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
+
+    def _of_few(self, step: TrainingStep, changes: dict[str, Any], rows: int) -> Peak | None:
+        """The peak scaled from traces of a few layers; None for a model without many that are alike.
+
+        A step that generates is traced whole: its keys and values are kept for as many layers as the configuration
+        says.
+        """
+        name = layers.alike(step.model)
+        if name is None or generation.generates(step.trainer):
+            return None
+        found = {}
+        for count in layers.FEW:
+            shorter = self._step(changes, rows)
+            with layers.few(shorter.model, name, count):
+                found[count] = layers.folded(followed(shorter, moments=True).moments or {}, name, count)
+        highest = layers.scaled(found, len(step.model.get_submodule(name)))
+        return highest and _told(highest)
+
+    def _setting(self, name: str, default: int) -> int:
+        settings = self._parts.prepared.arguments_defaults | dict(self._parts.recipe.training)
+        return int(settings.get(name) or default)

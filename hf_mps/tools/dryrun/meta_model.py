@@ -1,0 +1,157 @@
+"""A model without weights: its configuration in real size, its parameters fake tensors on the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import summary
+from hf_mps.finetune.models import quantization
+from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.tools.dryrun import quantized
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+PICTURE = 224
+
+
+@dataclass(frozen=True)
+class MetaCheckpoint(Checkpoint):
+    """A checkpoint whose architecture is `size`, a configuration; `source` holds a tiny one's tokenizer or processor.
+
+    On the device `meta` a tensor has a shape and no memory; on `cpu` the model has random weights.
+    """
+
+    size: Any = None
+    device: str = "meta"
+
+    def config(self) -> Any:
+        """A configuration of its own for each caller, who may change it."""
+        return copy.deepcopy(self.size)
+
+    def tokenizer(self, **settings: Any) -> Any:
+        """The tiny model's tokenizer, which takes rows as long as the real model's."""
+        tokenizer = super().tokenizer(**settings)
+        tokenizer.model_max_length = int(getattr(self.size, "max_position_embeddings", None) or 2**30)
+        return tokenizer
+
+    def image_processor(self) -> Any:
+        """The checkpoint's own, which tells the size of its pictures; where that cannot be had, one of that size.
+
+        A configuration that names no size (ResNet's, SegFormer's) stands for the one that the image processor's class
+        has by default, at which such models were trained, or ImageNet's PICTURE pixels.
+        """
+        from hf_mps.finetune.models import checkpoint
+        from hf_mps.finetune.smoke import shrink, tiny_model
+
+        try:
+            return checkpoint.resolve(self.name).image_processor()
+        except UserError:
+            own = dict(getattr(type(super().image_processor()), "size", None) or {}).get("height") or PICTURE
+            tiny_model.image_processor(Path(self.source), shrink.picture(self.size, own))
+            return super().image_processor()
+
+    def processor(self, config: Any) -> Any:
+        """The checkpoint's own; where that cannot be had, one that makes as many tokens of an image.
+
+        `config` is then told the number that stands for an image among the tiny model's words.
+        """
+        from hf_mps.finetune.models import checkpoint
+        from hf_mps.finetune.smoke import seeing
+
+        try:
+            return checkpoint.resolve(self.name).processor(config)
+        except UserError:
+            seeing.image_processor(Path(self.source), config)
+            made = Checkpoint(self.name, self.source, local=True).processor(config)
+            config.image_token_id = made.image_token_id
+            return made
+
+    def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
+        """The architecture in `dtype`, of the settings or the checkpoint's own.
+
+        Raises UserError where transformers cannot build it.
+        """
+        import torch
+
+        config = settings.get("config") or self.config()
+        dtype = settings.get("dtype", getattr(torch, self.dtype))
+        kind = type(config).__name__
+        if type(config) not in auto_class._model_mapping:
+            raise UserError(f"model {self.name}: transformers has no {auto_class.__name__} for a {config.model_type}")
+        try:
+            with torch.device(self.device):
+                model = auto_class.from_config(config, dtype=dtype)
+        except Exception as error:  # whatever the architecture's own code makes of such a configuration
+            why = summary(error)
+            raise UserError(f"model {self.name}: transformers cannot build a model from its {kind}: {why}") from error
+        if (rounded := settings.get("quantization_config")) is not None:
+            quantized.quantize(model, rounded)
+        count = quantization.parameters(model)
+        return model, Choice(
+            self.name, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
+        )
+
+    def sentence_transformer(self, device: str) -> Any:
+        """sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
+        from transformers import AutoModel
+
+        whole = super().sentence_transformer("cpu")
+        whole[0].model = self.model(AutoModel)[0]
+        return whole
+
+    def sparse_encoder(self, device: str) -> Any:
+        """sentence-transformers' sparse encoder around the architecture, with the tiny one's tokenizer."""
+        from transformers import AutoModelForMaskedLM
+
+        whole = super().sparse_encoder("cpu")
+        whole[0].model = self.model(AutoModelForMaskedLM)[0]
+        return whole
+
+    def cross_encoder(self, device: str, overrides: Mapping[str, Any]) -> Any:
+        """sentence-transformers' cross-encoder around the architecture, with the tiny one's tokenizer."""
+        from transformers import AutoModelForSequenceClassification
+
+        whole, config = super().cross_encoder("cpu", overrides), self.config()
+        config.num_labels = 1
+        whole[0].model = self.model(AutoModelForSequenceClassification, config=config)[0]
+        return whole
+
+
+def ignore_moves(models: Iterable[Any]) -> None:
+    """Make every `.to()` of `models` do nothing: there is nothing to move.
+
+    Of a model on meta PyTorch could copy nothing, and a fake parameter it cannot exchange in place
+    (torch.utils.swap_tensors, "has weakref associated with it").
+    """
+    for model in models:
+        object.__setattr__(model, "to", lambda *args, whole=model, **kwargs: whole)
+
+
+def make_fake(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
+    """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared."""
+    import torch
+
+    fakes: dict[int, tuple[Any, Any]] = {}  # with the former tensor, so that its id is not given away
+
+    def fake(tensor: Any) -> Any:
+        if id(tensor) not in fakes:
+            with mode:
+                new: Any = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            if isinstance(tensor, torch.nn.Parameter):
+                new = torch.nn.Parameter(new, tensor.requires_grad)
+                if (state := getattr(tensor, "quant_state", None)) is not None:
+                    new.quant_state = quantized.mapped(state, fake)
+            fakes[id(tensor)] = (new, tensor)
+        return fakes[id(tensor)][0]
+
+    for model in models:
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers):
+                tensors.update({name: tensor if tensor is None else fake(tensor) for name, tensor in tensors.items()})

@@ -1,0 +1,78 @@
+"""`hf-mps parity`: the same seeded steps on the CPU and on Metal; do they agree, and if not, which module is first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+    from hf_mps.tools.dryrun.parity.compare import Parity
+    from hf_mps.tools.dryrun.resolve import Target
+    from hf_mps.tools.dryrun.step import TrainingStep
+
+STEPS = 3
+REFERENCE = Choice("cpu", "the reference, in float32")
+
+
+def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple[Parity, dict[str, Choice[Any]]]:
+    """Compare `steps` optimizer steps of `target` in batches of `rows` (default: the recipe's), and say over what.
+
+    The recipe's own model and rows where they can be had, small stand-ins otherwise. Imports torch. Raises UserError
+    for what cannot be run.
+    """
+    from hf_mps.tools.dryrun import metal_device
+
+    device = metal_device()
+    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun.parity.compare import compare, once_or_twice
+    from hf_mps.tools.dryrun.parity.run import IN_FLOAT32, NO_DROPOUT, Weights, trace
+
+    target, facts = _whole(target)
+    with prepare.with_weights(target, device) as parts:
+        # One set of rows and weights for both: a tokenizer that is trained on the spot comes out otherwise each time.
+        start, seed = Weights(parts.prepared), parts.recipe.seed
+
+        def make(where: Choice[str], changes: dict[str, Any]) -> TrainingStep:
+            start.restore()
+            step = prepare.step(parts, where, fake=False, changes=changes, rows=rows, steps=steps)
+            facts.update(step.facts)
+            return step
+
+        reference = trace(lambda: make(REFERENCE, IN_FLOAT32), "cpu", steps, seed)
+        metal_trace, again = once_or_twice(reference, lambda: trace(lambda: make(device, {}), "mps", steps, seed))
+    facts = {"device": device, **facts, "dropout": NO_DROPOUT}
+    return compare(reference, metal_trace, str(facts["precision"].value), again), facts
+
+
+def _whole(target: Target) -> tuple[Target, dict[str, Choice[Any]]]:
+    """Return the target with its weights in float32, and the fact where its recipe rounds them to bfloat16."""
+    resolved = target.resolved
+    if resolved.recipe.weights == "float32":
+        return target, {}
+    recipe = resolved.recipe.model_copy(update={"weights": "float32"})
+    told = Choice("float32", f"the recipe's {resolved.recipe.weights} rounds more than a wrong kernel may be off")
+    return replace(target, resolved=replace(resolved, recipe=recipe)), {"weights": told}
+
+
+def require(resolved: ResolvedRecipe) -> None:
+    """Before a training: print the verdict in a line. Raises RunError where the devices differ.
+
+    Raises UserError where the run's device is not Metal, or nothing can be compared.
+    """
+    import torch  # noqa: F401  its autoload brings the device, where there is one
+
+    from hf_mps.metal.device import choose
+    from hf_mps.tools.dryrun.parity.compare import verdict
+    from hf_mps.tools.dryrun.resolve import Target
+
+    chosen = choose()
+    if chosen.value != "mps":
+        raise UserError(f"--check-parity compares Metal with the CPU, and the device is {chosen}; leave it out")
+    result, _ = parity(Target(resolved.name, resolved))
+    print(f"parity: {verdict(result)}", flush=True)
+    if not result.same:
+        raise RunError(f"nothing was trained; the whole comparison: hf-mps parity {' '.join(resolved.words)}")

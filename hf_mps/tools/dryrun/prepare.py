@@ -1,0 +1,168 @@
+"""A target's training step: in real size without weights, or with weights on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import load
+from hf_mps.finetune.models import checkpoint, known_configs, quantization
+from hf_mps.finetune.run.stages import PreparedRun, prepare_run
+from hf_mps.finetune.smoke import smoke_recipe
+from hf_mps.tools.dryrun import batch
+from hf_mps.tools.dryrun.resolve import Target
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
+    from hf_mps.finetune.tasks._base import Prepared
+    from hf_mps.tools.dryrun.step import TrainingStep
+
+# sentence-transformers opens a whole model's folder, whose parts are then exchanged.
+OF_A_FOLDER = ("rerank", "sentence-embeddings", "sparse-embeddings")
+MADE_UP = Choice("made up", "a few rows of the task's own: it is their shapes that count")
+METAL = Choice("mps", "the step is looked at as a Mac's GPU would take it")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A run before a trainer is made of it; `facts` say what stands in for what, and why."""
+
+    run: PreparedRun
+    facts: dict[str, Choice[Any]]
+    whole: Recipe
+    """The target's own recipe, whose rows may be longer than those at hand."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the rows and the model were prepared for."""
+        return self.run.resolved.recipe
+
+    @property
+    def prepared(self) -> Prepared:
+        """The task's part."""
+        return self.run.prepared
+
+
+@contextmanager
+def weightless(
+    target: Target, device: str = "meta", *, on: Choice[str] = METAL, training: Mapping[str, Any] | None = None
+) -> Iterator[Parts]:
+    """The parts of `target` with its model in real size over made-up rows: on `meta` without weights, on `cpu` random.
+
+    The step is looked at as the device `on` would take it, with another `training` section where that is given. Raises
+    UserError where nothing tells the model's configuration, and what its task refuses.
+    """
+    from hf_mps.finetune.run.logging import errors_only, no_bars
+    from hf_mps.tools.dryrun.meta_model import MetaCheckpoint
+
+    whole = target.resolved.recipe
+    with smoke_recipe(target.resolved, weights=whole.task in OF_A_FOLDER) as small, no_bars(), errors_only():
+        size, told = known_configs.config(whole)
+        recipe = small.recipe.model_copy(
+            update={
+                "training": whole.training if training is None else training,
+                **{key: getattr(whole, key) for key in ("image_size", "max_target_length") if hasattr(whole, key)},
+                **_framed(target, size),
+            }
+        )
+        source = MetaCheckpoint(whole.model, small.recipe.model, local=True, size=size, device=device)
+        run = prepare_run(replace(small, recipe=recipe), source, device=on)
+        count = quantization.parameters(run.prepared.model)
+        model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)
+        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP}, whole)
+
+
+@contextmanager
+def with_weights(target: Target, device: Choice[str]) -> Iterator[Parts]:
+    """The parts of `target` with its own model and rows, or where those cannot be had, with small stand-ins.
+
+    Raises UserError for what its task refuses.
+    """
+    from hf_mps.finetune.run.logging import errors_only, no_bars
+
+    recipe = target.resolved.recipe
+    with no_bars(), errors_only():
+        try:
+            load.check(recipe.data)
+            source = checkpoint.resolve(recipe.model)
+            source.config()
+            run = prepare_run(target.resolved, source, device=device)
+        except UserError as error:
+            if not _out_of_reach(error):
+                raise
+        else:
+            yield Parts(run, {**target.facts, "model": run.prepared.choices["model"]}, recipe)
+            return
+        with small(target, device) as parts:
+            yield parts
+
+
+@contextmanager
+def small(target: Target, device: Choice[str]) -> Iterator[Parts]:
+    """The parts of a smoke run of `target`: a tiny model of the same architecture with random weights, made-up rows."""
+    from hf_mps.finetune.run.logging import errors_only, no_bars
+
+    with smoke_recipe(target.resolved) as tiny, no_bars(), errors_only():
+        run = prepare_run(tiny, checkpoint.resolve(tiny.recipe.model), device=device)
+        model = Choice(target.resolved.recipe.model, "a tiny model of the same architecture, with random weights")
+        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP}, target.resolved.recipe)
+
+
+def step(
+    parts: Parts, device: Choice[str], *, fake: bool, changes: Mapping[str, Any] | None = None, **shape: Any
+) -> TrainingStep:
+    """The training step of `parts`; `shape` is `shape_batches`'s. Raises UserError for what the runner refuses."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from hf_mps.tools.dryrun.step import make
+
+    # What the runner's own callbacks keep is real, and may meet the step's tensors.
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    made = make(parts.run, device, fake=mode, changes=changes)
+    made.facts = {**parts.facts, **made.facts}
+    shape_batches(made, parts.prepared, **shape)
+    return made
+
+
+def shape_batches(
+    step: TrainingStep,
+    prepared: Prepared,
+    *,
+    rows: int | None = None,
+    wide: batch.Width = batch.Width(),  # noqa: B008  frozen
+    steps: int = 1,
+) -> None:
+    """Give it the batches of `steps`: of `rows` (default: the plan's), as wide as `wide` (default: as they are)."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    from hf_mps.tools.dryrun.step import leaves
+
+    arguments, mode = step.trainer.args, step.fake
+    size = rows or arguments.per_device_train_batch_size
+    each = range(arguments.gradient_accumulation_steps * steps)
+    found = [batch.collate(prepared, step.trainer, size, wide, first=size * number) for number in each]
+    step.batches = found
+    if mode is not None:
+        step.batches = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+        step.numbers = list(zip(leaves(step.batches), leaves(found), strict=True))
+
+
+def _framed(target: Target, config: Any) -> dict[str, int]:
+    """The tokens of a row, where a recipe that is only the frame of a model says more than that has positions."""
+    said, positions = (
+        getattr(target.resolved.recipe, "max_length", None),
+        getattr(config, "max_position_embeddings", None),
+    )
+    if "recipe" not in target.facts or not said or not positions or "max_length" in target.resolved.changed:
+        return {}
+    return {"max_length": positions} if 0 < positions < said else {}  # XLNet's -1 is no limit
+
+
+def _out_of_reach(error: UserError) -> bool:
+    """Whether something of the hub cannot be had, as opposed to something said wrongly."""
+    return "is not in the local cache" in str(error) or "cannot be had from the hub" in str(error)

@@ -1,0 +1,268 @@
+"""A training step of a target, driven by Trainer's own loop: forward, loss, backward, clipping, optimizer."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import summary
+from hf_mps.finetune.features import cuda_graphs
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.finetune.run import failures
+from hf_mps.finetune.run.stages import PreparedRun
+from hf_mps.finetune.run.trainer import StepMethod
+from hf_mps.finetune.smoke.fake import FakeScalars
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.layer import guards
+from hf_mps.layer.guards.catalogue import GUARDS
+from hf_mps.tools.dryrun import generation
+from hf_mps.tools.dryrun.modules import BETWEEN, CLIPPING, FORWARD, GENERATION, OPTIMIZER, ModuleTracker
+
+# What changes the batch before the device sees it stays on; the other guards look at values, which fake tensors lack.
+WITHOUT_VALUES = ("float64-columns", "pin-memory", "nan-hidden", "one-device")
+
+# A temporary folder that the user did not name: errors speak of the rows in it.
+_MADE_UP = re.compile(r"\S*hf-mps-smoke-\w+(/[\w.-]+)*")
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_LOSS = str(Path(_PACKAGE, "finetune", "loss", "chunked.py"))
+
+
+class _Done(Exception):
+    """Ends Trainer's loop after the last step that was asked for, before it logs and evaluates."""
+
+
+@dataclass
+class TrainingStep:
+    """A trainer and the batches of one optimizer step, on the CPU as collated. `fake` is the mode of fake tensors.
+
+    `tracker` follows phase and module; `facts` say what was made up, each with its reason. `numbers` are the tensors of
+    fake batches, each with the real one.
+    """
+
+    trainer: Any
+    batches: list[Any]
+    tracker: ModuleTracker
+    fake: Any = None
+    facts: dict[str, Choice[Any]] = field(default_factory=dict)
+    numbers: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    @property
+    def model(self) -> Any:
+        """The model that trains."""
+        return self.trainer.model
+
+    def run(
+        self,
+        steps: int = 1,
+        *,
+        after_backward: Callable[[Any], None] | None = None,
+        after_step: Callable[[int], None] | None = None,
+        watch: Sequence[Any] = (),
+    ) -> None:
+        """Take `steps` optimizer steps, with the context managers `watch` around each operator.
+
+        It goes through the batches in turn, and begins again where they are too few. `after_backward` gets the loss of
+        each batch, `after_step` the number of the step, from 1.
+        """
+        trainer, tracker = self.trainer, self.tracker
+        step_method = trainer.step_method
+        caller = _StepCallback(tracker, steps, after_step)
+        trainer.train_loader = self._loader(steps)
+        trainer.step_method = _Watched(self, step_method, after_backward)
+        trainer.add_callback(caller)
+        try:
+            with ExitStack() as stack:
+                for context in (self._tensors(), tracker, *watch):
+                    stack.enter_context(context)
+                trainer.train()
+        except _Done:
+            pass
+        finally:
+            trainer.step_method = step_method
+            trainer.remove_callback(caller)
+            tracker.phase = BETWEEN
+
+    def _loader(self, steps: int) -> Any:
+        """The batches of some steps: through Accelerate's loader, which moves them, where they are real."""
+        count = steps * self.trainer.args.gradient_accumulation_steps
+        batches = [self.batches[number % len(self.batches)] for number in range(count)]
+        if self.fake is not None:
+            return batches
+        return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_NewTensors(batches), batch_size=None))
+
+    def begins(self) -> bool:
+        """Whether the batch at hand is the first of an optimizer step."""
+        return bool(self.trainer._step % self.trainer.args.gradient_accumulation_steps == 0)
+
+    @contextmanager
+    def _tensors(self) -> Iterator[None]:
+        if self.fake is None:
+            yield
+            return
+        with ExitStack() as stack:
+            off = [name for name in GUARDS.names if name not in WITHOUT_VALUES]
+            stack.enter_context(guards.suspended(*off))
+            stack.enter_context(guards.suspended(kind="sentinel"))
+            stack.enter_context(self.fake)
+            stack.enter_context(FakeScalars(self.numbers))
+            stack.enter_context(generation.without_extremes(self.trainer))
+            yield
+
+
+class _Watched(StepMethod):
+    """Takes steps as `step_method` does, and tells the tracker which phase each of its parts is."""
+
+    def __init__(
+        self, step: TrainingStep, step_method: StepMethod, after_backward: Callable[[Any], None] | None
+    ) -> None:
+        self._step = step
+        self._method = step_method
+        self._after_backward = after_backward
+        self.clip_grad_norm, self.grad_norm = step_method.clip_grad_norm, step_method.grad_norm  # type: ignore[method-assign]
+
+    def training_step(self, stock: Callable[..., Any], model: Any, inputs: Any, items: Any) -> Any:
+        """Return the loss of a batch; a trainer that generates first does so in a phase of its own."""
+        trainer, tracker = self._step.trainer, self._step.tracker
+        if generation.generates(trainer) and self._step.begins():
+            tracker.phase = GENERATION
+            generation.first_and_last_pass(trainer, trainer._prepare_input(inputs))
+        tracker.phase = FORWARD
+        loss = self._method.training_step(stock, model, inputs, items)
+        tracker.phase = CLIPPING
+        if self._after_backward is not None:
+            self._after_backward(loss)
+        return loss
+
+
+class _NewTensors(torch.utils.data.Dataset[Any]):
+    """Batches as a loader makes them: new tensors each time, that nobody keeps."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        from torch.utils._pytree import tree_map
+
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, self._batches[index])
+
+
+class _StepCallback(TrainerCallback):  # type: ignore[misc]
+    """Tells the phases apart, and ends the loop."""
+
+    def __init__(self, tracker: ModuleTracker, steps: int, after_step: Callable[[int], None] | None) -> None:
+        self._tracker, self._left, self._after, self._taken = tracker, steps, after_step, 0
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._tracker.phase = OPTIMIZER
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        self._tracker.phase = BETWEEN
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._taken += 1
+        if self._after is not None:
+            self._after(self._taken)
+        if self._taken >= self._left:
+            raise _Done
+
+
+def make(
+    run: PreparedRun, device: Choice[str], *, fake: Any = None, changes: Mapping[str, Any] | None = None
+) -> TrainingStep:
+    """The training step of `run` on `device`: the runner's own plan and trainer, without their files and logs.
+
+    `fake` is a FakeTensorMode whose tensors the model gets; `changes` are further training arguments. The caller gives
+    it `batches`. Raises UserError for what the runner refuses.
+    """
+    from hf_mps.finetune.run.callbacks import Stopwatch
+    from hf_mps.finetune.run.stages import make_plan, make_trainer
+
+    folder = Path(tempfile.gettempdir()) / "hf-mps-target"  # named for Trainer, which writes nothing there
+    plan, prepared = make_plan(run, Choice(folder, "nothing is written"), device), run.prepared
+    arguments = plan.arguments | QUIET | dict(changes or {})
+    for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
+        arguments.pop(name, None)
+    # Nothing is recorded of a step that is looked at.
+    choices = {name: choice for name, choice in plan.choices.items() if name != cuda_graphs.KEY}
+    plan = replace(plan, arguments=arguments, choices=choices)
+    if fake is None:
+        trainer = make_trainer(plan, prepared, Stopwatch())
+    else:
+        from hf_mps.tools.dryrun.meta_model import ignore_moves, make_fake
+
+        models = models_of(prepared)
+        ignore_moves(models)
+        with torch.device("meta"):  # it may add adapters to the model
+            trainer = make_trainer(plan, prepared, Stopwatch())
+        make_fake([trainer.model, *models], fake, device.value)
+    facts = {"precision": plan.choices["precision"], **generation.told(trainer)}
+    return TrainingStep(trainer, [], ModuleTracker(), fake, facts)
+
+
+QUIET = {
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "report_to": "none",
+    "max_steps": 1000,
+    "disable_tqdm": True,
+    "resume_from_checkpoint": None,
+    "auto_find_batch_size": False,
+    "dataloader_num_workers": 0,
+}
+
+
+def models_of(prepared: Prepared) -> list[Any]:
+    """The model that trains, and any further one that its trainer is given (a reference model)."""
+    others = [each for each in prepared.trainer_settings.values() if isinstance(each, torch.nn.Module)]
+    return [prepared.model, *others]
+
+
+def leaves(batches: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Every tensor of some batches."""
+    from torch.utils._pytree import tree_leaves
+
+    return (each for each in tree_leaves(list(batches)) if isinstance(each, torch.Tensor))
+
+
+@contextmanager
+def model_errors(resolved: ResolvedRecipe) -> Iterator[None]:
+    """Raise UserError in place of an error that the code of the recipe's model made; every other one goes on."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(_MADE_UP.sub("the made-up rows", str(error))) from error
+    except RunError:
+        raise
+    except Exception as error:
+        if failures.describe(error) is not None or not _of_a_model(error):
+            raise
+        recipe = resolved.recipe
+        raise UserError(
+            f"model {recipe.model}: it cannot take a step of the task {recipe.task}:"
+            f" {summary(error)}; next: --debug shows where"
+        ) from error
+
+
+def _of_a_model(error: Exception) -> bool:
+    """Whether an error comes from the libraries: an architecture's code, its call, or a Trainer that it does not suit.
+
+    Below the loss in chunks it is our own.
+    """
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return not files[-1].startswith(_PACKAGE) and _LOSS not in files

@@ -1,0 +1,228 @@
+"""`export coreml`: coremltools converts the traced encoder to an ML program whose inputs have one of a few lengths.
+
+Conversion runs on Linux too; Core ML itself, and so a prediction, is on macOS alone. There the traced module stands in,
+which is what coremltools read.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import summary
+from hf_mps.tools.export import loading, merged
+from hf_mps.tools.export.compare import Comparison, difference
+from hf_mps.tools.export.formats import F16, F32
+from hf_mps.tools.export.loading import Job, Options
+from hf_mps.tools.saved.run import SavedRun
+
+PACKAGE = "model.mlpackage"
+LENGTHS = (32, 64, 128, 256, 512)
+HIDDEN = -1e4
+"""What a score gets where there is padding: float16, whose least number is -65504, holds a sum of two such."""
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def check(saved: SavedRun, options: Options) -> None:
+    """Raise UserError for lengths that the model does not have."""
+    from hf_mps.finetune.text.lengths import positions
+
+    if options.lengths is not None:
+        if len(set(options.lengths)) < 2:
+            raise UserError(
+                f"--lengths {options.lengths[0]}: allowed: two lengths or more, as EnumeratedShapes has them"
+            )
+        most = positions(saved.checkpoint.tokenizer(), saved.checkpoint.config())
+        over = [length for length in options.lengths if not 2 <= length <= most]
+        if over:
+            raise UserError(f"--lengths {over[0]}: allowed: 2 to {most}, the positions that this model has")
+
+
+def write(job: Job, folder: Path) -> None:
+    """Write model.mlpackage, the configuration and the tokenizer. Raises UserError for what it cannot convert."""
+    import coremltools
+    import numpy
+
+    lengths = _lengths(job)
+    names = [name for name in INPUTS if name in job.batches[0]]
+    model = merged.plain_model(job, folder.parent / "plain")
+    traced = job.traced = _traced(job, model, names, lengths.value[-1])
+    job.choices["lengths"] = Choice(", ".join(map(str, lengths.value)), lengths.reason)
+    job.choices["runs on"] = Choice("macOS 15, iOS 18", "before them Core ML takes one input of several lengths")
+    shapes = [[1, length] for length in lengths.value]
+    shape = coremltools.EnumeratedShapes(shapes, default=shapes[0])
+    try:
+        converted = coremltools.convert(
+            traced,
+            inputs=[coremltools.TensorType(name, shape, numpy.int32) for name in names],
+            outputs=[coremltools.TensorType(name) for name in outputs(job)],
+            convert_to="mlprogram",
+            minimum_deployment_target=coremltools.target.macOS15,
+            compute_precision=getattr(coremltools.precision, {F16: "FLOAT16", F32: "FLOAT32"}[job.weights]),
+            skip_model_load=True,
+        )
+    except (NotImplementedError, ValueError, RuntimeError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{job.saved.where}: coremltools {coremltools.__version__} does not convert"
+            f" {type(model).__name__}: {summary(error)}; next: hf-mps export onnx"
+        ) from error
+    folder.mkdir()
+    converted.save(str(folder / PACKAGE))
+    model.config.save_pretrained(folder)
+    loading.copy_companions(job.saved, folder)
+
+
+def outputs(job: Job) -> tuple[str, ...]:
+    """Return the names of the model's outputs."""
+    return loading.SPAN if job.saved.task.value == "question-answering" else ("logits",)
+
+
+def _lengths(job: Job) -> Choice[tuple[int, ...]]:
+    from hf_mps.finetune.text.lengths import positions
+
+    if job.options.lengths is not None:
+        return Choice(tuple(sorted(set(job.options.lengths))), "--lengths; a text is padded to the next one")
+    most = positions(job.tokenizer, loading.plain(job.model).config)
+    fitting = tuple(dict.fromkeys((*(length for length in LENGTHS if length < most), min(most, LENGTHS[-1]))))
+    return Choice(fitting, "the default, within the model's positions; a text is padded to the next one")
+
+
+def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
+    """Return the model as TorchScript with the inputs `names`, each of shape (1, length) and int32.
+
+    coremltools has no operators for the mask that transformers makes, so that the model gets a finished one, added to
+    the scores; where it takes that for something else (DeBERTa), it gets the tokens' own.
+    """
+    import numpy
+    import torch
+
+    class Encoder(torch.nn.Module):
+        def __init__(self, added: bool) -> None:
+            super().__init__()
+            self.model, self.added = model, added
+
+        def forward(self, *inputs: Any) -> Any:
+            given = dict(zip(names, inputs, strict=True))
+            if self.added:
+                hidden = (1.0 - given["attention_mask"].to(torch.float32)) * HIDDEN
+                given["attention_mask"] = hidden[:, None, None, :]
+            answer = self.model(**given)
+            return tuple(getattr(answer, name) for name in outputs(job))
+
+    model.set_attn_implementation("eager")
+    short = min(range(len(job.batches[0]["input_ids"])), key=lambda at: int(job.batches[0]["attention_mask"][at].sum()))
+    padded = _padded({name: rows[short : short + 1] for name, rows in job.batches[0].items()}, length, job.tokenizer)
+    given = tuple(padded[name] for name in names)
+    with torch.no_grad():
+        expected = loading.answered(model(**padded))
+        found = loading.answered(dict(zip(outputs(job), Encoder(True)(*given), strict=True)))
+        added = numpy.allclose(found, expected, rtol=1e-3, atol=1e-5)
+        return torch.jit.trace(  # type: ignore[no-untyped-call]
+            Encoder(added).eval(), given, strict=False, check_trace=False
+        )
+
+
+def _padded(row: dict[str, Any], length: int, tokenizer: Any) -> dict[str, Any]:
+    """Return one row without its padding, then padded to `length`, as int32; cut where it is longer."""
+    import torch
+
+    kept = min(length, int(row["attention_mask"].sum()))
+    at = row["attention_mask"][0].argmax()
+    padded = {}
+    for name in INPUTS:
+        if name in row:
+            value = (tokenizer.pad_token_id or 0) if name == "input_ids" else 0
+            whole = torch.full((1, length), value, dtype=torch.int32)
+            whole[0, :kept] = row[name][0, at : at + kept].to(torch.int32)
+            padded[name] = whole
+    return padded
+
+
+def compare(job: Job, folder: Path) -> Comparison:
+    """Open the package again; compare Core ML's logits on macOS, and elsewhere those of what it was converted from.
+
+    Raises RunError where the package does not have the inputs and lengths that it should.
+    """
+    import coremltools
+
+    version = f"coremltools {metadata.version('coremltools')}"
+    on_a_mac = platform.system() == "Darwin"
+    opened = coremltools.models.MLModel(str(folder / PACKAGE), skip_model_load=not on_a_mac)
+    _same_inputs(job, opened.get_spec().description)
+    if on_a_mac:
+        return Comparison(f"{version} and Core ML", _difference(job, opened.predict, job.weights))
+
+    def answer(inputs: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        with torch.no_grad():
+            found = job.traced(*(torch.from_numpy(rows) for rows in inputs.values()))
+        return {name: one.numpy() for name, one in zip(outputs(job), found, strict=True)}
+
+    alike = _same_weights(job, opened)
+    return Comparison(
+        f"{version}; the TorchScript that it converted was compared, and {alike} weights in the package",
+        _difference(job, answer, F32),
+        f"Core ML predicts on macOS alone, and this is {platform.system()}",
+    )
+
+
+def _same_inputs(job: Job, description: Any) -> None:
+    """Raise RunError where a package's inputs are not of the lengths that were asked for."""
+    asked = set(map(int, str(job.choices["lengths"].value).split(", ")))
+    for given in description.input:
+        array = given.type.multiArrayType
+        found = {int(shape.shape[1]) for shape in array.enumeratedShapes.shapes} or {int(array.shape[1])}
+        if found != asked:
+            raise RunError(f"the package takes {given.name} of {sorted(found)} tokens, not {sorted(asked)}")
+    if {given.name for given in description.output} != set(outputs(job)):
+        raise RunError(f"the package gives {', '.join(given.name for given in description.output)}")
+
+
+def _same_weights(job: Job, opened: Any) -> int:
+    """Return how many of the traced model's weights stand in the package as they should, rounded to its type.
+
+    coremltools calls them by their names in the model. Raises RunError for one that is another, by more than one
+    step of its type: what float16 would round to 0 coremltools keeps as its least number (`_check_underflow_to_zero`).
+    """
+    import coremltools
+    import numpy
+
+    stored = coremltools.optimize.coreml.get_weights_metadata(opened, weight_threshold=1)
+    ending, width = ("_to_fp16", numpy.float16) if job.weights == F16 else ("", numpy.float32)
+    alike, step = 0, numpy.finfo(width)
+    for name, weight in job.traced.named_parameters():
+        found = stored.get(name.replace(".", "_") + ending)
+        if found is None or found.val.shape != tuple(weight.shape):
+            continue
+        stored_as, rounded = (each.astype(numpy.float64) for each in (found.val, weight.detach().numpy().astype(width)))
+        if not numpy.allclose(stored_as, rounded, rtol=float(step.eps), atol=float(step.smallest_subnormal)):
+            raise RunError(f"the package holds another {name} than the model; nothing was written")
+        alike += 1
+    return alike
+
+
+def _difference(job: Job, answer: Any, weights: str) -> Any:
+    """Compare row by row, each padded to every length that it fits into."""
+    lengths = list(map(int, str(job.choices["lengths"].value).split(", ")))
+    ours, theirs = [], []
+    for batch, reference in zip(job.batches, job.reference, strict=True):
+        for at in range(len(reference)):
+            row = {name: rows[at : at + 1] for name, rows in batch.items()}
+            tokens = row["attention_mask"][0].numpy().astype(bool)
+            for length in lengths:
+                if length < tokens.sum():
+                    continue
+                given = {name: one.numpy() for name, one in _padded(row, length, job.tokenizer).items()}
+                logits = loading.answered(answer(given))
+                wanted = reference[at : at + 1]
+                if wanted.ndim == 3:  # logits of each token: those of padding are nobody's
+                    wanted, logits = wanted[:, tokens], logits[:, : tokens.sum()]
+                ours.append(wanted)
+                theirs.append(logits)
+    return difference(ours, theirs, weights)

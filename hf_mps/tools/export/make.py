@@ -1,0 +1,158 @@
+"""Exports a saved model: refusals first, then the files in a hidden folder, the comparison, the record, the name.
+
+A killed export leaves its hidden folder, which the next one beside it removes, and nothing under the name it was given.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from hf_mps.core import status
+from hf_mps.core.checkpoint_files import staged
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.files import write_json
+from hf_mps.core.text import MIB, duration, memory, summary
+from hf_mps.finetune.report import screen
+from hf_mps.finetune.report.results import versions
+from hf_mps.finetune.run import failures
+from hf_mps.finetune.run.logging import no_bars
+from hf_mps.tools.export import coreml, formats, gguf, loading, merged, mlx, onnx
+from hf_mps.tools.export.compare import Comparison
+from hf_mps.tools.export.formats import Format
+from hf_mps.tools.export.loading import Job, Options
+from hf_mps.tools.saved.run import open_run
+
+RECORD = "hf-mps-export.json"
+SCHEMA = 1
+MODULES: Mapping[str, ModuleType] = MappingProxyType(
+    {"merged": merged, "gguf": gguf, "mlx": mlx, "coreml": coreml, "onnx": onnx}
+)
+PACKAGES = {
+    "merged": ("peft", "safetensors"),
+    "gguf": ("gguf",),
+    "mlx": ("mlx", "mlx-lm"),
+    "coreml": ("coremltools",),
+    "onnx": ("onnxruntime", "onnx", "onnxscript", "transformers"),
+}
+
+
+def export(name: str, where: str, out: str, weights: str | None = None, options: Options | None = None) -> Path:
+    """Write the model saved at `where` as the format `name` into the new folder `out`, compare it, and print what came.
+
+    Raises UserError for what cannot be exported so, and RunError for a failure or for logits that are too far from the
+    model's; nothing is then at `out`.
+    """
+    form, options, target = formats.named(name), options or Options(), Path(out).expanduser()
+    _refuse(form, target, options)
+    kind, module = form.choose(weights), MODULES[name]
+    saved = open_run(where)
+    form.refuse_task(saved.task.value, where)
+    began = time.monotonic()
+    with status.shown(f"loading {where} …"), no_bars():
+        with loading.silent():
+            module.check(saved, options)
+            dtype = loading.precision(saved)
+            model = loading.load(saved, dtype.value)
+            batches = loading.samples(saved, model)
+            reference = loading.logits(model, batches)
+            choices: dict[str, Choice[Any]] = {"task": saved.task, "weights": kind, "compared in": dtype}
+            architecture = type(loading.plain(model)).__name__
+            job = Job(saved, kind.value, model, architecture, batches, reference, options, choices)
+        status.now(f"writing {name} …")
+        with _in_one_line(form, where), staged(target, RECORD) as stage:
+            with loading.silent():
+                module.write(job, stage)
+            job.model = None  # its logits are here, and the export may need the room
+            status.now("comparing its logits with the model's …")
+            with loading.silent():
+                comparison = module.compare(job, stage)
+            comparison.refuse(f"export {name} of {where}")
+            seconds = time.monotonic() - began
+            write_json(stage / RECORD, _record(form, job, comparison, target, seconds, stage))
+    _say(form, job, comparison, target, seconds)
+    return target
+
+
+@contextmanager
+def _in_one_line(form: Format, where: str) -> Iterator[None]:
+    """Turn a failure of the machine, or of the format's library, into one line; --debug shows the whole."""
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        library = " ".join(next(iter(_versions(PACKAGES[form.name][-1:]).items())))
+        words = failures.describe(error) or f"{library} fails on it: {summary(error)}"
+        raise RunError(f"export {form.name} of {where}: {words}; nothing was written") from error
+
+
+def _refuse(form: Format, target: Path, options: Options) -> None:
+    """Raise UserError for a place that is taken, a package that is missing, and options of other formats."""
+    if target.exists() or target.is_symlink():
+        raise UserError(f"{target} is there already, and an export never writes over anything; next: another OUT")
+    if options.lengths is not None and form.name != "coreml":
+        raise UserError(f"--lengths is for export coreml; {form.name} takes a text of any length; leave it out")
+    if options.converter is not None and form.name != "gguf":
+        raise UserError(f"--converter is for export gguf; leave it out of {form.name}")
+    form.check()
+
+
+def _record(
+    form: Format, job: Job, comparison: Comparison, target: Path, seconds: float, stage: Path
+) -> dict[str, Any]:
+    """Return what is stored beside an export. It names no folder of this machine, since it is shared with the model."""
+    command = f"hf-mps export {form.name} {shlex.quote(job.name)} {shlex.quote(target.name)} --weights {job.weights}"
+    if job.options.lengths is not None:
+        command += f" --lengths {','.join(map(str, job.options.lengths))}"
+    return {
+        "schema": SCHEMA,
+        "format": form.name,
+        "model": job.name,
+        "architecture": job.architecture,
+        "command": command,
+        "choices": job.choices,
+        "comparison": comparison,
+        "texts": [list(next(iter(batch.values())).shape) for batch in job.batches],
+        "files": sizes(stage),
+        "seconds": round(seconds, 1),
+        "versions": versions() | _versions(PACKAGES[form.name]),
+    }
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed: a model without an adapter needs no peft."""
+    installed = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    return {name: installed[name] for name in packages if name in installed}
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of each file below `folder` by its path in it."""
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def told(size: int) -> str:
+    """Return the size of files in words: `812 B`, `24.5 KiB`, `44 MiB`."""
+    return memory(size) if size >= MIB else f"{size / 1024:.1f} KiB" if size >= 1024 else f"{size} B"
+
+
+def _say(form: Format, job: Job, comparison: Comparison, target: Path, seconds: float) -> None:
+    """Print what was decided, how far the export is from the model, and what it takes on the disk."""
+    written = sizes(target)
+    rows = [(name, choice.value, choice.reason) for name, choice in job.choices.items()]
+    rows.append(("compared", comparison.opened_by, ""))
+    screen.header(rows, title=f"hf_mps export {form.name} {job.saved.where}")
+    for line in comparison.lines():
+        print(line)
+    on = f"{platform.system()} on {platform.machine()}"
+    print(f"written  {target}, {told(sum(written.values()))} in {len(written)} files, {duration(seconds)} ({on})")

@@ -1,0 +1,159 @@
+"""`push`: a run or an export to the hub with its card, by huggingface_hub; without a token, what would go there."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core import status
+from hf_mps.core.errors import RunError, UserError, neighbour
+from hf_mps.core.text import aligned, counted, first_line
+from hf_mps.finetune.report.results import is_hub_id
+from hf_mps.finetune.run.logging import no_bars
+from hf_mps.tools.export.make import RECORD, told
+from hf_mps.tools.saved import adapter
+from hf_mps.tools.saved.run import open_run
+
+CARD = "README.md"
+LOGIN = "hf auth login"
+# Of a checkpoint that is pushed itself: what only training reads, a pickle among it.
+STATES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin")
+LEFT_OUT = {
+    "checkpoint-*": "checkpoints hold the optimizer's state",
+    "recipe.yaml": "it names paths of this machine; the card has the recipe",
+    **dict.fromkeys(STATES, "the trainer's state, which no model is loaded with"),
+    ".*": "hidden",
+}
+"""Patterns of names, of files and of folders, that stay on this machine, and why."""
+
+
+@dataclass
+class Upload:
+    """The files of a folder that go to the hub, by their paths in it, in bytes; and those that stay, and why."""
+
+    files: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
+def push(where: str, name: str, *, private: bool = False, dry_run: bool = False) -> None:
+    """Send what is saved at `where` to the hub's repository `name`, made if it is not there, and print what went.
+
+    Without a token, or with `dry_run`, nothing is sent: files and sizes are printed, and the command that sends them.
+    Raises UserError for a folder without a model and a name that the hub does not take, RunError where it refuses.
+    """
+    folder = _folder(where)
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(f"{name}: the hub takes no such name: {first_line(error)}; allowed: OWNER/NAME") from error
+    from huggingface_hub import get_token
+
+    upload = chosen(folder)
+    token = get_token()
+    sent = token is not None and not dry_run
+    _say(folder, upload, name)
+    if not sent:
+        why = "--dry-run" if dry_run else f"no token is here ({LOGIN} makes one)"
+        print(f"nothing was sent: {why}")
+        print(f"to share  {_command(folder, upload, name)}")
+        return
+    with status.shown(f"sending {where} to {name} …"), no_bars():
+        url = _send(folder, upload, name, private)
+    print(f"sent      {url}")
+
+
+def chosen(folder: Path) -> Upload:
+    """Return which files of `folder` go to the hub. A folder that stays is told as one."""
+    upload = Upload()
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        parts = path.relative_to(folder).parts
+        for depth, part in enumerate(parts):
+            pattern = next((one for one in LEFT_OUT if fnmatch.fnmatch(part, one)), None)
+            if pattern is not None:
+                stays = "/".join(parts[: depth + 1]) + ("/" if depth < len(parts) - 1 else "")
+                size, _ = upload.left_out.get(stays, (0, ""))
+                upload.left_out[stays] = (size + path.stat().st_size, LEFT_OUT[pattern])
+                break
+        else:
+            upload.files["/".join(parts)] = path.stat().st_size
+    return upload
+
+
+def _folder(where: str) -> Path:
+    """Return the folder to push. Raises UserError where there is none, or no model in it."""
+    folder = Path(where).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{where}: there is no such folder{neighbour(folder)}; allowed: a run's folder, or an export's")
+    if not (folder / RECORD).is_file():
+        open_run(where)
+    return folder
+
+
+def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
+    """Make the repository where it is not there, and send the files in one commit; return its address."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    # The errors of whichever HTTP library this release of huggingface_hub goes by.
+    unreachable: Any = (*HfHubHTTPError.__bases__, OSError)
+    api = HfApi()
+    try:
+        repository = api.create_repo(name, private=private or None, exist_ok=True)
+        sent: Any = api.create_commit(
+            repo_id=repository.repo_id,
+            operations=[CommitOperationAdd(file, content(folder / file)) for file in upload.files],
+            commit_message=f"Upload {folder.resolve().name} with hf_mps",
+        )
+    except OfflineModeIsEnabled as error:
+        raise UserError("HF_HUB_OFFLINE is set and forbids to push; next: HF_HUB_OFFLINE=0 and the same") from error
+    except HfHubHTTPError as error:
+        code = error.response.status_code if error.response is not None else None
+        way_on = f"; next: {LOGIN}, with a token that may write" if code in (401, 403) else ""
+        raise RunError(f"the hub refuses {name}: {first_line(error)}{way_on}") from error
+    except unreachable as error:
+        raise RunError(f"the hub cannot be reached: {first_line(error)}; next: the same command again") from error
+    return str(sent.commit_url)
+
+
+def content(file: Path) -> Path | bytes:
+    """Return what goes to the hub of a file: the file, or an adapter's settings without the path of a local base model.
+
+    Here peft finds the model by that path; elsewhere its last part says which one it was.
+    """
+    if file.name != adapter.FILE:
+        return file
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    base = str(stored.get("base_model_name_or_path") or "")
+    if is_hub_id(base):
+        return file
+    return json.dumps(stored | {"base_model_name_or_path": Path(base).name}, indent=2).encode()
+
+
+def _command(folder: Path, upload: Upload, name: str) -> str:
+    """Return the command of huggingface_hub's own program that sends the same files."""
+    kept = (stays.rstrip("/") for stays in upload.left_out)
+    # A pattern once, for all checkpoints; what else stays by its own name.
+    excluded = dict.fromkeys("checkpoint-*" if fnmatch.fnmatch(one, "checkpoint-*") else one for one in kept)
+    return " ".join(
+        [f"hf upload {name} {shlex.quote(str(folder))} .", *(f"--exclude {shlex.quote(one)}" for one in excluded)]
+    )
+
+
+def _say(folder: Path, upload: Upload, name: str) -> None:
+    total = told(sum(upload.files.values()))
+    print(f"hf_mps push {folder} to {name}: {counted(len(upload.files), 'file')}, {total}")
+    rows = [(file, told(size), "") for file, size in upload.files.items()]
+    rows += [(file, told(size), f"stays here: {why}") for file, (size, why) in upload.left_out.items()]
+    for line in aligned(rows, right=(1,)):
+        print(f"  {line}")
+    if CARD not in upload.files:
+        print(f"  no {CARD}: the hub shows no card; a run's own folder has one")

@@ -1,0 +1,160 @@
+"""A saved model measured on rows with labels, by the metrics of its run: other rows, or those of its own recipe.
+
+The rows are made into features, batches and metrics by the task's `prepare`, as before a training, with what the run
+had decided from its training rows (classes, lengths, letters) in place of a second decision. Nothing is trained, and
+nothing is written.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_mps.core import status
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import label_sets, labels, load
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.recipe import overrides, schema
+from hf_mps.finetune.recipe.resolve import validate
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.text import lengths
+from hf_mps.metrics.selection import is_metric
+from hf_mps.tools.saved import ready
+from hf_mps.tools.saved.run import NOWHERE, SavedRun
+
+FILES = "data.files"
+# What belongs to the recipe's own rows, and not to files that are given instead.
+OF_OWN_ROWS = ("rows", "hold_out", "splits", "config", "revision", "streaming", "sources", "shuffle_buffer")
+SPAN = re.compile(r"(-?[\d.e+-]+) to (-?[\d.e+-]+)")
+
+
+@dataclass
+class Measured:
+    """What a saved model scores: the metrics of each split by their names, with how many rows it has.
+
+    `own` says that the rows are those that the run itself evaluated.
+    """
+
+    run: SavedRun
+    own: bool
+    main: str = ""
+    device: Choice[str] = field(default_factory=lambda: Choice("", ""))
+    choices: dict[str, Choice[Any]] = field(default_factory=dict)
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    where: dict[str, str] = field(default_factory=dict)
+    """Where the rows of each split are from."""
+
+    def of_the_run(self, split: str) -> Mapping[str, float]:
+        """The metrics that the run itself had for a split; empty where it is another's rows."""
+        found: Mapping[str, float] = (self.run.results or {}).get("metrics", {}) if self.own else {}
+        return found if split == "validation" else _without_prefix(found, split)
+
+
+def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = None) -> Measured:
+    """Measure the model of `run` on the rows that `words` name (`data.validation=other.csv`), or its recipe's own.
+
+    Every split but the training rows is measured, each with `batch` rows at once. Raises UserError for rows and models
+    that cannot be used, RunError for a failure of the machine.
+    """
+    run, splits = _with_rows(run, words)
+    found = Measured(run, own=splits is None)
+    with ready.on_device(run) as (run, device, folder, weights):
+        from hf_mps.finetune.run import measuring
+
+        status.now("reading the rows …")
+        load.check(run.recipe.data)
+        rows = load.load(run.recipe.data, run.recipe.seed, only=splits or _splits(run.recipe.data))
+        recipe = settled(run)
+        for split, some in rows.items():
+            status.now(f"measuring {split} …")
+            _refuse_other_classes(some, recipe)
+            with lengths.those_of(run.chosen):
+                prepared = run.module.prepare(recipe, {"train": some, "validation": some}, run.checkpoint, device.value)
+            if hasattr(run.module, "reference"):
+                prepared.trainer_settings["ref_model"] = run.module.reference(run.recipe)
+            trainer, chosen = measuring.trainer(prepared, recipe, device, folder, run.chosen, batch)
+            if not found.metrics:
+                found.main, found.device, found.choices = prepared.metrics.main, device, {**chosen, **weights}
+                status.over()
+                ready.say(run, device, found.choices)
+            scored = {name: value for name, value in trainer.evaluate().items() if is_metric(name)}
+            found.metrics[split] = {name.removeprefix("eval_"): value for name, value in scored.items()}
+            found.rows[split], found.where[split] = len(some.dataset), some.origin
+    return found
+
+
+def settled(run: SavedRun) -> Recipe:
+    """Return the recipe with what its run had decided from the training rows, which are not read here."""
+    recipe, chosen = run.to_use, run.chosen
+    fields = type(recipe).model_fields
+    said: dict[str, Any] = {"augmentation": None, "vocabulary": "checkpoint"}
+    if (cut := lengths.of_a_run(chosen)) is not None:
+        said["max_length"] = cut["longest"]
+    if "questions_without_answer" in chosen:
+        said["version_2_with_negative"] = chosen["questions_without_answer"]
+    if "letter_case" in chosen:
+        said["letter_case"] = chosen["letter_case"]
+    data: dict[str, Any] = {}
+    of_data = type(recipe.data).model_fields
+    if "labels" in of_data:
+        config = run.checkpoint.config()
+        classes = label_sets.kept(config) or labels.kept(config)
+        data["labels"] = list(classes.names) or None
+        said["problem_type"] = classes.problem_type
+    if "score_range" in of_data and (span := SPAN.fullmatch(str(chosen.get("scores")))):
+        data["score_range"] = [float(bound) for bound in span.groups()]
+    said["data"] = recipe.data.model_copy(update=data)
+    return recipe.model_copy(update={key: value for key, value in said.items() if key in fields})
+
+
+def _with_rows(run: SavedRun, words: Sequence[str]) -> tuple[SavedRun, list[str] | None]:
+    """Return the run with the rows that `words` name, and their splits; None for its own rows. Raises UserError."""
+    parsed = overrides.parse(words, run.task.value)
+    files = {key.removeprefix(f"{FILES}."): one.value for key, one in parsed.items() if key.startswith(f"{FILES}.")}
+    other = files or any(key.startswith(("data.hub", "data.folder")) for key in parsed)
+    if "train" in files:
+        raise UserError("evaluate reads no training rows; next, to measure a file: data.validation=FILE")
+    if not other and NOWHERE in (run.recipe.data.files or {}).values():
+        raise UserError(f"{run.where} comes without a run, and so without rows; next: data.validation=FILE")
+    document = dataclasses.replace(run.document, values=copy.deepcopy(run.document.values))
+    data = document.values.setdefault("data", {})
+    if files:
+        for key in OF_OWN_ROWS:
+            data.pop(key, None)
+        data["files"] = {}
+    laid = overrides.lay(document, parsed)
+    data = laid.values["data"]
+    named = data.get("files")
+    if isinstance(named, dict) and (files or "validation" in named):
+        # No training row is read: its key is filled, as a recipe needs it, and its file may be gone.
+        data["files"] = {**named, "train": named.get("validation") or next(iter(files.values()))}
+        if "validation" not in named:
+            data["hold_out"] = overrides.HELD_OUT
+    run = dataclasses.replace(run, document=laid, recipe=validate(laid))
+    return run, list(files) or (_splits(run.recipe.data) if other else None)
+
+
+def _splits(data: schema.Data) -> list[str]:
+    """Return every split but the training rows."""
+    return [split for split in dict.fromkeys((*load.SPLITS, *load.splits_to_read(data))) if split != "train"]
+
+
+def _refuse_other_classes(rows: Rows, recipe: Recipe) -> None:
+    """Raise UserError where the rows number their classes by other names than the model's."""
+    feature = rows.dataset.features.get("label") or getattr(rows.dataset.features.get("tags"), "feature", None)
+    names, known = getattr(feature, "names", None), getattr(recipe.data, "labels", None)
+    if names and known and list(names) != list(known):
+        raise UserError(
+            f"{rows.where}: its classes are {labels.listed(names)}, and those of the model {labels.listed(known)};"
+            " allowed: the same in the same order, or a column of their names"
+        )
+
+
+def _without_prefix(metrics: Mapping[str, float], split: str) -> dict[str, float]:
+    return {name.removeprefix(f"{split}_"): value for name, value in metrics.items() if name.startswith(f"{split}_")}

@@ -1,0 +1,227 @@
+"""Rows to be answered: of a file, of standard input or of a folder, read a few at a time, without their labels."""
+
+from __future__ import annotations
+
+import csv
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_mps.core.errors import UserError, brief, neighbour
+from hf_mps.finetune.data import formats, load, sources
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.recipe import schema
+from hf_mps.tools.saved.run import SavedRun
+
+if TYPE_CHECKING:
+    import pyarrow
+
+STDIN = "-"
+MEDIA = ("image", "audio")
+"""The roles whose columns hold files."""
+WORDS = "words"
+# Of a first line: enough to tell a csv's header.
+LOOKED_AT = 1 << 16
+
+
+@dataclass(frozen=True)
+class Input:
+    """The rows in a file, read when asked for: `kind` is one of `formats`, `files` are single pictures or sound.
+
+    `columns` are those of the task by their roles, without the truth; `optional` ones may be missing. `keep` are
+    columns that go from the input into the answers.
+    """
+
+    path: Path
+    name: str
+    kind: str
+    columns: Mapping[str, str]
+    optional: tuple[str, ...]
+    data: schema.Data
+    files: tuple[Path, ...] = ()
+    keep: tuple[str, ...] = ()
+
+    def batches(self, size: int) -> Iterator[Rows]:
+        """Yield the rows, `size` at a time. Raises UserError for what cannot be read, missing columns, and no rows."""
+        return (rows for rows, _ in self.with_kept(size))
+
+    def with_kept(self, size: int) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
+        """Yield as `batches` does, and of each row the columns `keep` as they stand in the input."""
+        first = 0
+        columns: Mapping[str, str] | None = None
+        for table in self._tables(size):
+            rows = self._rows(table, first)
+            columns = columns if columns is not None else self._present(rows)
+            if len(rows.dataset):
+                yield _split_words(load.narrow(rows, columns, self.data)), self._kept(rows)
+            first += len(rows.dataset)
+        if not first:
+            raise UserError(f"{self.name}: {sources.NO_ROWS}")
+
+    def _kept(self, rows: Rows) -> list[dict[str, Any]]:
+        """Return each row's columns `keep`. Raises UserError for one that is not there."""
+        there = rows.dataset.column_names
+        for name in self.keep:
+            if name not in there:
+                shown = ", ".join(map(brief, there))
+                raise UserError(f"{self.name}: there is no column '{name}' for --keep; the columns are {shown}")
+        return rows.dataset.select_columns(list(self.keep)).to_list() if self.keep else []
+
+    def _present(self, rows: Rows) -> dict[str, str]:
+        """Return the columns to read: without those that may be missing and are."""
+        there = rows.dataset.column_names
+        nested = {name.partition(".")[0] for name in there} | set(there)
+        missing = {
+            role
+            for role in self.optional
+            if role in self.columns and self.columns[role].partition(".")[0] not in nested
+        }
+        return {role: column for role, column in self.columns.items() if role not in missing}
+
+    def _tables(self, size: int) -> Iterator[pyarrow.Table]:
+        for table in self._as_they_come(size):
+            for start in range(0, max(1, len(table)), size):
+                yield table.slice(start, size)
+
+    def _as_they_come(self, size: int) -> Iterator[pyarrow.Table]:
+        import pyarrow
+
+        if self.files:
+            column = next(self.columns[role] for role in MEDIA if role in self.columns)
+            for start in range(0, len(self.files), size):
+                yield pyarrow.table({column: [str(file) for file in self.files[start : start + size]]})
+        elif self.kind == "parquet":
+            yield from _parquet(self.path, self.name, size)
+        elif self.kind == "text":
+            column = _text_column(self)
+            for table in sources.reading(self.data, self.path, self.name, self.kind).make():
+                yield table.rename_columns([column])
+        else:
+            yield from sources.reading(
+                self.data, self.path, self.name, self.kind, (*self.columns.values(), *self.keep)
+            ).make()
+
+    def _rows(self, table: pyarrow.Table, first: int) -> Rows:
+        from datasets import Dataset
+        from datasets.table import InMemoryTable
+
+        # A fingerprint of its own: the default hashes the rows, and nothing of them is looked up again.
+        dataset = Dataset(InMemoryTable(table), fingerprint=secrets.token_hex(8))
+        numbers = tuple(range(first, first + len(dataset)))
+        folder = Path.cwd() if self.name == "stdin" else self.path.parent
+        textual = self.kind in sources.TEXTUAL
+        return Rows(sources.undecoded(dataset), self.name, textual=textual, numbers=numbers, folder=folder)
+
+
+@contextmanager
+def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input]:
+    """Give the rows in the file, folder or `-` (standard input) called `name` for the model of `run`.
+
+    Standard input is kept in a temporary file while the context lasts: its first line tells what it is, and JSON is
+    gone through twice. The columns `keep` are read beside the task's. Raises UserError for what is not there, is empty,
+    or of no format that is read.
+    """
+    columns, optional = _columns(run)
+    data = run.recipe.data
+    if name != STDIN:
+        yield replace(_found(name, columns, optional, data), keep=tuple(keep))
+        return
+    if sys.stdin.isatty():
+        print("hf-mps: reads rows from the keyboard; Ctrl-D ends them", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="hf-mps-stdin-") as folder:
+        whole = Path(folder, "rows")
+        with whole.open("wb") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+        if not whole.stat().st_size:
+            raise UserError(f"stdin: {sources.NO_ROWS}")
+        kind = _told_by_its_first_line(whole, [column for role, column in columns.items() if role not in optional])
+        path = whole.rename(whole.with_name(f"rows.{'txt' if kind == 'text' else kind}"))
+        yield Input(path, "stdin", kind, columns, optional, data, keep=tuple(keep))
+
+
+def _columns(run: SavedRun) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the columns that are read by their roles, and the roles among them that may be missing."""
+    module = run.module
+    truth, optional = getattr(module, "TRUTH", ()), tuple(getattr(module, "OPTIONAL", ()))
+    roles = getattr(module, "ASKED", {}) | run.recipe.data.columns.roles()
+    # Roles with columns of their own are numbered: label_0, label_1, …
+    known = {role: column for role, column in roles.items() if role.rstrip("0123456789").rstrip("_") not in truth}
+    return {role: column for role, column in known.items() if role not in truth}, optional
+
+
+def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], data: schema.Data) -> Input:
+    """Return the rows in a file or folder. Raises UserError."""
+    path = Path(name).expanduser()
+    media = [role for role in columns if role in MEDIA]
+    alone = bool(media) and set(columns) - set(optional) == set(media)
+    if path.is_dir():
+        if not alone:
+            raise UserError(f"{name}: is a folder; allowed: a file of rows ({formats.allowed()}), or - for stdin")
+        column, files = sources.media(path)
+        if column != media[0]:
+            raise UserError(f"{name}: holds files of {column}; allowed: {media[0]}")
+        return Input(path, name, "", columns, optional, data, tuple(files))
+    if not path.is_file():
+        raise UserError(f"{name}: there is no such file{neighbour(path)}")
+    if path.stat().st_size == 0:
+        raise UserError(f"{name}: the file is empty; allowed: at least one row")
+    kind = formats.kind(path)
+    if kind is None and alone:
+        return Input(path, name, "", columns, optional, data, (path.resolve(),))
+    if kind is None:
+        raise UserError(f"{name}: cannot tell the format; allowed: {formats.allowed()}, or - for stdin")
+    formats.refuse_disguised(path, name)
+    return Input(path, name, kind, columns, optional, data)
+
+
+def _told_by_its_first_line(path: Path, columns: list[str]) -> str:
+    """Return the format of a file without a name: JSON lines, a csv whose header has the columns, or lines of text."""
+    with path.open("rb") as file:
+        line = file.readline(LOOKED_AT).decode("utf-8-sig", errors="replace").strip()
+    if line.startswith("{"):
+        return "jsonl"
+    if line.startswith("["):
+        return "json"
+    for kind, separator in (("tsv", "\t"), ("csv", ","), ("csv", ";")):
+        header = next(csv.reader([line], delimiter=separator), [])
+        if set(columns) <= set(header) and (separator in line or len(columns) == 1):
+            return kind
+    return "text"
+
+
+def _text_column(rows: Input) -> str:
+    """Return the column that a line of text is. Raises UserError where a row has several."""
+    needed = [column for role, column in rows.columns.items() if role not in rows.optional]
+    needed = needed or list(rows.columns.values())[:1]
+    if len(needed) != 1:
+        named = ", ".join(map(brief, needed))
+        raise UserError(f"{rows.name}: a line of text is one column, and a row has {named}; allowed: csv, jsonl")
+    return needed[0]
+
+
+def _split_words(rows: Rows) -> Rows:
+    """Return the rows with lists of words where they hold sentences: split at white space, as CoNLL's are."""
+    if WORDS not in rows.dataset.column_names or getattr(rows.dataset.features[WORDS], "dtype", None) != "string":
+        return rows
+    from datasets import Dataset
+
+    columns: dict[str, Any] = rows.dataset[:]
+    return rows.with_columns(Dataset.from_dict({**columns, WORDS: [(text or "").split() for text in columns[WORDS]]}))
+
+
+def _parquet(path: Path, name: str, size: int) -> Iterator[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        for batch in file.iter_batches(batch_size=size):
+            yield pyarrow.Table.from_batches([batch])
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{name}: cannot be read as parquet: {error}") from error

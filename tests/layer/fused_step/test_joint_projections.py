@@ -1,0 +1,224 @@
+"""Linear layers of one input as one product: the same losses and gradients, and parameters that stay what they were."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from inline_snapshot import snapshot
+from torch import Tensor
+from transformers.models.bert import modeling_bert
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.t5 import modeling_t5
+
+from hf_mps.layer.fused_step import joint_projections, side_by_side
+from hf_mps.metal import simulator
+from tests.layer.fused_step import families
+from tests.layer.fused_step.conftest import Fused
+
+CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-6}, torch.bfloat16: {"rtol": 5e-2, "atol": 5e-3}}
+IDS = torch.arange(2 * families.LENGTH).view(2, -1) % families.WORDS
+
+
+def encoder() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(vocab_size=families.WORDS, max_position_embeddings=families.LENGTH, **families.SHAPE)
+    return BertForSequenceClassification(config).eval()  # nothing is drawn
+
+
+def grouped() -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM(Qwen2Config(vocab_size=families.WORDS, num_key_value_heads=1, **families.SHAPE))
+
+
+def adapted() -> Any:
+    return families.decoder()[0].eval()
+
+
+MODELS: dict[str, Callable[[], Any]] = {"encoder": encoder, "grouped heads": grouped, "LoRA": adapted}
+
+
+def model(name: str) -> Any:
+    torch.manual_seed(0)
+    return MODELS[name]().to("mps")
+
+
+def trained(
+    model: Any, context: AbstractContextManager[Any], **autocast: Any
+) -> tuple[dict[str, int], float, dict[str, Tensor]]:
+    """The launches of a forward and a backward pass, the loss, and the gradients on the host."""
+    device = next(model.parameters()).device.type
+    ids = IDS.to(device)
+    labels = ids[:, 0] % 2 if hasattr(model, "classifier") else ids
+    model.zero_grad()
+    with context, simulator.counted() as counts:
+        with torch.autocast(device, **autocast) if autocast else nullcontext():
+            loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+    gradients = {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
+    return dict(counts.operators), loss.item(), gradients
+
+
+def owner(model: Any) -> Any:
+    return next(each for each in model.modules() if type(each).__name__.endswith("SelfAttention"))
+
+
+def together(model: Any) -> list[Any]:
+    """Three layers of one input, in whichever names the model has them; PEFT's have the model's own inside."""
+    kinds = {"query": ("query", "key", "value"), "q_proj": ("q_proj", "k_proj", "v_proj")}
+    found = next(each for each in model.modules() if any(hasattr(each, first) for first in kinds))
+    names = next(names for first, names in kinds.items() if hasattr(found, first))
+    return [getattr(layer, "base_layer", layer) for layer in (getattr(found, name) for name in names)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_and_gradients_are_stocks_with_fewer_products(name: str, dtype: torch.dtype, fused: Fused) -> None:
+    made = model(name)
+    said = {} if dtype == torch.float32 else {"dtype": dtype}
+    before, loss, gradients = trained(made, nullcontext(), **said)
+    after, found, ours = trained(made, fused(), **said)
+    layers = {"encoder": 2, "grouped heads": 2 + 1, "LoRA": 2 + 1 + 3}[name] * families.SHAPE["num_hidden_layers"]
+    assert before["aten::linear"] - after["aten::linear"] == layers
+    assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-2)
+    assert ours.keys() == gradients.keys()
+    for each, expected in gradients.items():
+        torch.testing.assert_close(ours[each], expected, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_without_one_operator_for_all_gradients_they_are_stocks_too(
+    name: str, dtype: torch.dtype, fused: Fused
+) -> None:
+    """As on CUDA; the CPU has no such operator either."""
+    made = model(name).cpu()
+    said = {} if dtype == torch.float32 else {"dtype": dtype}
+    _, loss, gradients = trained(made, nullcontext(), **said)
+    with fused():
+        joint_projections.PART.devices = frozenset({"cpu"})
+        _, found, ours = trained(made, nullcontext(), **said)
+    assert side_by_side.joined([each.weight for each in together(made)], 0) is not None
+    assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-2)
+    assert ours.keys() == gradients.keys()
+    for each, expected in gradients.items():
+        torch.testing.assert_close(ours[each], expected, **CLOSE[dtype])
+
+
+def test_which_layers_belong_together_is_read_in_the_models_source() -> None:
+    found = {
+        module.__name__.rpartition(".")[2]: dict(joint_projections.PART._groups(module))
+        for module in (modeling_bert, modeling_llama, modeling_t5)
+    }
+    assert found == snapshot(
+        {
+            "modeling_bert": {"BertSelfAttention": {"hidden_states": ("query", "key", "value")}},
+            "modeling_llama": {
+                "LlamaMLP": {"x": ("gate_proj", "up_proj")},
+                "LlamaAttention": {"hidden_states": ("q_proj", "k_proj", "v_proj")},
+            },
+            "modeling_t5": {},
+        }
+    )
+
+
+def test_a_forward_that_somebody_else_wrote_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling_qwen2.Qwen2MLP, "forward", lambda self, x: self.down_proj(self.gate_proj(x)))
+    assert "Qwen2MLP" not in dict(joint_projections._of_file(modeling_qwen2))
+
+
+def test_parameters_stay_the_same_objects_with_the_same_values(fused: Fused, tmp_path: Path) -> None:
+    made = model("encoder")
+    before = list(made.parameters())
+    values = {name: each.cpu().clone() for name, each in made.state_dict().items()}
+    trained(made, fused())
+    query, key, value = (getattr(owner(made), name).weight for name in ("query", "key", "value"))
+    assert side_by_side.joined((query, key, value), 0) is not None
+    assert all(one is other for one, other in zip(made.parameters(), before, strict=True))
+    made.save_pretrained(tmp_path / "whole")
+    torch.save(made.state_dict(), tmp_path / "weights.pt")
+    loaded = type(made).from_pretrained(tmp_path / "whole").state_dict()
+    for found in (made.state_dict(), loaded, torch.load(tmp_path / "weights.pt")):
+        assert found.keys() == values.keys()
+        assert all(torch.equal(found[name].cpu(), each) for name, each in values.items())
+
+
+def test_a_copy_or_a_move_trains_on_alike(fused: Fused) -> None:
+    made = model("encoder")
+    with fused():
+        _, loss, _ = trained(made, nullcontext())
+        _, copied, _ = trained(copy.deepcopy(made), nullcontext())
+        _, moved, _ = trained(made.cpu().to("mps"), nullcontext())
+    assert loss == copied == moved
+
+
+@pytest.mark.parametrize("how", ["frozen", "biases alone"])
+def test_what_is_frozen_gets_no_gradient(how: str, fused: Fused) -> None:
+    made = model("encoder")
+    for name, each in made.named_parameters():
+        each.requires_grad_("key" not in name if how == "frozen" else "bias" in name)
+    _, _, gradients = trained(made, nullcontext())
+    _, _, ours = trained(made, fused())
+    assert ours.keys() == gradients.keys()
+    for name, expected in gradients.items():
+        torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["shared", "wrapped", "hooked"])
+def test_layers_that_are_not_as_they_should_be_are_left_alone(how: str, fused: Fused) -> None:
+    made = model("encoder")
+    for each in made.modules():
+        if type(each).__name__.endswith("SelfAttention"):
+            if how == "shared":
+                each.held = each.query.weight.detach()[:2]
+            elif how == "wrapped":
+                each.key = torch.nn.utils.parametrizations.weight_norm(each.key)
+            else:
+                each.value.forward = torch.nn.Linear.forward.__get__(each.value)
+    stock, _, gradients = trained(made, nullcontext())
+    found, _, ours = trained(made, fused())
+    assert found["aten::linear"] == stock["aten::linear"]
+    assert ours.keys() == gradients.keys()
+
+
+def test_hooks_of_each_layer_run(fused: Fused) -> None:
+    made, seen = model("encoder"), []
+    owner(made).key.register_forward_hook(lambda module, given, out: seen.append(out.shape[-1]))
+    trained(made, fused())
+    assert seen == [families.SHAPE["hidden_size"]]
+    assert "forward" not in vars(owner(made).key)
+
+
+def test_gradients_of_gradients_are_stocks(fused: Fused) -> None:
+    def second(context: AbstractContextManager[None]) -> Tensor:
+        torch.manual_seed(0)
+        config = modeling_llama.LlamaConfig(hidden_size=8, intermediate_size=16, num_attention_heads=2)
+        mlp = modeling_llama.LlamaMLP(config).to("mps")
+        given = torch.randn(2, 3, 8, device="mps", requires_grad=True)
+        with context:
+            first = torch.autograd.grad(mlp(given).pow(3).sum(), (given, mlp.up_proj.weight), create_graph=True)
+            (found,) = torch.autograd.grad(sum(each.square().sum() for each in first), given)
+        return found.cpu()
+
+    torch.testing.assert_close(second(fused()), second(nullcontext()), rtol=1e-4, atol=1e-6)
+
+
+def test_a_checkpointed_layer_is_replayed(fused: Fused) -> None:
+    made = model("encoder").train()
+    made.config.hidden_dropout_prob = made.config.attention_probs_dropout_prob = 0.0
+    for each in made.modules():
+        if isinstance(each, torch.nn.Dropout):
+            each.p = 0.0
+    _, loss, gradients = trained(made, fused())
+    made.gradient_checkpointing_enable({"use_reentrant": False})
+    _, again, ours = trained(made, fused())
+    assert again == loss
+    assert all(torch.equal(ours[name], each) for name, each in gradients.items())

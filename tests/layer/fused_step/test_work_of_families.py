@@ -1,0 +1,74 @@
+"""What a step of each family of models launches, copies and waits for, fused and as the plain Trainer has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_mps.core.releases import torch_release
+from tests.layer.fused_step import families
+
+Fused = Callable[[], AbstractContextManager[None]]
+# Counted from macOS 15 on: on macOS 14 each tensor of a batch is a copy, and MPSGraph gets copies of permuted tensors.
+STEPS, PLAIN_STEPS = 32, 4
+COLUMN = sum(torch_release() >= release for release in ((2, 14), (2, 15)))
+# What is left of the plain Trainer's dispatches and graphs, of models with two layers, with torch 2.13, 2.14 and 2.15.
+# From 2.14 on a linear layer sums for its bias in a dispatch by itself; 2.15 drops in one by itself, so that the plain
+# Trainer has fewer. The figures of 2.14 are 2.13's calls counted by 2.14.1's rules.
+SHARES = {
+    "encoder": (0.42, 0.50, 0.52),
+    "decoder with LoRA": (0.61, 0.62, 0.64),
+    "decoder with LoRA, nothing dropped": (0.56, 0.58, 0.57),
+    "pictures": (0.41, 0.50, 0.50),
+    "translation": (0.68, 0.70, 0.73),
+    "embeddings": (0.58, 0.61, 0.64),
+}
+# Launches of a step of MiniLM, six layers; two of them are the sentinel stopped-gpu's, before torch 2.15.
+OF_MINILM, OF_PLAIN_MINILM = ((357, 808), (459, 951), (457, 909))[COLUMN]
+
+
+@pytest.mark.macos(15)
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_a_step_launches_less_copies_once_and_waits_for_nothing(name: str, tmp_path: Path, fused: Fused) -> None:
+    plain = families.train(families.made(name), tmp_path, steps=PLAIN_STEPS).counted
+    with fused():
+        found = families.train(families.made(name), tmp_path, steps=STEPS).counted
+    assert found.launches / STEPS <= SHARES[name][COLUMN] * plain.launches / PLAIN_STEPS
+    assert found.blits / STEPS < plain.blits / PLAIN_STEPS + 1  # a gradient that comes anew is brought to the others
+    assert found.figures.encoders / STEPS < plain.figures.encoders / PLAIN_STEPS
+    assert found.copies_in == STEPS
+    assert plain.copies_in / PLAIN_STEPS == len(families.made(name)[1][0])
+    assert found.waits <= 2
+
+
+def of_minilm(folder: Path) -> families.Made:
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    _, rows = families.made("encoder")
+    return model, [row | {"token_type_ids": [0] * families.LENGTH} for row in rows]
+
+
+@pytest.mark.macos(15)
+def test_a_step_of_minilm(minilm: Path, tmp_path: Path, fused: Fused) -> None:
+    plain = families.train(of_minilm(minilm), tmp_path, steps=2).counted
+    with fused():
+        found = families.train(of_minilm(minilm), tmp_path, steps=STEPS).counted
+    assert plain.launches / 2 == OF_PLAIN_MINILM
+    assert found.launches / STEPS <= OF_MINILM
+    assert (found.copies_in, found.waits <= 2) == (STEPS, True)
+
+
+@pytest.mark.parametrize("name", ["encoder", "decoder with LoRA", "decoder with LoRA, nothing dropped", "pictures"])
+def test_losses_of_50_steps_are_the_plain_trainers(name: str, tmp_path: Path, fused: Fused) -> None:
+    """The simulated device draws the same masks for dropout in pieces and in one kernel."""
+    how = {"steps": 50 - families.WARM - 1, "logging_steps": 1, "learning_rate": 1e-3}
+    expected = families.train(families.made(name), tmp_path, **how).losses
+    with fused():
+        found = families.train(families.made(name), tmp_path, **how).losses
+    assert len(found) == 50
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-5)

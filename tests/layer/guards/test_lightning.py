@@ -1,0 +1,90 @@
+"""Lightning's Trainer, under both of its names, trains unchanged on Metal with the guards that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_mps.layer.guards import GuardNotice
+from hf_mps.layer.guards.resume.lightning_rng import KEY
+from hf_mps.metal.fallback.accounting import ledger
+from tests.layer.guards import lightning_loops, loops
+from tests.layer.guards.experiments import failures
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning")
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "mps"])
+@pytest.mark.parametrize("name", lightning_loops.NAMES)
+def test_a_trainer_trains_on_the_device(name: str, accelerator: str, tmp_path: Path) -> None:
+    pl = lightning_loops.library(name)
+    model = lightning_loops.module(pl, loops.bert())
+    before = loops.weights(model)
+    run = lightning_loops.trainer(pl, tmp_path, max_steps=2, accelerator=accelerator)
+    run.fit(model)
+    assert run.strategy.root_device.type == "mps"
+    assert not loops.same(before, loops.weights(model))
+
+
+@pytest.mark.parametrize("name", lightning_loops.NAMES)
+def test_a_checkpoint_without_random_states_is_told_of(name: str, tmp_path: Path) -> None:
+    pl = lightning_loops.library(name)
+    run = lightning_loops.trainer(pl, tmp_path, max_epochs=1)
+    run.fit(lightning_loops.module(pl))
+    run.save_checkpoint(tmp_path / "whole.ckpt")
+    run.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    saved = torch.load(tmp_path / "whole.ckpt", weights_only=True)
+    assert saved.pop(KEY)["mps"].dtype == torch.uint8
+    assert KEY not in torch.load(tmp_path / "weights.ckpt", weights_only=True)
+    torch.save(saved, tmp_path / "old.ckpt")
+    with pytest.warns(GuardNotice, match="the checkpoint holds no random states"):
+        lightning_loops.trainer(pl, tmp_path, max_epochs=2).fit(
+            lightning_loops.module(pl), ckpt_path=tmp_path / "old.ckpt"
+        )
+
+
+@pytest.mark.parametrize("step", [2, 10])
+def test_a_run_goes_on_from_anywhere_in_an_epoch(step: int, tmp_path: Path) -> None:
+    assert lightning_loops.resumed(lightning_loops.NAMES[0], tmp_path, step)
+
+
+def test_checkpoints_made_on_the_cpu_are_lightning_s_own(tmp_path: Path) -> None:
+    pl = lightning_loops.library()
+    run = lightning_loops.trainer(pl, tmp_path, max_steps=1, accelerator="cpu")
+    run.fit(lightning_loops.module(pl))
+    run.save_checkpoint(tmp_path / "cpu.ckpt")
+    assert KEY not in torch.load(tmp_path / "cpu.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("name", lightning_loops.NAMES)
+def test_a_float64_column_becomes_float32(name: str, tmp_path: Path) -> None:
+    pl = lightning_loops.library(name)
+    rows = torch.utils.data.DataLoader(failures.with_floats())
+    with pytest.warns(GuardNotice, match="float64 became float32, which Metal has: x "):
+        lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, failures.OnFloats()), rows)
+
+
+class WithMode(nn.Module):
+    """A model with an operator that Metal has no kernel for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        usual = torch.mode(input_ids, dim=1).values
+        logits = self.layer(input_ids.float()) + usual[:, None]
+        return type("Output", (), {"loss": nn.functional.cross_entropy(logits, labels)})
+
+
+@pytest.mark.parametrize("name", lightning_loops.NAMES)
+def test_an_operator_without_a_kernel_runs_on_the_cpu(name: str, tmp_path: Path) -> None:
+    pl = lightning_loops.library(name)
+    before = ledger.snapshot()
+    model = lightning_loops.module(pl, WithMode())
+    lightning_loops.trainer(pl, tmp_path, max_steps=2).fit(model)
+    assert [(each.operator, each.calls) for each in ledger.report(before).operators] == [("aten::mode", 2)]

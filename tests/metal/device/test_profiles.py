@@ -1,0 +1,56 @@
+"""The device profiles: names, facts and what is said of a name that there is not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from hf_mps.core.errors import UserError
+from hf_mps.metal.device import profiles
+
+
+def test_1_means_the_default_profile() -> None:
+    assert profiles.get("1").name == profiles.DEFAULT == "m2-pro-16gb"
+
+
+@pytest.mark.parametrize("name", ["m1-8gb", "m2-pro-16gb", "m4-max-64gb"])
+def test_the_documented_profiles_exist(name: str) -> None:
+    assert profiles.get(name).name == name
+
+
+def test_a_name_is_read_whatever_its_case() -> None:
+    assert profiles.get(" M1-8GB ") is profiles.get("m1-8gb")
+
+
+def test_an_unknown_name_is_refused_with_the_list_and_the_nearest() -> None:
+    with pytest.raises(UserError) as caught:
+        profiles.get("m2-pro-16g")
+    message = str(caught.value)
+    assert message.startswith("HF_MPS_SIMULATE=m2-pro-16g is no device profile; allowed: 1, m1-8gb, ")
+    assert message.endswith("; did you mean 'm2-pro-16gb'?")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("profile", profiles.PROFILES.values(), ids=str)
+def test_a_profile_is_consistent(profile: profiles.Profile) -> None:
+    assert profile.chip.startswith("Apple M")
+    assert profile.chip.lower().split()[1] == profile.name.split("-")[0]
+    assert 7 <= profile.cores <= 80
+    assert profile.memory % profiles.GIB == 0
+    assert profile.memory // 2 < profile.recommended_max < profile.memory
+    assert profile.macos >= (14, 0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        profile.cores = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("name", "mebibytes"), [("m1-16gb", 10922), ("m1-max-32gb", 21845), ("m4-max-64gb", 49152)])
+def test_the_recommended_maximum_is_what_macos_prints(name: str, mebibytes: int) -> None:
+    assert profiles.get(name).recommended_max // 2**20 == mebibytes
+
+
+def test_a_profile_is_a_machine_of_the_device_layer() -> None:
+    profile = profiles.get("m1-8gb")
+    machine = profile.machine()
+    assert profile.chip in dataclasses.astuple(machine)
+    assert profile.memory in dataclasses.astuple(machine)

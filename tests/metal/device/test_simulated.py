@@ -1,0 +1,73 @@
+"""What is simulated says so, wherever the device is named; what it is compared and counted by stays a Mac's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.core.errors import UserError
+from hf_mps.metal import device
+from hf_mps.metal.device import facts, machine, precision, profiles
+from tests.metal.device.machines import LINUX, MAC, Pretend
+
+CODE = "import hf_mps; print(hf_mps.metal.device.simulated(), hf_mps.metal.device.choose())"
+
+
+def test_a_program_learns_it_and_a_person_reads_it(simulated: None, run_python) -> None:
+    done = run_python("-c", CODE, env={"HF_MPS_SIMULATE": "m1-8gb", "HF_MPS_DEVICE": None})
+    assert done.stdout == snapshot("True mps (Metal passed its probe on Apple M1 (simulated), macOS 14.7)\n"), (
+        done.stderr
+    )
+
+
+def test_the_cpu_of_the_same_process_is_not_simulated(simulated: None) -> None:
+    assert device.simulated()
+    assert not device.simulated("cpu")
+    assert not machine.real().simulated
+    assert machine.real().system != "Darwin"
+
+
+def test_a_mac_is_not_simulated(pretend: Pretend) -> None:
+    pretend(MAC)
+    assert not device.simulated()
+    assert device.choose().reason == snapshot("Metal passed its probe on Apple M2, macOS 15.6")
+    pretend(dataclasses.replace(MAC, simulated=True))
+    assert device.simulated()
+
+
+def test_the_facts_name_the_chip_as_simulated(simulated: None) -> None:
+    here = facts.facts()
+    assert here.chip.endswith(" (simulated)")
+    assert here.lines()[0].startswith("device: mps, Apple M")
+    assert " (simulated), " in here.lines()[0]
+
+
+def test_with_the_layer_off_the_reason_still_names_the_chip(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MPS", "0")
+    monkeypatch.delenv("HF_MPS_DEVICE", raising=False)
+    assert f"the Metal that PyTorch sees on {machine.present().chip}, untried" in device.choose().reason
+
+
+@pytest.mark.parametrize("profile", profiles.PROFILES.values(), ids=lambda profile: profile.name)
+def test_the_chips_generation_is_read_all_the_same(profile: profiles.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "chip", lambda device: profile.chip)
+    assert precision.emulates_bfloat16() == profile.chip.startswith(("Apple M1", "Apple M2"))
+    assert profile.machine().simulated
+
+
+def test_a_profile_that_there_is_not_is_refused_as_a_device_is(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(LINUX, built=False)
+    for asked in (device.choose, device.metal):
+        for name, line in {
+            "HF_MPS_DEVICE": "HF_MPS_DEVICE=m1-8gib is not a device it knows; allowed: mps, cuda, cpu",
+            "HF_MPS_SIMULATE": "HF_MPS_SIMULATE=m1-8gib is no device profile; allowed: 1, m1-8gb, ",
+        }.items():
+            with monkeypatch.context() as typo:
+                typo.setenv(name, "m1-8gib")
+                with pytest.raises(UserError) as caught:
+                    asked()
+                assert str(caught.value).startswith(line)

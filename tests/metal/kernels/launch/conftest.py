@@ -1,0 +1,31 @@
+"""The release's kernels in front of the simulated device's, for the tests of launch rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hf_mps.metal import kernels as metal_kernels
+from hf_mps.metal.kernels.rules import Dispatch
+from hf_mps.metal.simulator import build
+
+
+@pytest.fixture
+def kernels(release: str) -> Iterator[Dispatch]:
+    """The rules of the fetched release, which run while the test does; `kernels.ledger` counts from zero."""
+    with running(release) as dispatch:
+        yield dispatch
+
+
+@contextmanager
+def running(release: str) -> Iterator[Dispatch]:
+    """The rules of a fetched release run for the block."""
+    metal_kernels.enable(release, build.running("these tests need the simulated device"))
+    dispatch = metal_kernels.running()
+    assert dispatch is not None
+    try:
+        yield dispatch
+    finally:
+        metal_kernels.disable()

@@ -1,0 +1,136 @@
+"""Reductions run PyTorch's own Metal kernels, in every layout the host tells apart, with the CPU's results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_mps.metal.kernels.rules import Dispatch
+from tests.metal.kernels.launch.samples import compared
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+VALUES = ("sum", "mean", "amax", "amin", "nansum", "linalg.vector_norm", "norm", "trace")
+DECISIONS = ("any", "all", "count_nonzero", "argmax", "argmin", "aminmax")
+
+
+@pytest.fixture
+def draw() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "kernels_of_sum"),
+    [
+        ((7, 33), 1, ["sum_reduction_inner_float_float"]),
+        ((7, 33), 0, ["sum_reduction_outer_float_float"]),
+        ((5, 7, 33), 1, ["sum_reduction_float_float"]),
+        ((5, 7, 33), (0, 2), ["sum_reduction_float_float"]),
+        ((100, 81), (), ["sum_reduction_float_float"]),
+        ((130, 160), (), ["sum_reduction_float_float", "sum_reduction_float_float"]),
+    ],
+)
+def test_the_layout_decides_the_kernel(
+    kernels: Dispatch, draw: torch.Generator, shape: tuple[int, ...], dim: tuple[int, ...], kernels_of_sum: list[str]
+) -> None:
+    given = torch.randn(shape, generator=draw)
+    found = given.to("mps").sum(dim)
+    assert list(kernels.ledger.kernels.elements()) == kernels_of_sum
+    torch.testing.assert_close(found.cpu().double(), given.double().sum(dim), rtol=1e-5, atol=1e-4)
+
+
+def test_a_tensor_that_is_not_dense_is_read_where_it_lies(kernels: Dispatch, draw: torch.Generator) -> None:
+    given = torch.randn(400, 70, generator=draw)
+    on_device = given.to("mps")
+    kernels.ledger.clear()
+    found = on_device[:, 3::2].sum()
+    assert "sum_reduction_strided_float_float" in kernels.ledger.kernels
+    torch.testing.assert_close(found.cpu().double(), given[:, 3::2].double().sum(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(on_device.t().amax(0).cpu(), given.t().amax(0))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_mean_rounds_once_however_long_the_row_is(
+    kernels: Dispatch, draw: torch.Generator, dtype: torch.dtype
+) -> None:
+    given = (torch.randn(3, 4000, generator=draw) + 100).to(dtype)
+    found = given.to("mps").mean(1)
+    assert kernels.ledger.operators["mean.dim"] == 1
+    torch.testing.assert_close(found.cpu(), given.double().mean(1).to(dtype), rtol=1e-6, atol=0)
+
+
+def test_results_go_where_out_says(kernels: Dispatch, draw: torch.Generator) -> None:
+    given = torch.randn(4, 5, generator=draw)
+    room = torch.zeros(5, 2, device="mps")
+    torch.sum(given.to("mps"), 0, out=room[:, 1])
+    assert kernels.ledger.operators["sum.IntList_out"] == 1
+    torch.testing.assert_close(room.cpu(), torch.stack([torch.zeros(5), given.sum(0)], 1))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), ()], ids=str)
+def test_nothing_and_one_element_have_the_cpus_results(kernels: Dispatch, shape: tuple[int, ...]) -> None:
+    given = torch.ones(shape)
+    on_device = given.to("mps")
+    for name in ("sum", "mean", "any", "all"):
+        torch.testing.assert_close(getattr(on_device, name)().cpu(), getattr(given, name)(), equal_nan=True)
+    assert kernels.ledger.operators
+
+
+def test_a_wrong_dimension_is_refused_in_pytorchs_words(kernels: Dispatch) -> None:
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        torch.ones(2, 3, device="mps").sum(2)
+    with pytest.raises(IndexError, match="non-zero size"):
+        torch.ones(0, 3, device="mps").amax(0)
+
+
+def test_nan_is_the_extreme_and_its_place_is_found(kernels: Dispatch) -> None:
+    given = torch.tensor([[1.0, float("nan"), 3.0], [5.0, 2.0, 5.0]])
+    on_device = given.to("mps")
+    torch.testing.assert_close(on_device.amax(1).cpu(), given.amax(1), equal_nan=True)
+    assert on_device.argmax(1).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("order", [0, 0.5, 1, 2, 3, float("inf"), -float("inf")])
+def test_vectors_have_every_norm(kernels: Dispatch, draw: torch.Generator, order: float) -> None:
+    given = torch.randn(6, 5, 40, generator=draw)
+    for dim in (None, 0, 2, (0, 2)):
+        found = torch.linalg.vector_norm(given.to("mps"), order, dim)
+        wanted = torch.linalg.vector_norm(given.double(), order, dim)
+        torch.testing.assert_close(found.cpu().double(), wanted, rtol=2e-5, atol=1e-5)
+    assert kernels.ledger.operators["linalg_vector_norm"] == 4
+
+
+def test_clipping_takes_a_norm_of_each_gradient(kernels: Dispatch, draw: torch.Generator) -> None:
+    def clipped(device: str) -> Tensor:
+        weights = [torch.nn.Parameter(torch.zeros(8, 9, device=device)) for _ in range(3)]
+        for scale, weight in enumerate(weights):
+            weight.grad = torch.full((8, 9), float(scale), device=device)
+        return torch.nn.utils.clip_grad_norm_(weights, 1.0)
+
+    torch.testing.assert_close(clipped("mps").cpu(), clipped("cpu"))
+    assert kernels.ledger.operators["linalg_vector_norm"] == 4
+
+
+@pytest.mark.parametrize("name", [*VALUES, *DECISIONS])
+def test_pytorchs_samples_agree(kernels: Dispatch, name: str) -> None:
+    dtypes = FLOATS if name in VALUES else (*FLOATS, torch.int64, torch.uint8, torch.bool)
+    taken = ran = 0
+    for dtype in dtypes:
+        found = compared(kernels, name, dtype)
+        assert found.differ == []
+        taken, ran = taken + found.taken, ran + found.ran
+    assert taken
+    assert ran > 0.7 * taken
+
+
+def test_booleans_have_an_extreme_however_many_they_are(kernels: Dispatch) -> None:
+    given = torch.zeros(400, 50, dtype=torch.bool)
+    given[3, 7] = True
+    assert given.to("mps").amax().item() is True
+    assert kernels.ledger.operators["amax"] == 1
+    assert given.to("mps").amin(1).any().item() is False
+
+
+def test_what_is_mpsgraph_on_the_release_runs_as_without_kernels(kernels: Dispatch) -> None:
+    assert torch.arange(6.0, device="mps").view(2, 3).max(1).indices.tolist() == [2, 2]
+    assert kernels.ledger.reasons["max.dim", "MPSGraph on this release"] == 1

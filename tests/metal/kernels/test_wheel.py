@@ -1,0 +1,136 @@
+"""A wheel that the user has: which are taken, and in which line the others are refused, with nothing kept of them."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.cli.main import main
+from hf_mps.metal.kernels import store
+from tests.metal.kernels.wheels import KERNELS, library, metallib, wheel
+from tests.snapshots import masked
+
+Printed = pytest.CaptureFixture[str]
+
+
+def _refused(made: Path, cache: Path, capsys: Printed) -> str:
+    """The one line in which a wheel is refused; nothing may be left of it."""
+    assert main(["kernels", "fetch", "--wheel", str(made)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert not cache.is_dir() or [each.name for each in cache.iterdir() if not each.name.endswith(".lock")] == []
+    return masked(err.removeprefix("hf-mps: ").rstrip("\n"), wheel=made, cache=cache)
+
+
+def test_a_wheel_is_taken_and_stays(tmp_path: Path, own_cache: Path) -> None:
+    made = wheel(tmp_path)
+    assert main(["kernels", "fetch", "--wheel", str(made)]) == 0
+    assert made.is_file()
+    assert set(store.open_library("2.99.0")) == set(KERNELS)
+    assert store.facts("2.99.0").index_sha256 is None
+
+
+def test_the_metallib_for_macos_14_is_taken_wherever_it_lies(tmp_path: Path, own_cache: Path) -> None:
+    wanted = metallib("wanted_float", macos=14)
+    for release, others in (
+        ("2.98.0", (metallib("older", macos=13), wanted)),
+        ("2.99.0", (wanted, metallib("n", macos=26))),
+    ):
+        assert main(["kernels", "fetch", "--wheel", str(wheel(tmp_path, release, dylib=library(*others)))]) == 0
+        assert store.path(release).read_bytes() == wanted
+
+
+def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    (tmp_path / "torch.whl").write_bytes(b"<html>404</html>")
+    assert _refused(tmp_path / "torch.whl", own_cache, capsys) == snapshot(
+        "<wheel> is no whole wheel (File is not a zip file); next: hf-mps kernels fetch RELEASE, or --wheel"
+        " with a file torch-RELEASE-…-macosx_…_arm64.whl"
+    )
+
+
+def test_a_download_that_broke_off_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    made = wheel(tmp_path)
+    made.write_bytes(made.read_bytes()[:-100])
+    assert _refused(made, own_cache, capsys) == snapshot(
+        "<wheel> is no whole wheel (File is not a zip file); next: hf-mps kernels fetch RELEASE, or --wheel"
+        " with a file torch-RELEASE-…-macosx_…_arm64.whl"
+    )
+
+
+def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    made = wheel(tmp_path)
+    content = bytearray(made.read_bytes())
+    content[400] ^= 0xFF
+    made.write_bytes(content)
+    assert _refused(made, own_cache, capsys).startswith("<wheel> is no whole wheel (")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    assert _refused(tmp_path / "torch-2.99.0.whl", own_cache, capsys) == snapshot(
+        "there is no file <wheel>; next: hf-mps kernels fetch RELEASE, or --wheel with a file"
+        " torch-RELEASE-…-macosx_…_arm64.whl"
+    )
+
+
+def test_a_zip_that_is_no_wheel_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    assert _refused(tmp_path / "some.zip", own_cache, capsys) == snapshot(
+        "<wheel> is no wheel: it has no metadata; next: hf-mps kernels fetch RELEASE, or --wheel with a file"
+        " torch-RELEASE-…-macosx_…_arm64.whl"
+    )
+
+
+def test_a_wheel_of_another_project_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    assert _refused(wheel(tmp_path, project="torchvision"), own_cache, capsys) == snapshot(
+        "<wheel> is a wheel of torchvision, not of torch; next: hf-mps kernels fetch RELEASE, or --wheel with"
+        " a file torch-RELEASE-…-macosx_…_arm64.whl"
+    )
+
+
+@pytest.mark.parametrize("platform", ["manylinux_2_28_x86_64", "macosx_11_0_x86_64", "win_amd64"])
+def test_a_wheel_for_another_system_is_refused(platform: str, tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    made = wheel(tmp_path, "2.99.0+cu130", platform=platform)
+    assert masked(_refused(made, own_cache, capsys), platform=platform) == snapshot(
+        "<wheel> is torch 2.99.0+cu130 for <platform>, not for macOS on arm64; next: hf-mps kernels fetch"
+        " RELEASE, or --wheel with a file torch-RELEASE-…-macosx_…_arm64.whl"
+    )
+
+
+def test_a_release_without_a_metallib_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    """torch 2.5.1: its kernels are Metal source, which the Mac compiles."""
+    assert _refused(wheel(tmp_path, dylib=library()), own_cache, capsys) == snapshot(
+        "torch 2.99.0 has no metallib for macOS 14 in its library (before 2.6 they are source that the Mac"
+        " compiles); next: a newer release"
+    )
+
+
+def test_a_release_for_other_macos_alone_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    made = wheel(tmp_path, dylib=library(metallib("a", macos=26), metallib("a", macos=27)))
+    assert _refused(made, own_cache, capsys) == snapshot(
+        "torch 2.99.0 has no metallib for macOS 14 in its library (only for 26, 27); next: a newer release"
+    )
+
+
+def test_a_library_that_ends_too_early_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    whole = library(metallib(*KERNELS))
+    assert _refused(wheel(tmp_path, dylib=whole[:-400], recorded=whole), own_cache, capsys) == snapshot(
+        "<wheel> is broken: its torch/lib/libtorch_cpu.dylib is not the one that its RECORD lists; next:"
+        " hf-mps kernels fetch RELEASE, or --wheel with a file torch-RELEASE-…-macosx_…_arm64.whl"
+    )
+    # Without RECORD's word, the metallib itself says that it is not whole.
+    assert _refused(wheel(tmp_path, dylib=whole[:-400]), own_cache, capsys) == snapshot(
+        "torch 2.99.0 has no metallib for macOS 14 in its library (before 2.6 they are source that the Mac"
+        " compiles); next: a newer release"
+    )
+
+
+def test_a_list_of_kernels_that_makes_no_sense_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
+    made = metallib(*KERNELS).replace(b"MDSZ", b"XXXX")
+    assert _refused(wheel(tmp_path, dylib=library(made)), own_cache, capsys) == snapshot(
+        "the metallib of torch 2.99.0 cannot be read (the list of kernels cannot be read: KeyError(b'MDSZ')); next:"
+        " another wheel of it"
+    )

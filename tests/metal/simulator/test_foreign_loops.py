@@ -1,0 +1,193 @@
+"""Training loops that people write by hand give the CPU's losses on the simulated device, and nobody says a word."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_mps.metal.fallback import MetalFallbackWarning
+
+pytestmark = pytest.mark.usefixtures("mps")
+
+Loop = Callable[[str], Iterator[float]]
+
+
+def encoder(width: int, layers: int = 1) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, activation="gelu", batch_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
+class SentenceEncoder(nn.Module):
+    """Mean pooling over tokens that are no padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.layers = nn.Embedding(90, 32, padding_idx=0), encoder(32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        there = ids != 0
+        hidden = self.layers(self.tokens(ids), src_key_padding_mask=~there)
+        weights = there[..., None].to(hidden.dtype)
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
+
+
+def contrastive(device: str) -> Iterator[float]:
+    """In-batch negatives, warm-up, clipping: sentence embeddings."""
+    model = SentenceEncoder().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 3))
+    for _ in range(5):
+        anchors = torch.randint(1, 90, (12, 9))
+        others = anchors.roll(1, 1)
+        anchors[:6, 7:] = 0
+        first, second = (functional.normalize(model(ids.to(device)), dim=-1) for ids in (anchors, others))
+        loss = functional.cross_entropy(first @ second.T * 20, torch.arange(12, device=device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+
+class Denoiser(nn.Module):
+    """Down and up with a skip, group norm, attention over the pixels and the step's sinusoids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_step = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Linear(16, 16))
+        self.into, self.down = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=2, padding=1)
+        self.norm, self.qkv = nn.GroupNorm(4, 16), nn.Linear(16, 48)
+        self.up, self.out = nn.ConvTranspose2d(16, 16, 4, 2, 1), nn.Conv2d(32, 3, 3, padding=1)
+
+    def forward(self, noisy: Tensor, steps: Tensor) -> Tensor:
+        angles = steps[:, None].float() * torch.exp(-torch.arange(4, device=noisy.device))
+        outer = self.into(noisy) + self.of_step(torch.cat([angles.sin(), angles.cos()], -1))[:, :, None, None]
+        inner = self.down(functional.silu(outer))
+        rows, channels, high, wide = inner.shape
+        pixels = self.norm(inner).view(rows, channels, high * wide).transpose(1, 2)
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(pixels).chunk(3, -1))
+        seen = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        inner = inner + seen.transpose(1, 2).reshape(rows, channels, high, wide)
+        wider = self.up(inner) + functional.interpolate(inner, scale_factor=2, mode="nearest")
+        return self.out(torch.cat([wider, outer], 1))
+
+
+def denoising(device: str) -> Iterator[float]:
+    """Noise at random steps, an average of the weights: diffusion."""
+    model = Denoiser().to(device)
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    kept = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 100), 0).to(device)
+    for _ in range(4):
+        images, noise = (torch.randn(4, 3, 8, 8).to(device, non_blocking=True) for _ in range(2))
+        steps = torch.randint(0, 100, (4,)).to(device)
+        share = kept[steps][:, None, None, None]
+        loss = functional.mse_loss(model(share.sqrt() * images + (1 - share).sqrt() * noise, steps), noise)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for old, new in zip(average.parameters(), model.parameters(), strict=True):
+                old.lerp_(new, 0.1)
+        yield loss.item()
+    with torch.no_grad():
+        yield average(images, steps).std().item()
+
+
+def language_model(device: str) -> Iterator[float]:
+    """A tied head, groups of weight decay, two batches for each step, then greedy generation."""
+    tokens, hidden = nn.Embedding(61, 32), encoder(32)
+    head = nn.Linear(32, 61, bias=False)
+    head.weight = tokens.weight
+    model = nn.ModuleList([tokens, hidden, head]).to(device)
+    decayed = [weight for weight in model.parameters() if weight.dim() > 1]
+    others = [weight for weight in model.parameters() if weight.dim() < 2]
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95))
+
+    def logits(ids: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device)
+        found: Tensor = model[2](model[1](model[0](ids), mask=mask, is_causal=True))
+        return found
+
+    for step in range(6):
+        text = torch.randint(0, 61, (6, 17)).to(device)
+        loss = functional.cross_entropy(logits(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        (loss / 2).backward()
+        if step % 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        yield loss.item()
+    model.eval()
+    with torch.inference_mode():
+        ids = text[:1, :3]
+        for _ in range(4):
+            ids = torch.cat([ids, logits(ids)[:, -1].argmax(-1, keepdim=True)], 1)
+        yield ids.float().sum().item()
+
+
+def tagging(device: str) -> Iterator[float]:
+    """Two layers of LSTM both ways, padded and packed by turns."""
+    table, layers, head = nn.Embedding(40, 12, padding_idx=0), nn.LSTM(12, 10, 2, bidirectional=True), nn.Linear(20, 5)
+    model = nn.ModuleList([table, layers, head]).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for step in range(6):
+        ids = torch.randint(1, 40, (7, 6))
+        lengths = torch.randint(2, 8, (6,)) if step % 2 else torch.full((6,), 7)
+        beyond = torch.arange(7)[:, None] >= lengths
+        ids, tags = ids.masked_fill(beyond, 0).to(device), (ids % 5).masked_fill(beyond, -100).to(device)
+        states = table(ids)
+        if step % 2:
+            packed = nn.utils.rnn.pack_padded_sequence(states, lengths, enforce_sorted=False)
+            states = nn.utils.rnn.pad_packed_sequence(layers(packed)[0], total_length=7)[0]
+        else:
+            states = layers(states)[0]
+        loss = functional.cross_entropy(head(states).flatten(0, 1), tags.flatten())
+        loss.backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+
+def speech(device: str) -> Iterator[float]:
+    """Strided convolutions over a wave, weight norm over positions, CTC."""
+    features = nn.Sequential(nn.Conv1d(1, 16, 10, 5), nn.GroupNorm(16, 16), nn.GELU(), nn.Conv1d(16, 16, 3, 2))
+    places = nn.utils.parametrizations.weight_norm(nn.Conv1d(16, 16, 4, padding=2, groups=4), dim=2)
+    model = nn.ModuleList([features, places, encoder(16), nn.Linear(16, 9)]).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        heard = features(torch.randn(3, 1, 200).to(device))
+        heard = heard + functional.gelu(places(heard)[..., :-1])
+        scores = model[3](model[2](heard.transpose(1, 2))).log_softmax(-1).transpose(0, 1)
+        said = torch.randint(1, 9, (3, 4)).to(device)
+        lengths = torch.full((3,), len(scores)), torch.tensor([4, 2, 3])
+        loss = functional.ctc_loss(scores, said, *lengths, zero_infinity=True)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+
+@pytest.mark.parametrize("loop", [contrastive, denoising, language_model, tagging, speech])
+def test_a_loop_gives_the_cpus_losses_in_silence(loop: Loop, capfd: pytest.CaptureFixture[str]) -> None:
+    losses = {}
+    for device in ("cpu", "mps"):
+        torch.manual_seed(5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if loop is speech:  # Metal has no kernel for it, which is said once
+                warnings.simplefilter("ignore", MetalFallbackWarning)
+            losses[device] = list(loop(device))
+    assert losses["mps"] == pytest.approx(losses["cpu"], rel=1e-4)
+    assert len(set(losses["cpu"])) > 2
+    assert capfd.readouterr().err == ""

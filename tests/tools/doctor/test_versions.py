@@ -1,0 +1,178 @@
+"""The doctor on versions: what does not fit together, and the known problems of exactly these releases and chips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import metadata
+
+import pytest
+from inline_snapshot import snapshot
+from packaging.version import Version
+
+from hf_mps.metal.device import machine
+from hf_mps.tools.doctor import versions
+from hf_mps.tools.doctor.findings import Finding
+
+Having = Callable[..., None]
+
+
+@pytest.fixture
+def having(monkeypatch: pytest.MonkeyPatch) -> Having:
+    """Be a machine with this torch, chip and macOS until the test ends; without macOS it is no Mac."""
+    real = metadata.version
+
+    def be(torch_version: str, chip: str, macos: str | None) -> None:
+        here = machine.Machine("Darwin" if macos else "Linux", "arm64", chip, 16 * 2**30, macos=macos)
+        monkeypatch.setattr(machine, "_overridden", here)
+        monkeypatch.setattr(metadata, "version", lambda name: torch_version if name == "torch" else real(name))
+
+    return be
+
+
+def named(found: list[Finding], name: str) -> Finding:
+    return next(each for each in found if each.name == name)
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "says"),
+    [
+        (
+            "transformers",
+            "5.2.0",
+            "transformers 5.2.0 can run code that a model's config.json names, when it loads the ",
+        ),
+        ("lightning", "2.6.3", "lightning 2.6.3 steals credentials: it was published with a stolen token (GHSA-"),
+        ("lightning", "2.6.4", None),
+    ],
+)
+def test_a_release_with_a_security_advisory_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, package: str, version: str, says: str | None
+) -> None:
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: version if name == package else real(name))
+    found = [each for each in versions.examine() if each.name == "advisory"]
+    assert [each.says[: len(says or "")] for each in found] == ([] if says is None else [says])
+    assert [each.next for each in found] == ([] if says is None else [f"pip install --upgrade {package}"])
+
+
+def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        if name == "evaluate":
+            raise metadata.PackageNotFoundError(name)
+        return {"transformers": "4.57.1"}.get(name, real(name))
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = versions.examine()
+    assert named(found, "transformers").says == snapshot("4.57.1; hf_mps needs >=5.3")
+    assert named(found, "transformers").next == snapshot("pip install --upgrade 'transformers>=5.3'")
+    assert (named(found, "evaluate").says, named(found, "evaluate").state) == ("not installed", "problem")
+
+
+EACH = ("127676", "189690", "197636", "195404", "96225", "150121")  # open in every release
+SIZES = ("188756",)
+UP_TO_2_13 = ("192212", "190056", "190054", "192551", "188970", *SIZES, "132596")
+SILENT = ("187988", "144824", "189563")
+PADS = ("194922",)
+NUMBERS = ("196067", "187117")  # read at the wrong place, or in the wrong dtype
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "chip", "macos", "links"),
+    [
+        (
+            "2.13.0",
+            "Apple M4",
+            "26.1",
+            {*EACH, *UP_TO_2_13, *SILENT, "189495", "189960", "Embedding.mm", "14380", "175189", "190050"}
+            | {*PADS, *NUMBERS},
+        ),
+        (
+            "2.13.0+cpu",
+            "Apple M1",
+            "26.1",
+            {*EACH, *UP_TO_2_13, *SILENT, "193487", "195163", "188438", "189495", "189960", "Embedding.mm", "14380"}
+            | {"175189", "190050", *PADS, *NUMBERS},
+        ),
+        (
+            "2.13.0",
+            "Apple M5 Max",
+            "14.7",
+            {*EACH, *UP_TO_2_13, *SILENT, "189960", "Embedding.mm", "175189", "131736", "176159", *PADS, *NUMBERS},
+        ),
+        (
+            "2.14.0",
+            "Apple M2",
+            "26.1",
+            {*EACH, "195163", "187109", "197715", "189960", "Embedding.mm", "197114", *PADS, "196067"},
+        ),
+        (
+            "2.14.1",
+            "Apple M2",
+            "26.2.1",
+            {*EACH, "195163", "187109", "189960", "Embedding.mm", "197114", *PADS, "196067"},
+        ),
+        (
+            "2.14.1",
+            "Apple M1",
+            "14.7",
+            {*EACH, "195163", "187109", "189960", "Embedding.mm", "175189", "131736", *PADS, "196067"},
+        ),
+        ("2.15.0", "Apple M3", "26.3", {*EACH, "187109", "Embedding.mm"}),
+        ("2.15.0", "Apple M5", "26.4", {*EACH, "187109", "Embedding.mm", "182815"}),
+    ],
+)
+def test_known_problems_are_those_of_exactly_these_versions(
+    torch_version: str, chip: str, macos: str, links: set[str], having: Having
+) -> None:
+    having(torch_version, chip, macos)
+    known = [each for each in versions.examine() if each.name == "known problem" and "torch " in each.says]
+    release, system = Version(torch_version), Version(macos)
+    of_many = {"193571"} if release < Version("2.15") else set()
+    sliced = "193385" if system < Version("15") else "104832"
+    of_many |= {sliced} if release < Version("2.14") and system < Version("26") else set()
+    of_many |= {"LinearAlgebra.mm"} if system < Version("26") else set()
+    of_many |= {"180201"} if Version("15") <= system < Version("26.4") else set()
+    assert {each.next.rpartition("/")[2] for each in known} == links | of_many
+
+
+def test_a_machine_that_is_no_mac_has_none_of_metals_problems(having: Having) -> None:
+    having("2.13.0", "AMD EPYC", None)
+    assert not [each for each in versions.examine() if "torch 2.13.0: " in each.says]
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "state", "says"),
+    [
+        ("2.13.0+cpu", "ok", "2.13.0+cpu, which was tried with hf_mps"),
+        ("2.15.0", "ok", "2.15.0, which was tried with hf_mps"),
+        ("2.12.1", "problem", "torch 2.12.1 is older than 2.13: wrong results are known"),
+        ("2.14.0", "ok", "2.14.0; tried are 2.13.0, 2.14.1, 2.15.0"),
+        ("2.15.1", "ok", "2.15.1; tried are 2.13.0, 2.14.1, 2.15.0"),
+        ("2.16.0", "note", "2.16.0: hf_mps was not tried with this release; tried are 2.13.0, 2.14.1, 2.15.0"),
+    ],
+)
+def test_the_doctor_says_which_releases_were_tried(torch_version: str, state: str, says: str, having: Having) -> None:
+    having(torch_version, "Apple M4", "26.1")
+    found = named(versions.examine(), "torch")
+    assert (found.state, found.says) == (state, says)
+    assert (found.next == "pip install -U torch") is (state == "problem")
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "chip", "recommended"),
+    [
+        ("2.13.0", "Apple M1 Max", True),
+        ("2.13.0+cpu", "Apple M2 Pro (simulated)", True),
+        ("2.14.0", "Apple M1", False),
+        ("2.13.0", "Apple M3", False),
+    ],
+)
+def test_owners_of_the_first_two_generations_are_told_of_the_release_that_needs_no_cure(
+    torch_version: str, chip: str, recommended: bool, having: Having
+) -> None:
+    having(torch_version, chip, "15.6")
+    found = [each for each in versions.examine() if each.name == "newer torch"]
+    assert [each.next for each in found] == ["pip install --upgrade 'torch>=2.14'"] * recommended
+    assert all("#193487" in each.says and "#188438" in each.says for each in found)

@@ -1,0 +1,97 @@
+"""Fake tensors answer what a run would, where that is known: the numbers of the batch, and operators without a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
+from hf_mps.tools.dryrun import metal_device
+
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]])
+
+
+@contextmanager
+def fakes(*real: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """The tensors as fake ones on the device, within the modes of a step."""
+    metal_device()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    made = [mode.from_tensor(one) for one in real]
+    with mode, FakeScalars(zip(made, real, strict=True)):
+        yield [one.to("mps") for one in made]
+
+
+@pytest.mark.parametrize(
+    ("read", "answer"),
+    [
+        (lambda mask: bool((mask == 0).any()), True),
+        (lambda mask: int(mask.sum(-1).max()), 3),
+        (lambda mask: mask.sum(-1).tolist(), [3, 1]),
+        (lambda mask: tuple(mask.nonzero().shape), (4, 2)),
+        (lambda mask: tuple(mask[mask.bool()].shape), (4,)),
+        (lambda mask: tuple(torch.ones(2, 4, 8, device="mps")[mask.bool()].shape), (4, 8)),
+        (lambda mask: float(torch.ones(3, device="mps").mean()), 1.0),
+        (lambda mask: bool(torch.rand([]) < 0.1), False),
+    ],
+    ids=[
+        "truth value",
+        "largest",
+        "list",
+        "places",
+        "by a mask",
+        "others by a mask",
+        "a loss to log",
+        "a dropped layer",
+    ],
+)
+def test_what_is_computed_of_the_batch_alone_is_known(read: Callable[[Any], Any], answer: Any) -> None:
+    with fakes(MASK) as (mask,):
+        assert read(mask) == answer
+
+
+def test_what_depends_on_the_weights_is_not() -> None:
+    with fakes(MASK) as (mask,):
+        scores = torch.empty(2, 4, device="mps").uniform_()
+        with pytest.raises(DataDependentOutputException) as unknown:
+            (scores.argmax(-1) * mask[:, 0]).tolist()
+        assert needs_numbers(unknown.value)
+
+
+def test_what_is_written_over_is_no_longer_known() -> None:
+    with fakes(MASK) as (mask,):
+        part = mask[0]
+        mask.copy_(torch.empty(2, 4, device="mps").uniform_().to(torch.int64))
+        with pytest.raises(DataDependentOutputException) as unknown:
+            part.tolist()
+        assert needs_numbers(unknown.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (torch.randn(12, 16), torch.randn(3, 8, 16).transpose(1, 2)),
+        (torch.randn(12, 16), torch.randn(3, 5, 16).transpose(1, 2)),
+        (torch.randn(12, 16).t(), torch.randn(12, 8)),
+    ],
+    ids=["rows by weights", "an odd width", "the gradient of the weights"],
+)
+def test_a_product_in_groups_has_the_shape_that_the_device_gives_it(first: torch.Tensor, second: torch.Tensor) -> None:
+    ends = torch.tensor([4, 4, 12], dtype=torch.int32)
+    real = torch._grouped_mm(first.to("mps"), second.to("mps"), offs=ends.to("mps"))
+    with fakes(first, second, ends) as made:
+        found = torch._grouped_mm(*made[:2], offs=made[2])
+        assert (found.shape, found.stride(), found.dtype) == (real.shape, real.stride(), real.dtype)
+
+
+def test_the_alignments_of_a_ctc_loss_have_the_shape_that_it_gives_them() -> None:
+    scores = torch.randn(20, 2, 6).log_softmax(-1)
+    labels, times, lengths = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([20, 18]), torch.tensor([3, 2])
+    real = torch._ctc_loss(scores, labels, times, lengths)
+    with fakes(scores, labels, times, lengths) as made:
+        found = torch._ctc_loss(*made)
+        assert [one.shape for one in found] == [one.shape for one in real]

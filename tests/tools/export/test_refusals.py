@@ -1,0 +1,84 @@
+"""What cannot be exported: one line that says what came, what is allowed and what is next, and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hf_mps.core import extras
+from hf_mps.core.errors import UserError
+from hf_mps.finetune import tasks
+from hf_mps.tools.export import formats
+from tests import CHECKOUT
+from tests.finetune.tiny import Ended
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the models under short names."""
+    (tmp_path / "sorter").symlink_to(classifier)
+    (tmp_path / "stories").symlink_to(stories)
+    (tmp_path / "taken").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "merge sorter out",
+            "export merge: no such format; allowed: merged, gguf, mlx, coreml, onnx; did you mean 'merged'?",
+        ),
+        ("merged sorter taken", "taken is there already, and an export never writes over anything; next: another OUT"),
+        (
+            "merged sorter out --weights int4",
+            "--weights int4: export merged does not write them; allowed: bf16, f16, f32",
+        ),
+        (
+            "onnx sorter out --lengths 16,32",
+            "--lengths is for export coreml; onnx takes a text of any length; leave it out",
+        ),
+        ("mlx stories out --converter x", "--converter is for export gguf; leave it out of mlx"),
+        (
+            "mlx sorter out",
+            "sorter is of the task text-classification, which export mlx does not hold; allowed: causal-lm, sft, dpo,"
+            " grpo; next: hf-mps export merged or coreml or onnx",
+        ),
+        (
+            "coreml stories out",
+            "stories is of the task causal-lm, which export coreml does not hold; allowed: text-classification,"
+            " token-classification, question-answering, masked-lm; next: hf-mps export merged or gguf or mlx or onnx",
+        ),
+        ("merged taken out", "taken: the folder holds no model; allowed: a run's folder, or one that save_pretrained"),
+    ],
+)
+def test_each_refusal_is_one_line(words: str, said: str, hf_mps: Run, desk: Path) -> None:
+    before = sorted(path.name for path in desk.iterdir())
+    ended = hf_mps("export", *words.split())
+    assert ended.code == 2
+    assert ended.err.startswith(f"hf-mps: {said}")
+    assert len(ended.err.splitlines()) == 1
+    assert ended.out == ""
+    assert sorted(path.name for path in desk.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", [one.name for one in formats.FORMATS.values() if one.extra])
+def test_a_package_that_is_missing_is_named_with_what_installs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = formats.named(name)
+    monkeypatch.setattr(formats, "_installed", lambda package: package != form.packages[-1])
+    monkeypatch.setattr(extras, "install", lambda extra: f"pip install 'hf-mps[{extra}]'")
+    with pytest.raises(UserError) as refused:
+        form.check()
+    assert str(refused.value) == f"export {name} needs {form.packages[-1]}; next: pip install 'hf-mps[{form.extra}]'"
+    assert f"\n{form.extra} = [" in (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_formats_name_tasks_that_there_are() -> None:
+    known = {*tasks.names(), "grpo"}
+    assert {task for form in formats.FORMATS.values() for task in form.tasks} <= known
+    assert all(set(form.weights) <= set(formats.TOLERANCE) for form in formats.FORMATS.values())

@@ -1,0 +1,200 @@
+"""What a saved model is opened as: a run's folder, a checkpoint, any folder of save_pretrained, a hub name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from inline_snapshot import snapshot
+
+from hf_mps.core.errors import UserError
+from hf_mps.tools.saved.adapter import Adapter
+from hf_mps.tools.saved.run import open_run
+from tests.snapshots import masked
+from tests.tools.saved.conftest import Made
+
+
+def test_a_run_names_its_recipe_its_choices_and_what_it_was_trained_from(kept: Made) -> None:
+    run = kept("text-classification")
+    opened = open_run(str(run.folder))
+    assert str(opened.task) == "text-classification (its recipe.yaml)"
+    assert opened.recipe.task == "text-classification"
+    assert opened.recipe.data.columns.roles()["text_pair"] == "sentence2"
+    assert opened.chosen["device"] == "mps"
+    assert opened.checkpoint.source == str(run.folder)
+    assert opened.base is not None
+    assert opened.base.source == str(run.rows.parent / "model")
+
+
+def test_a_checkpoint_of_a_run_is_opened_by_the_recipe_of_the_run(kept: Made) -> None:
+    run = kept("text-classification")
+    (checkpoint,) = run.folder.glob("checkpoint-*")
+    opened = open_run(str(checkpoint))
+    assert opened.recipe == open_run(str(run.folder)).recipe
+    assert opened.checkpoint.source == str(checkpoint)
+
+
+def test_an_adapter_is_opened_with_its_base_model(kept: Made) -> None:
+    run = kept("dpo")
+    opened = open_run(str(run.folder))
+    assert isinstance(opened.checkpoint, Adapter)
+    assert opened.checkpoint.base.source == str(run.rows.parent / "model")
+    assert opened.recipe.lora is not None
+    assert opened.to_use.lora is None
+
+
+def test_every_task_says_how_its_saved_models_answer() -> None:
+    from hf_mps.finetune import tasks
+
+    assert [name for name in tasks.names() if not hasattr(tasks.module(name), "answer")] == []
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("token-classification", "its configuration names BertForTokenClassification"),
+        ("question-answering", snapshot("its configuration names BertForQuestionAnswering")),
+        ("sentence-embeddings", "its config_sentence_transformers.json names SentenceTransformer"),
+        ("sft", "its configuration names Qwen2ForCausalLM, and its tokenizer has a chat template"),
+        ("image-classification", "its configuration names ViTForImageClassification"),
+        ("speech-recognition", "its configuration names Wav2Vec2ForCTC"),
+    ],
+)
+def test_a_folder_without_a_run_tells_its_task_by_its_configuration(
+    task: str, reason: str, kept: Made, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    left = shutil.ignore_patterns("results.json", "recipe.yaml", "checkpoint-*")
+    shutil.copytree(kept(task).folder, model, ignore=left)
+    opened = open_run(str(model))
+    assert (opened.task.value, opened.task.reason) == (task, reason)
+    assert opened.chosen == {}
+    assert opened.results is None
+
+
+RERANKER = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "task"),
+    [
+        ({"modules.json": [], "config_sentence_transformers.json": {"model_type": "CrossEncoder"}}, "rerank"),
+        (
+            {"modules.json": [], "config_sentence_transformers.json": {"model_type": "SparseEncoder"}},
+            "sparse-embeddings",
+        ),
+        ({"modules.json": [], "config_sentence_transformers.json": {}}, "sentence-embeddings"),
+        ({"config.json": RERANKER | {"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}}, "rerank"),
+        ({"config.json": RERANKER | {"sbert_ce_default_activation_function": "torch.nn.Identity"}}, "rerank"),
+        # A cross-encoder of three classes (entailment) and a model of one number that nobody calls a reranker.
+        (
+            {"config.json": RERANKER | {"sentence_transformers": {}, "id2label": {"0": "a", "1": "b", "2": "c"}}},
+            "text-classification",
+        ),
+        ({"config.json": RERANKER}, "text-classification"),
+    ],
+)
+def test_a_model_of_sentence_transformers_tells_its_kind_by_its_files(
+    files: dict[str, object], task: str, tmp_path: Path
+) -> None:
+    for name, content in {"model.safetensors": "", "config.json": RERANKER, **files}.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    assert open_run(str(tmp_path)).task.value == task
+
+
+def test_a_kind_of_sentence_transformers_that_no_task_is_for_is_refused(tmp_path: Path) -> None:
+    saved = {"modules.json": [], "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"}}
+    for name, content in {"model.safetensors": "", **saved}.items():
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(UserError) as refused:
+        open_run(str(tmp_path))
+    assert str(refused.value).removeprefix(str(tmp_path)) == snapshot(
+        ": its config_sentence_transformers.json names MultiVectorEncoder, and no task is for that; next: --task TASK"
+    )
+
+
+def test_halves_are_taken_as_a_file_has_them_where_the_device_computes_them(kept: Made, tmp_path: Path) -> None:
+    from hf_mps.tools.saved.ready import weights_of
+
+    model = tmp_path / "model"
+    left = shutil.ignore_patterns("results.json", "recipe.yaml", "checkpoint-*")
+    shutil.copytree(kept("text-classification").folder, model, ignore=left)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    (model / "config.json").write_text(json.dumps(config | {"dtype": "float16"}), encoding="utf-8")
+    opened = open_run(str(model))
+    assert weights_of(opened, "mps").value == "float16"
+    assert str(weights_of(opened, "cpu")) == snapshot("float32 (its files have float16; the CPU's own precision)")
+    assert weights_of(open_run(str(kept("text-classification").folder)), "mps").value == "float32"
+
+
+def nothing(folder: Path) -> None:
+    folder.mkdir()
+
+
+def unfinished(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text("task: sft\n", encoding="utf-8")
+
+
+def unknown(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["SomethingElse"]}', encoding="utf-8")
+
+
+def file(folder: Path) -> None:
+    folder.write_text("", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (
+            nothing,
+            snapshot("<place>: the folder holds no model; allowed: a run's folder, or one that save_pretrained wrote"),
+        ),
+        (
+            unfinished,
+            snapshot(
+                "<place> holds a run that has not ended and no model yet; next: the command of its recipe.yaml, which"
+                " goes on"
+            ),
+        ),
+        (unknown, snapshot("<place>: its configuration names SomethingElse, which tells no task; next: --task TASK")),
+        (file, snapshot("<place>: is a file; allowed: a run's folder, one that save_pretrained wrote, a hub name")),
+        (
+            None,
+            snapshot(
+                "<place>: there is no such folder; allowed: a run's folder, one that save_pretrained wrote, a hub name"
+            ),
+        ),
+    ],
+)
+def test_what_is_no_saved_model_is_refused_in_one_line(
+    made: Callable[[Path], None] | None, said: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    if made is not None:
+        made(place)
+    with pytest.raises(UserError) as refused:
+        open_run(str(place))
+    assert masked(str(refused.value), place=str(place)) == said
+
+
+def test_a_hub_name_that_is_not_here_says_how_it_is_fetched() -> None:
+    with pytest.raises(UserError) as refused:
+        open_run("somebody/something")
+    assert str(refused.value) == snapshot(
+        "model somebody/something is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
+        " HF_HUB_OFFLINE=0 hf download somebody/something, or give a folder with model=PATH"
+    )
+
+
+def test_a_task_that_there_is_not_and_one_that_a_run_is_not_are_refused(kept: Made) -> None:
+    run = str(kept("text-classification").folder)
+    with pytest.raises(UserError, match="is a run of text-classification; leave --task out"):
+        open_run(run, "sft")
+    with pytest.raises(UserError, match=r"--task stf is no task; .*did you mean 'sft'"):
+        open_run("somebody/something", "stf")
