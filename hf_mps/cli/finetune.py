@@ -10,7 +10,7 @@ from hf_mps.cli.options import Debug, RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import Room
+    from hf_mps.finetune.features.memory_fit import MemoryAdjustments
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
     from hf_mps.finetune.run.stages import PreparedRun
 
@@ -77,7 +77,7 @@ def finetune(
     from hf_mps.finetune.recipe.resolve import load_recipe
 
     with one_voice():
-        resolved = Ranks.here().alike(lambda: load_recipe(recipe, overrides or []))
+        resolved = Ranks.here().run_on_all(lambda: load_recipe(recipe, overrides or []))
         _act(resolved, fresh=fresh, smoke=smoke, plan=plan, sweep=sweep, check_parity=check_parity, as_json=as_json)
 
 
@@ -103,18 +103,18 @@ def _act(
     elif sweep:
         from hf_mps.finetune.run.sweep import run_sweep
 
-        run_sweep(resolved, sweep, fresh=fresh, foresee=_foresee)
+        run_sweep(resolved, sweep, fresh=fresh, estimate_fit=_estimate_fit)
     else:
         from hf_mps.finetune.run import runner
 
-        runner.run(resolved, fresh=fresh, smoke=smoke, foresee=_foresee)
+        runner.run(resolved, fresh=fresh, smoke=smoke, estimate_fit=_estimate_fit)
 
 
-def _foresee(run: PreparedRun) -> Room:
-    """`hf_mps.tools.dryrun.memory.room.foresee`, whose module imports torch."""
-    from hf_mps.tools.dryrun.memory import room
+def _estimate_fit(run: PreparedRun) -> MemoryAdjustments:
+    """`hf_mps.tools.dryrun.memory.adjust.foresee`, whose module imports torch."""
+    from hf_mps.tools.dryrun.memory import adjust
 
-    return room.foresee(run)
+    return adjust.estimate_fit(run)
 
 
 def swept(argv: list[str]) -> list[str]:

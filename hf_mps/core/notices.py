@@ -18,7 +18,7 @@ from hf_mps.core.errors import Notice
 
 _INSTALLED = ("site-packages", "dist-packages")
 _OWN = str(Path(__file__).resolve().parent.parent)
-_BETWEEN = tuple(f"{_OWN}{os.sep}{part}" for part in ("compat", "integrations", "core"))
+_BETWEEN = tuple(f"{_OWN}{os.sep}{part}" for part in ("layer/compat", "layer/integrations", "core"))
 """Where code of ours stands between a library's name and who asks for it."""
 
 _said: set[str] = set()
@@ -37,12 +37,12 @@ class LayerWarning(UserWarning):
     """hf_mps could not switch itself on, or not all of itself: `import torch` goes on without it."""
 
 
-def say(line: str, category: type[Warning] = GuardNotice, *, again: bool = False) -> None:
+def warn_user(line: str, category: type[Warning] = GuardNotice, *, again: bool = False) -> None:
     """Warn with `line` at the first line of the user's own code, each distinct line once in a process or `again`.
 
-    A program that prints lines of its own takes it instead (`told`).
+    A program that prints lines of its own takes it instead (`redirected`).
     """
-    if not (first(line) or again):
+    if not (once(line) or again):
         return
     if _listeners:
         _listeners[-1](line)
@@ -50,18 +50,19 @@ def say(line: str, category: type[Warning] = GuardNotice, *, again: bool = False
     warnings.warn_explicit(f"hf_mps: {line}", category, *(user_line() or ("<unknown>", 1)))
 
 
-def tell(line: str) -> None:
+def print_notice(line: str) -> None:
     """Print one line of notice to stderr, each distinct line once in a process."""
-    if first(line):
+    if once(line):
         on_stderr(line)
 
 
 def on_stderr(line: str) -> None:
-    """Print a line as a command's notice; for `told`, where a command runs and no line of a script is the cause."""
+    """Print a line as a command's notice; for `redirected`, where a command runs and no line of a script is the
+    cause."""
     print(f"hf-mps: {line}", file=sys.stderr, flush=True)
 
 
-def first(key: str) -> bool:
+def once(key: str) -> bool:
     """Whether nothing was said under `key` in this process yet; from now on something was."""
     known = key in _said
     _said.add(key)
@@ -69,7 +70,7 @@ def first(key: str) -> bool:
 
 
 @contextmanager
-def told(listener: Callable[[str], None]) -> Iterator[None]:
+def redirected(listener: Callable[[str], None]) -> Iterator[None]:
     """Give every line to `listener` for a while, in place of a warning."""
     _listeners.append(listener)
     try:

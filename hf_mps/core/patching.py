@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from hf_mps.core import notices
-from hf_mps.core.stock import Around, described
+from hf_mps.core.original_call import Around, described
 
 MISSING: Any = object()
 """What a library's attribute is where there is none."""
@@ -271,8 +271,8 @@ def armed_after(target: str, patch: Patch) -> tuple[str, ...]:
 class ModulePatcher(Patcher):
     """A file whose functions are around a library's: a shim or an integration, with `patches` and maybe `concerns`.
 
-    A fault of a `safe` one's ends in the library's own behaviour, with one line (`hf_mps.core.stock`). Shims are not
-    safe: what they refuse are the library's own errors, and a call in old words means nothing to stock.
+    A fault of a `safe` one's ends in the library's own behaviour, with one line (`hf_mps.core.original_call`). Shims
+    are not safe: what they refuse are the library's own errors, and a call in old words means nothing to stock.
     """
 
     patches: Mapping[str, str | Patch] = {}
@@ -315,7 +315,7 @@ class Faults:
     def failed(self, error: Exception) -> None:
         """Switch it off, and say so in one line."""
         self.on = False
-        notices.tell(
+        notices.print_notice(
             f"what is around {self._where} failed: {described(error)}; it is off from here on, and all else goes on"
         )
 

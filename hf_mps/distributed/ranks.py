@@ -98,7 +98,7 @@ class Ranks:
             raise
         return value
 
-    def alike(self, make: Callable[[], T]) -> T:
+    def run_on_all(self, make: Callable[[], T]) -> T:
         """What `make` returns here, once it has on every rank; where it raised on one of them, all raise.
 
         Where all failed alike, or the main process did, its error is the one that is printed; else the main process
@@ -125,8 +125,8 @@ class Ranks:
         """What `make` returns here; the first process of each host calls it before the others, which find its files."""
         if self.world.alone:
             return make()
-        early = self.alike(lambda: make() if self.world.local_main else None)
-        value = self.alike(lambda: None if self.world.local_main else make())
+        early = self.run_on_all(lambda: make() if self.world.local_main else None)
+        value = self.run_on_all(lambda: None if self.world.local_main else make())
         return early if self.world.local_main else value  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:

@@ -352,7 +352,7 @@ def replays() -> Iterator[dict[str, list[tuple[Any, Any]]]]:
 
 
 def stock(given: argparse.Namespace, name: str, scale: int, *words: str) -> dict[str, Any]:
-    """transformers' own Trainer on the model, rows and arguments of a recipe without the runner's speedups."""
+    """transformers' own Trainer on the model, rows and arguments of a recipe without the runner's optimizations."""
     import torch
     from transformers import Trainer, TrainingArguments, set_seed
 
@@ -361,7 +361,7 @@ def stock(given: argparse.Namespace, name: str, scale: int, *words: str) -> dict
     from hf_mps.finetune.models.checkpoint import resolve
     from hf_mps.finetune.recipe.resolve import load_recipe
 
-    recipe = load_recipe(name, [*words, "speedups=false"]).recipe
+    recipe = load_recipe(name, [*words, "optimizations=false"]).recipe
     set_seed(recipe.seed)
     prepared = tasks.module(recipe.task).prepare(
         recipe, load.load(recipe.data, recipe.seed), resolve(recipe.model), "cuda"

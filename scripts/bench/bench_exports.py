@@ -29,7 +29,7 @@ from typing import Any
 import measured_on
 
 CLASSIFIER, TRAINED, LARGE = "MiniLM, 22.7 M", "trained Llama with LoRA", "made Llama with LoRA, 134 M"
-CONVERTER = Path(__file__).parents[2] / "tests" / "export" / "llama_to_gguf.py"
+CONVERTER = Path(__file__).parents[2] / "tests" / "tools" / "export" / "llama_to_gguf.py"
 OF_LLAMAS = (("merged", "bf16"), ("gguf", "f16"), ("mlx", "bf16"), ("mlx", "q8"), ("onnx", "f32"))
 WAYS: dict[str, tuple[tuple[str, str], ...]] = {
     CLASSIFIER: (("merged", "bf16"), ("coreml", "f16"), ("onnx", "f32")),

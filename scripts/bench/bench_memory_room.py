@@ -29,7 +29,7 @@ from hf_mps.core.text import GIB
 
 MEMORY = ("8gb", "16gb", "64gb")
 LENGTH = 512
-STOCK = ("speedups=false", "attention=sdpa", CHECKPOINTING.replace("true", "false"))
+STOCK = ("optimizations=false", "attention=sdpa", CHECKPOINTING.replace("true", "false"))
 OURS = ("attention=blockwise", CHECKPOINTING)
 EARLY, ADAFACTOR, HALVES = "step_in_backward=true", "training.optim=adafactor", "weights=bfloat16"
 DEPTHS = (12, 24, 36)

@@ -187,15 +187,15 @@ def _rows(given: argparse.Namespace) -> None:
     """Read all rows of the corpus once, as a run's workers do, without a model."""
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-    from hf_mps.finetune.stream import files, lanes, windows
+    from hf_mps.finetune.stream import endless, files, windows
 
     found = files.of_pattern(str(given.folder / "all" / "*.jsonl"), "data")
-    reading = lanes.Reading((lanes.Corpus(found),), {"text": "text"}, ("text",), 1, hold_out=0.001)
+    reading = endless.Reading((endless.Corpus(found),), {"text": "text"}, ("text",), 1, hold_out=0.001)
 
     class Rows(IterableDataset[int]):
         def __iter__(self) -> Any:
             info = get_worker_info()
-            lane = lanes.Lane(reading, info.id, info.num_workers)
+            lane = endless.Lane(reading, info.id, info.num_workers)
             mixed = windows.Windows(lane, 10_000, 1)
             for number, _ in enumerate(mixed):
                 if lane.places[0].passed:

@@ -133,7 +133,7 @@ PAIRS = (
     Pair("gpt2-wide", CONTINUE, 1, 16, ("training.optim=adamw_torch",)),
     Pair("gpt2-wide", CONTINUE, 1, 16, ("training.optim=sgd",)),
     Pair("gpt2-wide", CONTINUE, 1, 16, ("training.optim=adafactor",)),
-    Pair("gpt2-wide", CONTINUE, 1, 16, ("speedups=false",)),
+    Pair("gpt2-wide", CONTINUE, 1, 16, ("optimizations=false",)),
     Pair("llama-wide", CONTINUE, 1, 16),
     Pair("llama-wide", CONTINUE, 1, 16, (BF16,)),
     Pair("llama-wide", CONTINUE, 1, 16, (LORA,)),

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-DIFFERENCES = CHECKOUT / "tests" / "simulator" / "calibration.yaml"
+DIFFERENCES = CHECKOUT / "tests" / "metal" / "simulator" / "calibration.yaml"
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 CAUSES = ("simulator", "list", "arithmetic", "undefined")
 

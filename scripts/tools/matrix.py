@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-ROOMS = ("guards", "resume", "compat", "integrations", "scripts")
+ROOMS = ("layer/guards", "resume", "layer/compat", "layer/integrations", "scripts")
 NEWEST = "newest"
 PINNED = ("torch", "transformers", "accelerate")
 # What the tests need beside the package; mypy, ruff and the builders of wheels they do not.

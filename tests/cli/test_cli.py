@@ -39,7 +39,7 @@ print("heavy:", heavy)
 def test_what_a_verb_has_to_say_is_a_line_and_names_no_line_of_the_program(
     monkeypatch: pytest.MonkeyPatch, capfd: Printed
 ) -> None:
-    monkeypatch.setattr("hf_mps.cli.main._parse", lambda *_: lambda: notices.say("a hazard", again=True))
+    monkeypatch.setattr("hf_mps.cli.main._parse", lambda *_: lambda: notices.warn_user("a hazard", again=True))
     assert main(["doctor"]) == 0
     assert capfd.readouterr().err == "hf-mps: a hazard\n"
 

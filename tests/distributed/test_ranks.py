@@ -104,7 +104,7 @@ def test_an_error_of_one_rank_alone_is_said_by_the_main_process_with_its_name() 
                 raise UserError("rows.csv is not there")
             return ranks.world.rank
 
-        return ranks.alike(make)
+        return ranks.run_on_all(make)
 
     main, failed, other = (told(one) for one in together(3, act))
     assert main[0] is UserError
@@ -119,7 +119,7 @@ def test_an_error_of_all_ranks_is_said_once_and_as_it_is() -> None:
         def make() -> None:
             raise UserError("no recipe of that name")
 
-        ranks.alike(make)
+        ranks.run_on_all(make)
 
     assert [told(one) for one in together(2, act)] == [
         (UserError, "no recipe of that name", False),
@@ -128,7 +128,7 @@ def test_an_error_of_all_ranks_is_said_once_and_as_it_is() -> None:
 
 
 def test_where_all_agree_each_keeps_its_own_value() -> None:
-    assert together(3, lambda ranks: ranks.alike(lambda: ranks.world.rank)) == [0, 1, 2]
+    assert together(3, lambda ranks: ranks.run_on_all(lambda: ranks.world.rank)) == [0, 1, 2]
 
 
 def test_the_first_process_of_each_host_goes_first() -> None:

@@ -114,14 +114,14 @@ def decide(trials: Sequence[Trial], shape: str) -> Choice[str]:
 
 def sample(prepared: Prepared, batch: int) -> dict[str, Any]:
     """Return a batch of training rows of the commonest length, collated as the run does."""
-    rows = range(len(prepared.at_hand))
+    rows = range(len(prepared.sample))
     counts = prepared.token_counts
     if counts is not None:
         middle = sorted(counts)[len(counts) // 2]
         rows = sorted(rows, key=lambda row: abs(counts[row] - middle))[:batch]  # type: ignore[assignment]
     collate = prepared.collator
     assert collate is not None
-    return dict(masks.Unmasked(collate)([prepared.at_hand[int(row)] for row in rows[:batch]]))
+    return dict(masks.Unmasked(collate)([prepared.sample[int(row)] for row in rows[:batch]]))
 
 
 def measure(model: Any, batch: Mapping[str, Any], *, graphs: Callable[[], Graphs] | None, device: Any) -> list[Trial]:

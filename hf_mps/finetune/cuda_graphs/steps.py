@@ -153,7 +153,7 @@ class StepCapture(StepMethod):
         self._graphs.clear()
         if self._required:
             raise RunError(f"cuda_graphs is true, and {why}; next: the same recipe without it")
-        notices.tell(f"no CUDA graphs: {why}; steps run one operator at a time")
+        notices.print_notice(f"no CUDA graphs: {why}; steps run one operator at a time")
 
     def _decide(self, model: Any) -> Choice[bool]:
         """Whether a graph holds the whole step, once an eager one has made gradients and the optimizer is known."""

@@ -25,7 +25,7 @@ class Attention(Feature):
 
     def decide(self, draft: Draft) -> None:
         """Choose the key `attention`, where it is not the models' own."""
-        found = choose(draft.recipe.attention, draft.prepared, draft.room.choices.get(KEY))
+        found = choose(draft.recipe.attention, draft.prepared, draft.adjustments.choices.get(KEY))
         if found is not None:
             draft.choices[KEY] = found
 

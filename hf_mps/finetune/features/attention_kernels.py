@@ -56,7 +56,7 @@ def decide(plan: Plan, prepared: Prepared, recipe: Recipe) -> Choice[str] | None
 
     That is on other devices, without halves, with another attention than PyTorch's, and where the user chose.
     """
-    if plan.device.value != "cuda" or not recipe.speedups or plan.choices["precision"].value not in HALVES:
+    if plan.device.value != "cuda" or not recipe.optimizations or plan.choices["precision"].value not in HALVES:
         return None
     if not _cudnn_comes_first() or recipe.attention not in ("auto", "sdpa"):
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import Room
+    from hf_mps.finetune.features.memory_fit import MemoryAdjustments
     from hf_mps.finetune.recipe.schema import Recipe
     from hf_mps.finetune.tasks._base import Prepared
 
@@ -29,7 +29,7 @@ class Draft:
     recipe: Recipe
     prepared: Prepared
     device: str
-    room: Room
+    adjustments: MemoryAdjustments
     training: dict[str, Any]
     choices: dict[str, Choice[Any]]
     arguments: dict[str, Any] = field(default_factory=dict)

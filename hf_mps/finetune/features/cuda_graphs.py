@@ -85,8 +85,8 @@ def decide(recipe: Recipe, training: Mapping[str, Any], device: str) -> Choice[s
         return None
     if asked is False:
         return Choice(OFF, SAID)
-    if asked is None and not recipe.speedups:
-        return Choice(OFF, "speedups is false in the recipe")
+    if asked is None and not recipe.optimizations:
+        return Choice(OFF, "optimizations is false in the recipe")
     if settings.asked(training):
         return refused(asked, FSDP)
     for key, why in OBSTACLES.items():

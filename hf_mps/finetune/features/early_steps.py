@@ -33,7 +33,7 @@ class EarlySteps(Feature):
 
     def decide(self, draft: Draft) -> None:
         """Choose these two keys, where there is something to say."""
-        needed = draft.room.choices.get(KEY)
+        needed = draft.adjustments.choices.get(KEY)
         draft.choices |= choose(draft.recipe, draft.training, draft.prepared, draft.device, needed)
 
     def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:

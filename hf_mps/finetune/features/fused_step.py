@@ -17,8 +17,8 @@ class FusedStep(Feature):
 
     def decide(self, draft: Draft) -> None:
         """Choose the key `fused_step`."""
-        if draft.recipe.fused_step is None and not draft.recipe.speedups:
-            draft.choices[KEY] = Choice(switch.OFF, "speedups is false in the recipe")
+        if draft.recipe.fused_step is None and not draft.recipe.optimizations:
+            draft.choices[KEY] = Choice(switch.OFF, "optimizations is false in the recipe")
         else:
             draft.choices[KEY] = switch.choose(draft.recipe.fused_step, draft.prepared.model, draft.device)
 

@@ -20,7 +20,7 @@ TRAINING = "training."
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryAdjustments:
     """Keys of a recipe that are laid over it so that its steps fit, and the choices that say so; most runs need none.
 
     None of them is a key that the user gave a value. `bytes` is what a step then takes, 0 where that is not known.
@@ -41,11 +41,11 @@ class MemoryFit(Feature):
 
     def decide(self, draft: Draft) -> None:
         """Add the choices that say so."""
-        draft.choices |= draft.room.choices
+        draft.choices |= draft.adjustments.choices
 
 
-Foresee = Callable[["PreparedRun"], Room]
-"""Who traces a step to find that out: `hf_mps.tools.dryrun.memory.room`, a room above this one."""
+EstimateFit = Callable[["PreparedRun"], MemoryAdjustments]
+"""Who traces a step to find that out: `hf_mps.tools.dryrun.memory.adjust`, a room above this one."""
 
 
 def at_most(prepared: Prepared, recipe: Recipe) -> int | None:

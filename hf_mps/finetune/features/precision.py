@@ -45,7 +45,7 @@ class Precision(Feature):
         what was measured when it began.
         """
         recipe, device = plan.recipe, plan.device.value
-        if device == "mps" or recipe.weights != "float32" or not recipe.speedups or sharding.KEY in plan.choices:
+        if device == "mps" or recipe.weights != "float32" or not recipe.optimizations or sharding.KEY in plan.choices:
             return
         from hf_mps.distributed.ranks import Ranks
         from hf_mps.finetune.cuda_graphs import precision

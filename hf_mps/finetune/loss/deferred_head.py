@@ -87,8 +87,8 @@ def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) ->
     for metrics that need logits, only training mode is affected.
     """
     training = recipe.training
-    if not recipe.speedups:
-        return Choice(PLAIN, "speedups is false in the recipe")
+    if not recipe.optimizations:
+        return Choice(PLAIN, "optimizations is false in the recipe")
     for key, why in (
         ("label_smoothing_factor", "label smoothing needs every logit at once"),
         ("use_liger_kernel", "Liger's kernel takes the loss in chunks itself"),

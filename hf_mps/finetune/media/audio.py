@@ -192,8 +192,10 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
     if lengths.decided():
         return kept(lengths.decided(), hop, rate)
     longest = max([*counts, *others])
-    if not recipe.speedups:
-        return Choice(Durations(longest, "longest", hop=hop, rate=rate), f"speedups is false in the recipe; {summary}")
+    if not recipe.optimizations:
+        return Choice(
+            Durations(longest, "longest", hop=hop, rate=rate), f"optimizations is false in the recipe; {summary}"
+        )
     batch = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, batch))
     shapes = optimal_buckets(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)

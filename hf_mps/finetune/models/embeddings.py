@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.models import in_batch, parts
+from hf_mps.finetune.models import in_batch, trainer_mixins
 from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.finetune.text.lengths import Lengths
@@ -128,7 +128,7 @@ def collator(model: Any, length: Lengths, prompts: Any) -> Any:
     return made
 
 
-class LossParts(parts.KeptInCheckpoints):
+class LossParts(trainer_mixins.KeptInCheckpoints):
     """A part of sentence-transformers' trainers: a checkpoint has the sums of a loss's parts since the last log entry.
 
     SpladeLoss has three; most losses have none.

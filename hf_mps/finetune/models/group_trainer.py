@@ -18,7 +18,7 @@ from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from hf_mps.core import notices
 from hf_mps.finetune.models import quantization
-from hf_mps.finetune.models.parts import KeptInCheckpoints, MeasuredBefore, PlainArguments, QuietTrl
+from hf_mps.finetune.models.trainer_mixins import KeptInCheckpoints, MeasuredBefore, PlainArguments, QuietTrl
 from hf_mps.finetune.rewards.score import Score
 from hf_mps.metrics.selection import Chosen
 
@@ -180,7 +180,7 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
             if self._alike is not None and self._alike >= ALIKE:
                 scored = f"the completions of each prompt scored alike in all of the first {self._alike} steps"
                 way_on = "next: a reward that tells them apart, or a higher training.temperature"
-                notices.say(f"{scored}, so nothing was learned; {way_on}", notices.SentinelNotice)
+                notices.warn_user(f"{scored}, so nothing was learned; {way_on}", notices.SentinelNotice)
                 self._alike = None
         super().log(logs, start_time)
 

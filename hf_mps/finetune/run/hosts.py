@@ -108,7 +108,7 @@ def own_folder(run_dir: RunDir, resolved: ResolvedRecipe) -> Iterator[RunDir]:
         of_host = [path for node, path in ranks.gather((world.node, path)) if node == world.node]
         own = replace(run_dir, path=of_host[0], named=True, shared=False)
         makes = world.local_main and not seen[world.rank]
-        ranks.alike(lambda: held.enter_context(own.lock()) if makes else None)
+        ranks.run_on_all(lambda: held.enter_context(own.lock()) if makes else None)
         yield own
 
 
@@ -133,4 +133,4 @@ def saved_on_each(plan: Plan, run_dir: RunDir) -> Plan:
 
 def by_writers(run_dir: RunDir, make: Callable[[], Any]) -> None:
     """Call `make` in the one process that writes into each folder of the run; called by every rank."""
-    Ranks.here().alike(lambda: make() if run_dir.writes else None)
+    Ranks.here().run_on_all(lambda: make() if run_dir.writes else None)

@@ -102,7 +102,7 @@ def _for_measuring(made: Prepared | Answering) -> dict[str, Any]:
     if isinstance(made, Answering):
         return {}
     return {
-        "train_dataset": made.at_hand,
+        "train_dataset": made.sample,
         "eval_dataset": made.validation,
         "compute_metrics": made.compute_metrics,
         "callbacks": [],

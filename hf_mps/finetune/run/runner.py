@@ -22,7 +22,7 @@ from hf_mps.finetune.run.stages import PreparedRun, locate, prepare_run
 from hf_mps.layer.guards import resume
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import Foresee
+    from hf_mps.finetune.features.memory_fit import EstimateFit
 
 
 class Interrupted(RunError):
@@ -34,19 +34,19 @@ class Interrupted(RunError):
 
 
 def run(
-    resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False, foresee: Foresee | None = None
+    resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False, estimate_fit: EstimateFit | None = None
 ) -> dict[str, Any]:
     """Run a recipe, and return what its results.json says.
 
     An unfinished run of the same recipe resumes; a finished one is not repeated, and its outcome is printed. `fresh`
     trains anew beside it. `smoke` trains a tiny model of the same architecture on generated rows, in a folder that is
-    gone afterwards unless `output_dir` names one. `foresee` says what makes the steps fit the machine. Prints a header,
-    step lines and a closing table on stdout. Raises UserError for what the user gave, RunError for a failed run (a full
-    disk, a NaN loss, a missed `expect`), both of one line.
+    gone afterwards unless `output_dir` names one. `estimate_fit` says what makes the steps fit the machine. Prints a
+    header, step lines and a closing table on stdout. Raises UserError for what the user gave, RunError for a failed run
+    (a full disk, a NaN loss, a missed `expect`), both of one line.
     """
     settings.refuse_unknown()
     if not smoke:
-        return train(resolved, fresh=fresh, foresee=foresee)
+        return train(resolved, fresh=fresh, estimate_fit=estimate_fit)
     from hf_mps.finetune.smoke import files_stay, smoke_recipe
     from hf_mps.layer.activation import activate
 
@@ -60,7 +60,7 @@ def run(
 
 
 def train(
-    resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True, foresee: Foresee | None = None
+    resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True, estimate_fit: EstimateFit | None = None
 ) -> dict[str, Any]:
     """Run a recipe as `run` does; without `keep` it is not stored, so that nothing resumes the run."""
     ranks = Ranks.here()
@@ -71,7 +71,7 @@ def train(
     from hf_mps.finetune.run.logging import no_bars
     from hf_mps.layer.activation import activate
 
-    with _loading(resolved), no_bars(), caffeinate.awake(), notices.told(screen.note), ExitStack() as held:
+    with _loading(resolved), no_bars(), caffeinate.awake(), notices.redirected(screen.note), ExitStack() as held:
         activate.activate()
         resume.arm_everywhere()
         with _failures_in_one_line(resolved, None):
@@ -79,9 +79,9 @@ def train(
             if prepared_run.prepared.before_training is not None:
                 prepared_run.prepared.before_training()
             splits = prepared_run.splits if keep else {}
-            if foresee is not None:
-                room = ranks.from_main(lambda: foresee(prepared_run))
-                prepared_run = replace(prepared_run, room=room)
+            if estimate_fit is not None:
+                adjustments = ranks.from_main(lambda: estimate_fit(prepared_run))
+                prepared_run = replace(prepared_run, adjustments=adjustments)
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         run_dir = held.enter_context(hosts.own_folder(locked, resolved))
         with workers.ended(), _failures_in_one_line(resolved, run_dir):

@@ -32,7 +32,7 @@ from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.features import FEATURES
 from hf_mps.finetune.features.base import Draft, Plan
-from hf_mps.finetune.features.memory_fit import Room
+from hf_mps.finetune.features.memory_fit import MemoryAdjustments
 from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import expect
@@ -59,14 +59,14 @@ REFUSALS = (ValueError, TypeError, ImportError)
 class PreparedRun:
     """All that is known of a run before its plan: a recipe that is possible on `device`, its rows and its model.
 
-    `room` is what it changes so that its steps fit the machine.
+    `adjustments` is what it changes so that its steps fit the machine.
     """
 
     resolved: ResolvedRecipe
     device: Choice[str]
     prepared: Prepared
     rows: Mapping[str, Rows]
-    room: Room = field(default_factory=Room)
+    adjustments: MemoryAdjustments = field(default_factory=MemoryAdjustments)
 
     @cached_property
     def splits(self) -> fingerprints.Splits:
@@ -101,10 +101,10 @@ def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None
 
     ranks, watch, prepared = Ranks.here(), Stopwatch(), run.prepared
     output = Choice(run_dir.path, run_dir.reason)
-    plan = ranks.alike(lambda: processes.go_on(make_plan(run, output), run_dir.checkpoint, ranks.world.size))
-    plan = ranks.alike(lambda: hosts.saved_on_each(plan, run_dir))
+    plan = ranks.run_on_all(lambda: processes.go_on(make_plan(run, output), run_dir.checkpoint, ranks.world.size))
+    plan = ranks.run_on_all(lambda: hosts.saved_on_each(plan, run_dir))
     try_out(plan, prepared, run_dir.checkpoint)
-    trainer = ranks.alike(lambda: make_trainer(plan, prepared, watch))
+    trainer = ranks.run_on_all(lambda: make_trainer(plan, prepared, watch))
     if run_dir.writes:
         trainer.add_callback(FolderKept(run_dir.staging, store_again))
     tables.header(run.resolved, plan)
@@ -125,8 +125,8 @@ def locate(resolved: ResolvedRecipe, *, fresh: bool = False) -> tuple[Checkpoint
     differ. Imports no torch.
     """
     ranks = Ranks.here()
-    ranks.alike(lambda: load.check(resolved.recipe.data))
-    source = ranks.alike(lambda: checkpoint.resolve(resolved.recipe.model))
+    ranks.run_on_all(lambda: load.check(resolved.recipe.data))
+    source = ranks.run_on_all(lambda: checkpoint.resolve(resolved.recipe.model))
     run_dir = ranks.from_main(lambda: RunDir.choose(resolved, fresh=fresh))
     hosts.refuse_different(resolved, run_dir)
     return source, run_dir
@@ -211,8 +211,10 @@ def make_plan(run: PreparedRun, output: Choice[Path], device: Choice[str] | None
     """
     recipe, device, prepared = run.resolved.recipe, device or run.device, run.prepared
     said = {key: value for key, value in recipe.training.items() if value is not None}
-    training = prepared.arguments_defaults | run.room.training | said
-    draft = Draft(recipe, prepared, device.value, run.room, training, dict(prepared.choices), {"report_to": "none"})
+    training = prepared.arguments_defaults | run.adjustments.training | said
+    draft = Draft(
+        recipe, prepared, device.value, run.adjustments, training, dict(prepared.choices), {"report_to": "none"}
+    )
     for feature in FEATURES:
         feature.decide(draft)
     choices = draft.choices
@@ -339,7 +341,7 @@ def train(
         peak,
         lines.attach(trainer),
         interruption,
-        notices.told(lines.note),
+        notices.redirected(lines.note),
         finite,
         whole,
         resume.recipe(),
@@ -439,7 +441,7 @@ def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     if ranks.world.main:
         print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
     plan = make_plan(run, Choice(run_dir.path, run_dir.reason))
-    trainer = ranks.alike(lambda: make_trainer(plan, run.prepared, Stopwatch()))
+    trainer = ranks.run_on_all(lambda: make_trainer(plan, run.prepared, Stopwatch()))
 
     def answer() -> predictions.Written:
         trainer.remove_stop_checkpoints()

@@ -25,7 +25,7 @@ from hf_mps.metal.device import memory
 from hf_mps.metal.device.machine import SIMULATED
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import Foresee
+    from hf_mps.finetune.features.memory_fit import EstimateFit
 
 SEED = "seed"
 # Runs of other seeds are compared on the same held-out rows.
@@ -76,7 +76,7 @@ class Sweep:
 
 
 def run_sweep(
-    resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False, foresee: Foresee | None = None
+    resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False, estimate_fit: EstimateFit | None = None
 ) -> Sweep:
     """Run a recipe once for each combination of `axes` (`seed=1,2,3`), and return the outcome.
 
@@ -89,11 +89,11 @@ def run_sweep(
     for number, one in enumerate(sweep.runs, start=1):
         print(f"run {number} of {len(sweep.runs)}: {one.words}")
         with _noted(sweep, one):
-            _keep(sweep, one, runner.train(one.resolved, foresee=foresee))
+            _keep(sweep, one, runner.train(one.resolved, estimate_fit=estimate_fit))
         write(sweep)
         _free_memory()
     _table(sweep)
-    Ranks.here().alike(lambda: _refuse_failed(sweep))
+    Ranks.here().run_on_all(lambda: _refuse_failed(sweep))
     return sweep
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hf_mps.finetune.stream.lanes import Lane, Tally
+from hf_mps.finetune.stream.endless import Reader, Tally
 from hf_mps.finetune.stream.readers import Broken, Row
 from hf_mps.finetune.stream.windows import BYTES, Windows, letters
 from hf_mps.finetune.text import buckets, packing
@@ -226,5 +226,5 @@ def blocks(tokens: list[int], making: Making) -> tuple[list[Example], list[int]]
     return made, tokens[cut:]
 
 
-def _said(lane: Lane, row: Row, broken: Broken) -> str:
+def _said(lane: Reader, row: Row, broken: Broken) -> str:
     return f"{lane.where(row)} {broken.why}"

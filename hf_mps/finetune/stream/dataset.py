@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.stream.batches import Arranging, Batches, Encoded, Making
-from hf_mps.finetune.stream.lanes import Lane, Reading, TooManyBroken
+from hf_mps.finetune.stream.endless import Reader, Reading, TooManyBroken
 from hf_mps.finetune.stream.readers import Broken, Row
 from hf_mps.finetune.stream.windows import Windows
 
@@ -134,7 +134,7 @@ class Streamed(IterableDataset[Message]):
             yield Message(error=str(error))
 
     def _messages(self, lane: Assignment) -> Iterator[Message]:
-        rows = Windows(Lane(self.reading, lane.number, lane.lanes), self.buffer, self.reading.seed, lane.state)
+        rows = Windows(Reader(self.reading, lane.number, lane.lanes), self.buffer, self.reading.seed, lane.state)
         state: dict[str, Any] | None = None
         for made in Batches(rows, self.making, self.arranging, lane.state):
             state = made.state or state

@@ -22,7 +22,7 @@ from hf_mps.core.text import counted
 from hf_mps.distributed.world import World
 from hf_mps.finetune.stream.batches import Arranging
 from hf_mps.finetune.stream.dataset import Assignment, Message, Streamed
-from hf_mps.finetune.stream.lanes import SHOWN
+from hf_mps.finetune.stream.endless import SHOWN
 
 FILE = "stream_{}.json"
 """A rank's places in a checkpoint, beside its random state."""
@@ -125,7 +125,7 @@ class StreamLoader:
         self._tallies[lane.name] = message.tally
         for line in list(message.told)[: SHOWN - self._shown]:
             self._shown += 1
-            notices.say(f"{line}; it is skipped")
+            notices.warn_user(f"{line}; it is skipped")
         return message.batch
 
     def save(self, folder: str) -> None:
@@ -186,7 +186,9 @@ def _stored(checkpoint: Path, world: World, workers: int) -> tuple[list[Assignme
     now, then = world.size * workers, size * before
     if world.main:
         left = "each has several of them" if now < then else "several share one"
-        notices.say(f"{counted(then, 'reader')} dealt the streamed rows before, {now} now: the same are left, {left}")
+        notices.warn_user(
+            f"{counted(then, 'reader')} dealt the streamed rows before, {now} now: the same are left, {left}"
+        )
     return deal(every, world, workers), own
 
 

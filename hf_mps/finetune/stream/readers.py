@@ -13,7 +13,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune.data.csv import SEPARATORS, Shape, column_names
 from hf_mps.finetune.stream.files import File
-from hf_mps.finetune.stream.units import WHOLE, Unit
+from hf_mps.finetune.stream.slices import WHOLE, FileSlice
 
 BLOCK = 2**20
 # Rows of Parquet that are Python objects at a time.
@@ -39,7 +39,7 @@ Raw = Mapping[str, Any]
 Rows = Iterator[tuple[int, Raw | Broken]]
 
 
-def read(file: File, unit: Unit, position: int | None, columns: Sequence[str]) -> Rows:
+def read(file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
     """Yield (the place behind it, row) of each row of a unit from `position` on, None for its beginning.
 
     A place is a number of bytes in a file of lines, a number of rows in Parquet. Of Parquet only `columns` are read.
@@ -63,7 +63,7 @@ def _of_a_client(error: Exception) -> bool:
     return type(error).__module__.partition(".")[0] not in ("builtins", "hf_mps")
 
 
-def _json(opened: IO[bytes], file: File, unit: Unit, position: int | None, columns: Sequence[str]) -> Rows:
+def _json(opened: IO[bytes], file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
     for place, line in _lines(opened, unit, position):
         if not line.strip():
             continue
@@ -78,7 +78,7 @@ def _json(opened: IO[bytes], file: File, unit: Unit, position: int | None, colum
         yield place, row if isinstance(row, dict) else Broken(f"is a JSON {type(row).__name__} and no object")
 
 
-def _text(opened: IO[bytes], file: File, unit: Unit, position: int | None, columns: Sequence[str]) -> Rows:
+def _text(opened: IO[bytes], file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
     for place, line in _lines(opened, unit, position):
         try:
             yield place, {"text": line.decode().rstrip("\r\n")}
@@ -86,7 +86,7 @@ def _text(opened: IO[bytes], file: File, unit: Unit, position: int | None, colum
             yield place, Broken("is not UTF-8")
 
 
-def _table(opened: IO[bytes], file: File, unit: Unit, position: int | None, columns: Sequence[str]) -> Rows:
+def _table(opened: IO[bytes], file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
     """Read separated values; the header is read anew wherever the rows begin."""
     shape, begin = _shape(opened, file)
     opened.seek(begin if position is None else position)
@@ -139,7 +139,7 @@ def _shape(opened: IO[bytes], file: File) -> tuple[Shape, int]:
     return Shape(shape.separator, columns, quoted=quoted, header=file.header), len(line) if file.header else 0
 
 
-def _parquet(opened: IO[bytes], file: File, unit: Unit, position: int | None, columns: Sequence[str]) -> Rows:
+def _parquet(opened: IO[bytes], file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
     import pyarrow
     import pyarrow.parquet
 
@@ -165,7 +165,7 @@ def _parquet(opened: IO[bytes], file: File, unit: Unit, position: int | None, co
         raise UserError(f"{file.url}: cannot be read as parquet: {error}") from error
 
 
-def _lines(opened: IO[bytes], unit: Unit, position: int | None) -> Iterator[tuple[int, bytes]]:
+def _lines(opened: IO[bytes], unit: FileSlice, position: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield (the byte behind it, line) of the lines that begin within the unit, from byte `position` on."""
     at = unit.start if position is None else position
     if position is None and at > 0:
@@ -196,7 +196,7 @@ def pick(row: Raw, columns: Mapping[str, str]) -> Row | Broken:
     return picked
 
 
-def place_of(file: File, unit: Unit, behind: int) -> str:
+def place_of(file: File, unit: FileSlice, behind: int) -> str:
     """Return where a row is, for a person: the line of a local file whose place behind it is `behind`, else a number.
 
     Counts the lines before it, about a second for each gigabyte: for the few rows that are shown.
@@ -216,7 +216,7 @@ def place_of(file: File, unit: Unit, behind: int) -> str:
     return f"{file.url}: line {breaks + int(last != LINE_END)}"
 
 
-def first_rows(file: File, unit: Unit, columns: Sequence[str], count: int) -> list[Raw]:
+def first_rows(file: File, unit: FileSlice, columns: Sequence[str], count: int) -> list[Raw]:
     """Return the first rows of a unit that are not broken."""
     rows = (row for _, row in read(file, unit, None, columns) if not isinstance(row, Broken))
     return list(islice(rows, count))

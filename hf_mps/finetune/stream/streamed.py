@@ -13,8 +13,8 @@ from hf_mps.core.text import counted
 from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.stream import files, lanes, readers
-from hf_mps.finetune.stream.lanes import Corpus, Reading
+from hf_mps.finetune.stream import endless, files, readers
+from hf_mps.finetune.stream.endless import Corpus, Reading
 from hf_mps.finetune.stream.readers import Broken, Row
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     columns = data.columns.roles()
     corpora = {split: _corpora(data, split) for split in splits}
     asked = tuple(role for role in columns if role in texts)
-    reading = Reading(corpora["train"], columns, asked, seed, data.hold_out, data.broken_rows)
+    reading = Reading(corpora["train"], columns, asked, seed, data.hold_out, data.max_bad_row_fraction)
     sample = _sample(reading)
     kinds = _kinds(reading, sample)
     where = "; ".join(corpus.name for corpus in reading.corpora)
@@ -83,11 +83,11 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     for split, of in corpora.items():
         if split != "train":
             whole = Reading(of, columns, asked, seed)
-            rows = list(lanes.validation(whole, of, most, held=False))
+            rows = list(endless.validation(whole, of, most, held=False))
             name = "; ".join(corpus.name for corpus in of)
             found[split] = _evaluated(rows, kinds, name, most, textual)
     if data.hold_out is not None:
-        rows = list(lanes.validation(reading, reading.corpora, most, held=True))
+        rows = list(endless.validation(reading, reading.corpora, most, held=True))
         found["validation"] = _evaluated(rows, kinds, f"{where} (held out by a hash of the row)", most, textual)
     return found
 

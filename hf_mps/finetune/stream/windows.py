@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hf_mps.finetune.stream.lanes import Lane
+from hf_mps.finetune.stream.endless import Reader
 from hf_mps.finetune.stream.readers import Row
 
 BYTES = 64 * 2**20
@@ -20,7 +20,7 @@ class Windows:
     where the window began and how many of its rows were given: the rows themselves are read again.
     """
 
-    def __init__(self, lane: Lane, size: int, seed: int, state: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, lane: Reader, size: int, seed: int, state: Mapping[str, Any] | None = None) -> None:
         self.lane = lane.load(state["lane"]) if state else lane
         self._size = size
         self._seed = seed

@@ -65,7 +65,7 @@ class Prepared:
     """The length in tokens of each training row, for the plan; None where rows have no tokens."""
     epoch: Callable[[Mapping[str, Any]], Choice[int]] | None = None
     """Given the training arguments: how many rows an epoch has, where the trainer does not draw each row once."""
-    looked_at: Callable[[list[Any]], Mapping[str, Any]] | None = None
+    dryrun_batch: Callable[[list[Any]], Mapping[str, Any]] | None = None
     """Makes a whole batch of rows for a step that is only looked at, where the trainer itself generates a part."""
     predict: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None
     """Given the trainer after training: the rows of predictions.csv, the validation split in its order."""
@@ -91,7 +91,7 @@ class Prepared:
         return self.train if isinstance(self.train, Streamed) else None
 
     @property
-    def at_hand(self) -> Any:
+    def sample(self) -> Any:
         """The rows that are trained on, or of streamed ones the first: for a step that is tried or looked at."""
         return self.train if self.stream is None else self.stream.sample
 

@@ -144,7 +144,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         before_training=lambda: choose.try_out(recipe.rewards, scores, tried),
         token_counts=[min(count + drawn.longest, loaded.longest) for count in counts],
         epoch=lambda training: drawn.epoch(training, len(features["train"])),
-        looked_at=lambda some: _whole(loaded.tokenizer, some),
+        dryrun_batch=lambda some: _whole(loaded.tokenizer, some),
         predict=lambda trainer: _answered(trainer, features["validation"], names, loaded.tokenizer),
         **language.saved(recipe),
     )
@@ -280,8 +280,8 @@ def _padding(recipe: Recipe, device: str) -> Choice[int | None]:
     """Choose the number of tokens whose multiples prompts and completions are padded to; None is their own length."""
     if recipe.pad_to_multiple_of is not None:
         return Choice(recipe.pad_to_multiple_of, "pad_to_multiple_of in the recipe")
-    if not recipe.speedups:
-        return Choice(None, "speedups is false in the recipe")
+    if not recipe.optimizations:
+        return Choice(None, "optimizations is false in the recipe")
     if device == "cpu":
         return Choice(None, "a CPU compiles nothing for a new shape")
     return Choice(MULTIPLE, "prompts and completions padded to multiples: every new shape costs a compiled graph")

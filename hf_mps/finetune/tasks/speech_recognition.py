@@ -13,7 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, letters, synthetic_sound, transcripts
+from hf_mps.finetune.media import audio, ctc_vocabulary, synthetic_sound, transcripts
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
@@ -57,7 +57,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
         tokens.refuse_other_than_text(split, ["text"])
     measured = metrics.load(choose(recipe.metrics, ["wer", "cer"], recipe.task).names)
     config, extractor = checkpoint.config(), _extractor(checkpoint)
-    spelling = letters.decide(recipe, rows, checkpoint, config)
+    spelling = ctc_vocabulary.decide(recipe, rows, checkpoint, config)
     choices = dict(spelling.choices)
     tokenizer = spelling.tokenizer
     choices["ctc"] = _configure(config, recipe, tokenizer)
@@ -174,7 +174,7 @@ def _configure(config: Any, recipe: Recipe, tokenizer: Any) -> Choice[str]:
     return Choice(f"{config.vocab_size} letters and signs", reason)
 
 
-def _encoded(rows: Rows, spelling: letters.Spelling, rate: int) -> Any:
+def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:
     """Return `labels` (the letters' ids) and `samples` (at `rate`) of each row."""
     from datasets import Features, List, Value
 

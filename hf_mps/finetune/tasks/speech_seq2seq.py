@@ -13,7 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, letters, synthetic_sound, transcripts, whisper
+from hf_mps.finetune.media import audio, ctc_vocabulary, synthetic_sound, transcripts, whisper
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
@@ -50,7 +50,7 @@ class Recipe(schema.Recipe):
     data: transcripts.Data
     language: str | None = None
     speech_task: whisper.Task | None = None
-    letter_case: letters.Case = "keep"
+    letter_case: ctc_vocabulary.Case = "keep"
     normalizer: whisper.Normalizer | None = None
     max_duration_in_seconds: float = Field(default=30.0, gt=0, le=30)
     max_target_length: int | None = Field(default=None, ge=8)
@@ -76,7 +76,7 @@ def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, devic
     longest = _longest_target(recipe, config)
     heard = {split: _Heard(rows[split], tokenizer, recipe, extractor.sampling_rate, longest) for split in SPLITS}
     model, choices = _model(recipe, checkpoint, config, said, tokenizer)
-    truths = [letters.cleaned(text, recipe.letter_case, "") for text in heard["validation"].of("text")]
+    truths = [ctc_vocabulary.cleaned(text, recipe.letter_case, "") for text in heard["validation"].of("text")]
     clean, choices["normalizer"] = whisper.normaliser(recipe.normalizer, said, tokenizer, truths)
     if not any(map(clean, truths)):
         raise UserError(f"{rows['validation'].where}: no text has a word left to measure; next: normalizer=none")
@@ -242,15 +242,15 @@ def _model(
 
 def _as_padded(recipe: Recipe) -> Any:
     """The recipe's settings as `lengths.decide` reads them; labels have no keys of their own."""
-    return lengths.Padded.model_construct(padding=None, speedups=recipe.speedups, training=recipe.training)
+    return lengths.Padded.model_construct(padding=None, optimizations=recipe.optimizations, training=recipe.training)
 
 
-def _encoded(rows: Rows, tokenizer: Any, case: letters.Case, rate: int) -> Dataset:
+def _encoded(rows: Rows, tokenizer: Any, case: ctc_vocabulary.Case, rate: int) -> Dataset:
     """Return `labels` and `samples` (at `rate`) of each row."""
     from datasets import Features, List, Value
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        texts = [letters.cleaned(text, case, "") for text in tokens.texts(rows, "text", batch, indices)]
+        texts = [ctc_vocabulary.cleaned(text, case, "") for text in tokens.texts(rows, "text", batch, indices)]
         # The model puts the first token before the labels itself; in pretraining texts began with a space.
         made = tokenizer([f" {text}" for text in texts])["input_ids"]
         return {

@@ -36,8 +36,8 @@ def decide(recipe: Recipe, counts: Sequence[int] | None, batch: int) -> Choice[s
     """
     if strategy := recipe.training.get(KEY):
         return Choice(strategy, "the recipe says so")
-    if not recipe.speedups:
-        return Choice(RANDOM, "speedups is false in the recipe")
+    if not recipe.optimizations:
+        return Choice(RANDOM, "optimizations is false in the recipe")
     if getattr(recipe, "padding", None) == "max_length":
         return Choice(RANDOM, "every batch is padded to one length")
     if not counts or min(counts) == max(counts):

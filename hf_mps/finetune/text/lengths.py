@@ -125,7 +125,9 @@ def limit(recipe: Padded, tokenizer: Any, config: Any, default: int = DEFAULT) -
         if "max_length" in recipe._typed:
             told = f"allowed: at most {most}, the positions that this model has; next: max_length={most}"
             raise UserError(f"max_length is {recipe.max_length}; {told}")
-        notices.tell(f"max_length is {most}, not the recipe's {recipe.max_length}: this model has no more positions")
+        notices.print_notice(
+            f"max_length is {most}, not the recipe's {recipe.max_length}: this model has no more positions"
+        )
     rounded = _round_up(longest, recipe.pad_to_multiple_of or 1)
     if rounded > most:
         raise UserError(
@@ -201,8 +203,8 @@ def decide(
     if recipe.pad_to_multiple_of is not None:
         stepped = Lengths(longest, "longest", multiple=recipe.pad_to_multiple_of)
         return Choice(stepped, f"pad_to_multiple_of in the recipe; {rows}")
-    if recipe.padding == "longest" or (recipe.padding is None and not recipe.speedups):
-        reason = "padding in the recipe" if recipe.padding else "speedups is false in the recipe"
+    if recipe.padding == "longest" or (recipe.padding is None and not recipe.optimizations):
+        reason = "padding in the recipe" if recipe.padding else "optimizations is false in the recipe"
         return Choice(Lengths(longest, "longest"), f"{reason}: each batch to its own longest row; {rows}")
     if recipe.padding is None and choose().value == "cpu":
         reason = "a CPU compiles nothing for a new shape, so each batch goes to its own longest row"

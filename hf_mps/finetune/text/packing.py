@@ -110,8 +110,8 @@ def decide(recipe: Recipe, requested: bool | None, model: Any, counts: Sequence[
 
     Raises UserError where the recipe asks for it and `model` lets packed examples see each other.
     """
-    if requested is False or (requested is None and not recipe.speedups):
-        return Choice(False, "packing in the recipe" if requested is False else "speedups is false in the recipe")
+    if requested is False or (requested is None and not recipe.optimizations):
+        return Choice(False, "packing in the recipe" if requested is False else "optimizations is false in the recipe")
     obstacle = packing_obstacle(model)
     if requested:
         if obstacle:

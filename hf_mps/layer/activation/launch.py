@@ -147,11 +147,11 @@ def _on_hosts(options: Any, arguments: list[str]) -> None:
 
 
 def _found(launcher: str, asked: Any) -> Target:
-    from hf_mps.core.notices import tell
+    from hf_mps.core.notices import print_notice
 
     if asked.no_python:
         raise UserError(f"{launcher} --no_python starts a program that is no Python script; run it without hf-mps run")
-    tell(
+    print_notice(
         f"{launcher}: one process on the one Metal device, this one: {asked.training_script} runs without the launcher"
     )
     return Target(asked.training_script, tuple(asked.training_script_args), module=bool(asked.module))
@@ -167,9 +167,9 @@ def _one_process(launcher: str, words: str, processes: int) -> None:
 
 def _become(launcher: str, arguments: list[str], why: str) -> None:
     """Replace this process by the launcher itself, with the line that says so; does not return."""
-    from hf_mps.core.notices import tell
+    from hf_mps.core.notices import print_notice
 
     module = "torch.distributed.run" if launcher == "torchrun" else "accelerate.commands.launch"
-    tell(f"{launcher} itself starts the script, as {why}")
+    print_notice(f"{launcher} itself starts the script, as {why}")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

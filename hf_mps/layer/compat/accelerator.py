@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import MISSING, Give, Put
 
 
@@ -21,7 +21,9 @@ class UseFp16:
     def __get__(self, accelerator: Any, owner: type | None = None) -> Any:
         if accelerator is None:
             return self
-        tell('accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"')
+        print_notice(
+            'accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"'
+        )
         return accelerator.mixed_precision == "fp16"
 
 
@@ -38,19 +40,19 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
 
 def _fp16(wanted: bool | None, kwargs: dict[str, Any]) -> None:
     if not wanted:
-        tell(f"Accelerator(fp16={wanted}): dropped, it is the default")
+        print_notice(f"Accelerator(fp16={wanted}): dropped, it is the default")
     elif kwargs.get("mixed_precision") is None:
-        tell('Accelerator(fp16=True): mixed_precision="fp16" takes its place')
+        print_notice('Accelerator(fp16=True): mixed_precision="fp16" takes its place')
         kwargs["mixed_precision"] = "fp16"
     else:
-        tell("Accelerator(fp16=True): dropped, mixed_precision is given too")
+        print_notice("Accelerator(fp16=True): dropped, mixed_precision is given too")
 
 
 def _logging_dir(folder: Any, kwargs: dict[str, Any]) -> None:
     if kwargs.get("project_config") is not None or kwargs.get("project_dir") is not None:
-        tell(f"Accelerator(logging_dir={folder!r}): dropped, a project is given too")
+        print_notice(f"Accelerator(logging_dir={folder!r}): dropped, a project is given too")
         return
-    tell(f"Accelerator(logging_dir={folder!r}): project_dir takes its place")
+    print_notice(f"Accelerator(logging_dir={folder!r}): project_dir takes its place")
     kwargs["project_dir"] = folder
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hf_mps.core.errors import nearest
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.layer.compat import removed_arguments, training_arguments, translate
 
 
@@ -30,7 +30,7 @@ def _parse_known_args(
         self.error(str(error))
     for line in result.lines:
         if not line.startswith("--overwrite_output_dir"):  # told by `keep`, which knows the folder
-            tell(line)
+            print_notice(line)
     self._hf_mps_kept = result.kept
     return stock(self, result.given, namespace, **kwargs)
 

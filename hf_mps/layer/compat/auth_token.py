@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import MISSING, Put
 
 # The classes whose from_pretrained reads the hub.
@@ -55,7 +55,7 @@ def _call(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         old = kwargs.pop("use_auth_token")
         if old is not None and kwargs.get("token") is not None:
             raise ValueError("use_auth_token= and token= are both given; token= is today's name, leave the other out")
-        tell("use_auth_token=…: token= takes its place")
+        print_notice("use_auth_token=…: token= takes its place")
         if old is not None:
             kwargs["token"] = old
     return stock(*args, **kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import Give
 from hf_mps.layer.compat.name_table import CONFIG
 
@@ -24,7 +24,7 @@ class Unset:
         # A dataclass looks for a field's default on its class: there must be none.
         if config is None or asked_by_a_library():
             raise AttributeError(f"{type(config or owner).__name__!r} object has no attribute {self._name!r}")
-        tell(f"config.{self._name} is unset and gone from transformers 5: read as {self._unset!r}")
+        print_notice(f"config.{self._name} is unset and gone from transformers 5: read as {self._unset!r}")
         return self._unset
 
 

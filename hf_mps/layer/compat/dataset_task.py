@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 
 # Task -> the column as datasets have it -> the name that the task gives it; the others are dropped.
 TASKS: dict[str, dict[str, str]] = {
@@ -35,7 +35,7 @@ def _builder(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if task not in TASKS:
         raise ValueError(f"load_dataset(task={task!r}): allowed: {', '.join(TASKS)}")
     columns = TASKS[task]
-    tell(f"load_dataset(task={task!r}): its columns become {', '.join(columns.values())}, others are dropped")
+    print_notice(f"load_dataset(task={task!r}): its columns become {', '.join(columns.values())}, others are dropped")
     for name in ("as_dataset", "as_streaming_dataset"):
         setattr(builder, name, _renaming(getattr(builder, name), columns))
     return builder

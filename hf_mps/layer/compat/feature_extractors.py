@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import Put
 from hf_mps.layer.compat.name_table import FEATURE_EXTRACTORS
 
@@ -100,7 +100,7 @@ def _read(stock: Callable[..., Any], name: Any, kwargs: dict[str, Any]) -> Any:
         processor = None if asked_by_a_library() else _image_processor(name, kwargs)
         if processor is None:
             raise
-    tell("AutoFeatureExtractor of an image model: AutoImageProcessor takes its place")
+    print_notice("AutoFeatureExtractor of an image model: AutoImageProcessor takes its place")
     processor.__class__ = as_feature_extractor(type(processor), type(processor).__name__)
     return processor
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 
 COUNTS = ("num_beams", "num_return_sequences")
 
@@ -17,7 +17,7 @@ COUNTS = ("num_beams", "num_return_sequences")
 def _generate(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     for name in COUNTS:
         if name in kwargs and kwargs[name] is None:
-            tell(f"generate({name}=None): left out, the default stays")
+            print_notice(f"generate({name}=None): left out, the default stays")
             del kwargs[name]
     return stock(self, *args, **kwargs)
 

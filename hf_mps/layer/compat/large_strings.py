@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 
 
 def _cast(stock: Callable[..., Any], array: Any, pa_type: Any, *args: Any, **kwargs: Any) -> Any:
@@ -20,7 +20,7 @@ def _cast(stock: Callable[..., Any], array: Any, pa_type: Any, *args: Any, **kwa
 
     allowed = args[0] if args else kwargs.get("allow_primitive_to_str", True)
     if not allowed and pa.types.is_large_string(pa_type) and pa.types.is_primitive(array.type):
-        tell(f"map: numbers in place of a column's texts stay {array.type}; datasets would keep them as texts")
+        print_notice(f"map: numbers in place of a column's texts stay {array.type}; datasets would keep them as texts")
         raise TypeError(f"Couldn't cast array of type {array.type} to {pa_type}: numbers do not become texts")
     return stock(array, pa_type, *args, **kwargs)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import Give
 from hf_mps.core.text import first_line
 
@@ -39,13 +39,13 @@ def load_metric(
     shared = {"process_id": process_id, "num_process": num_process, "cache_dir": cache_dir}
     shared |= {"experiment_id": experiment_id, "keep_in_memory": keep_in_memory}
     if path in as_evaluate.names():
-        tell(f"datasets.load_metric: {path} is computed here, with evaluate's interface")
+        print_notice(f"datasets.load_metric: {path} is computed here, with evaluate's interface")
         return as_evaluate.load(path, config_name, **shared)
     import evaluate
 
     for gone in ("script_version", "trust_remote_code", "use_auth_token"):
         keywords.pop(gone, None)
-    tell(f"datasets.load_metric: evaluate.load takes its place for {path}")
+    print_notice(f"datasets.load_metric: evaluate.load takes its place for {path}")
     hub = {"download_config": download_config, "download_mode": download_mode, "revision": revision}
     try:
         return evaluate.load(path, config_name, **shared, **hub, **keywords)
@@ -79,7 +79,7 @@ def _load(
         if path not in as_evaluate.names() or module_type not in (None, "metric"):
             raise
     # Outside the handler: an error of the metric's own does not come with the hub's.
-    tell(f"evaluate.load: {path} is neither cached nor to be had from the hub; it is computed here")
+    print_notice(f"evaluate.load: {path} is neither cached nor to be had from the hub; it is computed here")
     return as_evaluate.load(path, config_name, **ours)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import Give
 
 
@@ -19,7 +19,9 @@ class FreezeFeatureExtractor:
         if freeze is None:
             raise AttributeError(f"{getattr(owner, '__name__', owner)} has no attribute 'freeze_feature_extractor'")
         if not asked_by_a_library():
-            tell("model.freeze_feature_extractor() is gone from transformers 5; in its place: freeze_feature_encoder()")
+            print_notice(
+                "model.freeze_feature_extractor() is gone from transformers 5; in its place: freeze_feature_encoder()"
+            )
         return freeze
 
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import MISSING, Patcher, Put
 from hf_mps.layer.compat.name_table import NAMES, Old
 
@@ -64,7 +64,7 @@ def _stands_for(old: Old, name: str) -> Any:
     if old.called:
         return _told(name, old.instead, old.thing)
     if old.instead and not asked_by_a_library():
-        tell(f"{name}: {old.instead}")
+        print_notice(f"{name}: {old.instead}")
     return _resolve(old.thing)
 
 
@@ -78,7 +78,7 @@ def _told(name: str, instead: str, thing: str) -> Callable[..., Any]:
     """The function that takes the place of `name`, saying so in one line when it is first called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        tell(f"{name}: {instead}")
+        print_notice(f"{name}: {instead}")
         return _resolve(thing)(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = name.rpartition(".")[2]

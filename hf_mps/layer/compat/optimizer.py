@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import MISSING, Put
 
 
@@ -30,7 +30,7 @@ def _adamw(stock: Any) -> Any:
             no_deprecation_warning: bool = False,
         ) -> None:
             without = "" if correct_bias else "; correct_bias=False is dropped, it always corrects"
-            tell(f"transformers.AdamW: torch.optim.AdamW takes its place{without}")
+            print_notice(f"transformers.AdamW: torch.optim.AdamW takes its place{without}")
             super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     return AdamW

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import Give
 
 
@@ -29,7 +29,7 @@ class _Target:
 @contextmanager
 def as_target_processor(self: Any) -> Iterator[None]:
     """Let `processor(text)` and `processor.pad(labels)` be the tokenizer's in this context."""
-    tell("processor.as_target_processor(): processor(text=…) and processor.pad(labels=…) take its place")
+    print_notice("processor.as_target_processor(): processor(text=…) and processor.pad(labels=…) take its place")
     stock = type(self)
     self.__class__ = type(stock.__name__, (_Target, stock), {})
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import Give, Patch
 
 IGNORED = -100  # the label that a loss leaves out
@@ -28,7 +28,7 @@ def _decode(stock: Callable[..., Any], self: Any, token_ids: Any, *args: Any, **
             raise
     from transformers.utils import to_py_obj
 
-    tell(f"tokenizer.decode: {IGNORED}, with which Trainer pads predictions, is read as the padding token")
+    print_notice(f"tokenizer.decode: {IGNORED}, with which Trainer pads predictions, is read as the padding token")
     return stock(self, _filled(to_py_obj(token_ids), self.pad_token_id), *args, **kwargs)
 
 
@@ -41,7 +41,7 @@ def _filled(ids: Any, pad: int) -> Any:
 @contextmanager
 def as_target_tokenizer(self: Any) -> Iterator[None]:
     """Tokenize what is read in this context as a target: with the target language's special tokens where it has any."""
-    tell("tokenizer.as_target_tokenizer(): tokenizer(text_target=…) takes its place")
+    print_notice("tokenizer.as_target_tokenizer(): tokenizer(text_target=…) takes its place")
     _switch(self, "target")
     self._in_target_context_manager = True
     try:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import Give, Patch
 
 # Method -> the argument that it got later.
@@ -25,19 +25,19 @@ class Tokenizer:
     def __get__(self, trainer: Any, owner: type | None = None) -> Any:
         if trainer is None:
             return None
-        tell("trainer.tokenizer is gone from transformers 5; in its place: trainer.processing_class")
+        print_notice("trainer.tokenizer is gone from transformers 5; in its place: trainer.processing_class")
         return trainer.processing_class
 
 
 def prediction_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Return what evaluation_loop returns; it took the same arguments over."""
-    tell("trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop")
+    print_notice("trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop")
     return self.evaluation_loop(*args, **kwargs)
 
 
 def _train(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     if "model_path" in kwargs and "model_path" not in inspect.signature(stock).parameters:
-        tell("trainer.train(model_path=…): resume_from_checkpoint takes its place")
+        print_notice("trainer.train(model_path=…): resume_from_checkpoint takes its place")
         kwargs.setdefault("resume_from_checkpoint", kwargs.pop("model_path"))
     return stock(self, *args, **kwargs)
 
@@ -46,10 +46,10 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
     if "tokenizer" in kwargs and "tokenizer" not in inspect.signature(stock).parameters:
         tokenizer = kwargs.pop("tokenizer")
         if kwargs.get("processing_class") is None:
-            tell("Trainer(tokenizer=…): processing_class takes its place")
+            print_notice("Trainer(tokenizer=…): processing_class takes its place")
             kwargs["processing_class"] = tokenizer
         else:
-            tell("Trainer(tokenizer=…): dropped, processing_class is given too")
+            print_notice("Trainer(tokenizer=…): dropped, processing_class is given too")
     stock(self, *args, **kwargs)
     for name, later in _LATER.items():
         _accept(self, name, later)
@@ -74,7 +74,7 @@ def _accept(trainer: Any, name: str, later: str) -> None:
     if name == "compute_loss":
         # Such a loss is a mean over its batch: Trainer has to divide it by the accumulation steps, as it did then.
         trainer.model_accepts_loss_kwargs = False
-    tell(f"{type(trainer).__name__}.{name} is called without {later}, which transformers 5 passes")
+    print_notice(f"{type(trainer).__name__}.{name} is called without {later}, which transformers 5 passes")
 
 
 _CLASSES = ("transformers.trainer:Trainer", "transformers.trainer_seq2seq:Seq2SeqTrainer")

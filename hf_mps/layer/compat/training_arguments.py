@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_mps.core.notices import asked_by_a_library, tell
+from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import Give, plainly, replace
 from hf_mps.layer.compat import removed_arguments, translate
 
@@ -26,14 +26,14 @@ def keep(arguments: Any, kept: dict[str, Any]) -> None:
     """Note on `arguments` what the user said in removed names, so that the script reads it as it was given."""
     vars(arguments).update(kept)
     if kept.get("overwrite_output_dir"):
-        tell(f"overwrite_output_dir: {_what_stays(arguments)}")
+        print_notice(f"overwrite_output_dir: {_what_stays(arguments)}")
 
 
 def tell_each(prefix: str, lines: Iterable[str]) -> None:
     """Print the lines of a translation, each with `prefix` before it."""
     for line in lines:
         if not line.startswith("overwrite_output_dir"):  # told by `keep`, which knows the folder
-            tell(prefix + line)
+            print_notice(prefix + line)
 
 
 class Gone:
@@ -50,7 +50,7 @@ class Gone:
             return vars(arguments)[old.name]
         # An installed library that reads it asked first whether it is there: it is written for both.
         if not asked_by_a_library():
-            tell(f"training_args.{old.name} is gone from transformers 5; in its place: {old.instead}")
+            print_notice(f"training_args.{old.name} is gone from transformers 5; in its place: {old.instead}")
         return old.default if old.read is None else old.read(arguments)
 
     def __set__(self, arguments: Any, value: Any) -> None:

@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core import notices
+from hf_mps.core.original_call import described
 from hf_mps.core.patching import Patcher
-from hf_mps.core.stock import described
 
 
 class Part(Patcher):
@@ -49,21 +49,21 @@ class Part(Patcher):
     def acts(self) -> None:
         """To be called where it acts: a script that asked for it by a variable is told once what that changes."""
         if self.line:
-            notices.tell(self.line)
+            notices.print_notice(self.line)
             self.line = ""
 
     def failed(self, error: Exception) -> None:
         """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's."""
         if not self.broken:
             self.broken = True
-            notices.tell(
+            notices.print_notice(
                 f"the fused step's {self.name} failed: {described(error)}; it is off from here on, and all else goes on"
             )
 
     def unknown(self, module: ModuleType, error: Exception) -> None:
         """This version of the library is not known: that costs this part alone."""
         self.broken = True
-        notices.tell(
+        notices.print_notice(
             f"the fused step's {self.name} does not know this version of {module.__name__}"
             f" ({type(error).__name__}: {error}); it is off, and all else goes on"
         )

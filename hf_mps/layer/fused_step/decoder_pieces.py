@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import constants, side_by_side
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
@@ -45,7 +45,7 @@ class DecoderPieces(ModelCode):
         copies = (self.is_copy(forward, norm) for forward in theirs for norm in NORMS)
         return self.what if any(copies) else ""
 
-    def _normed(self, stock: Stock, module: Any, hidden: Tensor) -> Tensor:
+    def _normed(self, stock: OriginalCall, module: Any, hidden: Tensor) -> Tensor:
         weight = module.weight
         if not (self._ours(hidden, weight) and hidden.dtype == weight.dtype):
             return cast(Tensor, stock(module, hidden))
@@ -56,10 +56,10 @@ class DecoderPieces(ModelCode):
                 return torch.rms_norm(hidden, weight.shape, weight, epsilon)
             return cast(Tensor, stock(module, hidden))
         frozen = hidden.dtype == torch.float32 and not weight.requires_grad
-        return cast(Tensor, stock.theirs(_Norm.apply, hidden, weight, epsilon, self._long(weight) if frozen else None))
+        return cast(Tensor, stock.foreign(_Norm.apply, hidden, weight, epsilon, self._long(weight) if frozen else None))
 
     def _rotated(
-        self, stock: Stock, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+        self, stock: OriginalCall, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
     ) -> Pair:
         known = cos.shape == sin.shape and cos.dim() == 3 and not (cos.requires_grad or sin.requires_grad)
         fits = known and query.shape[-1] == key.shape[-1] == cos.shape[-1] and query.shape[-1] % 2 == 0
@@ -68,7 +68,7 @@ class DecoderPieces(ModelCode):
             return cast(Pair, stock(query, key, cos, sin, unsqueeze_dim))
         self.acts()
         signed, back = (each.unsqueeze(unsqueeze_dim) for each in self._of(sin))
-        return cast(Pair, stock.theirs(_Rotation.apply, query, key, cos.unsqueeze(unsqueeze_dim), signed, back))
+        return cast(Pair, stock.foreign(_Rotation.apply, query, key, cos.unsqueeze(unsqueeze_dim), signed, back))
 
     def _ours(self, first: Any, second: Any) -> bool:
         there = runs(first) and first.device.type in self.devices and second.device == first.device

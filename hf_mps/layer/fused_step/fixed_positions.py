@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
@@ -78,7 +78,7 @@ class FixedPositions(ModelCode):
             if isinstance(kind, type) and kind.__module__ == module.__name__ and _counts(vars(kind).get("forward")):
                 self.around(kind, "forward", self._placed)
 
-    def _placed(self, stock: Stock, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _placed(self, stock: OriginalCall, model: Any, *args: Any, **kwargs: Any) -> Any:
         first: Any = args[0] if args else kwargs.get("input_ids")
         given: Any = first if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
         free = len(args) <= 2 and kwargs.get("position_ids") is None and kwargs.get("past_key_values") is None
@@ -97,7 +97,7 @@ class FixedPositions(ModelCode):
                 found = self._positions[place] = torch.arange(length, device=device)[None].clone()
         return found
 
-    def _rotation(self, stock: Stock, module: Any, given: Tensor, position_ids: Tensor) -> Any:
+    def _rotation(self, stock: OriginalCall, module: Any, given: Tensor, position_ids: Tensor) -> Any:
         length = position_ids.shape[-1]
         place = (length, *constants.place_of(position_ids.device))
         known = self._positions.get(place) is position_ids and position_ids._version == 0

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
 from hf_mps.layer.fused_step.base import Part
 from hf_mps.layer.guards.introspect import torch_release
@@ -49,9 +49,9 @@ class FusedDropout(Part):
             and given.is_contiguous()
         )
 
-    def _dropped(self, stock: Stock, given: Tensor, p: float, train: bool) -> Tensor:
+    def _dropped(self, stock: OriginalCall, given: Tensor, p: float, train: bool) -> Tensor:
         self.acts()
-        dropped, _ = stock.theirs(torch.native_dropout, given, p, True)
+        dropped, _ = stock.foreign(torch.native_dropout, given, p, True)
         return cast(Tensor, dropped)
 
 

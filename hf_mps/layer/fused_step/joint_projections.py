@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import joint_adapters, joint_linear, side_by_side
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
@@ -71,7 +71,7 @@ class JointProjections(ModelCode):
             self._told[name] = dict(_of_file(module)) if name else {}
         return self._told[name]
 
-    def _owned(self, groups: Groups, stock: Stock, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _owned(self, groups: Groups, stock: OriginalCall, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the owner's `forward` with what its layers will be asked for ready."""
         ready: list[Any] = []
         if torch.is_grad_enabled() and "forward" not in vars(module):
@@ -85,7 +85,7 @@ class JointProjections(ModelCode):
             for layer in ready:
                 vars(layer).pop("forward", None)
 
-    def _computed(self, stock: Stock, given: Any, asked: list[Any]) -> list[Any]:
+    def _computed(self, stock: OriginalCall, given: Any, asked: list[Any]) -> list[Any]:
         """Those layers that have their results, or PEFT's around them."""
         layers = _layers(asked)
         if not (layers and runs(given) and self._fits(given, layers)):
@@ -102,10 +102,10 @@ class JointProjections(ModelCode):
             scales = tuple(each[2] for each in adapters.values())
             plan = joint_adapters.Plan(tuple(adapters), scales, dtype, len(layers))
             learned = (*weights, *biases, *downs, *ups)
-            outs = stock.theirs(joint_adapters.JointAdapters.apply, given, plan, *learned)
+            outs = stock.foreign(joint_adapters.JointAdapters.apply, given, plan, *learned)
             layers = [asked[place] if place in adapters else layer for place, layer in enumerate(layers)]
         else:
-            outs = stock.theirs(joint_linear.JointLinear.apply, given, dtype, len(layers), *weights, *biases)
+            outs = stock.foreign(joint_linear.JointLinear.apply, given, dtype, len(layers), *weights, *biases)
         for layer, out in zip(layers, outs, strict=True):
             layer.forward = functools.partial(_handed, layer, given, out)
         return layers

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.base import Part
@@ -37,7 +37,7 @@ class LossScalars(Part):
         """The same for each model that a Trainer trains."""
         return "labels counted on the host"
 
-    def _backward(self, stock: Stock, accelerator: Any, loss: Any, **kwargs: Any) -> Any:
+    def _backward(self, stock: OriginalCall, accelerator: Any, loss: Any, **kwargs: Any) -> Any:
         scaled = accelerator.scaler is not None or accelerator.gradient_accumulation_steps != 1
         kind = getattr(accelerator.distributed_type, "value", "")
         # DeepSpeed, Megatron and LOMO have backward passes of their own.
@@ -45,17 +45,17 @@ class LossScalars(Part):
         if not (plain and self._ours(loss)):
             return stock(accelerator, loss, **kwargs)
         self.acts()
-        return stock.theirs(loss.backward, constants.number(1.0, loss.dtype, loss.device))
+        return stock.foreign(loss.backward, constants.number(1.0, loss.dtype, loss.device))
 
     def _ours(self, loss: Any) -> bool:
         return runs(loss) and loss.dim() == 0 and loss.requires_grad and loss.device.type in self.devices
 
-    def _items(self, stock: Stock, trainer: Any, batches: Any, device: Any) -> Any:
+    def _items(self, stock: OriginalCall, trainer: Any, batches: Any, device: Any) -> Any:
         single = trainer.args.world_size == 1 and trainer.args.n_gpu <= 1
         here = [self._labels(batch) for batch in batches] if single and device.type in self.devices else []
         if not here or not all(here):
             return stock(trainer, batches, device)
-        found = stock.part(trainer, here, torch.device("cpu"))
+        found = stock.partial(trainer, here, torch.device("cpu"))
         if not isinstance(found, torch.Tensor):
             return found
         self.acts()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch, located
-from hf_mps.core.stock import Stock
 from hf_mps.layer.fused_step.base import Part
 
 MODELS, MADE = "transformers.models.", "transformers.modeling_utils"
@@ -48,7 +48,7 @@ class ModelCode(Part):
         owner = SimpleNamespace(on=True, failed=self.failed) if wrapper == self._made else self
         return self.answered(owner, where, stock, wrapper)
 
-    def _made(self, stock: Stock, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _made(self, stock: OriginalCall, model: Any, *args: Any, **kwargs: Any) -> Any:
         self._look_through(sys.modules[type(model).__module__])
         return stock(model, *args, **kwargs)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Put
-from hf_mps.core.stock import Stock
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.base import Part
 
@@ -44,7 +44,7 @@ class PaddingMasks(Part):
             stock["sdpa"] = ours
         return stock
 
-    def _mask(self, stock: Stock, *args: Any, **said: Any) -> Any:
+    def _mask(self, stock: OriginalCall, *args: Any, **said: Any) -> Any:
         import transformers.masking_utils as masks
 
         mask: Any = said.get("attention_mask")

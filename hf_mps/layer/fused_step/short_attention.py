@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import attention_in_one, constants
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
 from hf_mps.layer.fused_step.base import Part
@@ -80,7 +80,7 @@ class ShortAttention(Part):
 
     def _attended(
         self,
-        stock: Stock,
+        stock: OriginalCall,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -101,7 +101,7 @@ class ShortAttention(Part):
         call = attention_in_one.Call(math.sqrt(scale), dropout, hidden)
         self.acts()
         # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
-        out: Tensor = stock.theirs(attention_in_one.Attention.apply, query, key, value, call)
+        out: Tensor = stock.foreign(attention_in_one.Attention.apply, query, key, value, call)
         return out
 
     def _of(self, mask: Tensor, heads: int) -> attention_in_one.Hidden:

@@ -11,8 +11,8 @@ from typing import Any
 from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import Notice
+from hf_mps.core.original_call import REFUSALS, described, is_late
 from hf_mps.core.patching import Patcher
-from hf_mps.core.stock import REFUSALS, described, is_late
 from hf_mps.metal.device import faults
 from hf_mps.metal.device.no_modes import no_modes
 
@@ -216,7 +216,7 @@ class Guard(Safeguard):
 
     def say(self, line: str) -> None:
         """Tell the user, with the upstream issue behind it."""
-        notices.say(line if self.failure else f"{line} ({self.name}: {self.issue})")
+        notices.warn_user(line if self.failure else f"{line} ({self.name}: {self.issue})")
 
     def release(self, *targets: str) -> None:
         """Leave kernels of the device alone again: those of `targets`, or all where none is named."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
+from hf_mps.core.original_call import Around
 from hf_mps.core.patching import Patch, Patcher
-from hf_mps.core.stock import Around
 from hf_mps.layer.guards.base import Guard
 from hf_mps.metal.device.faults import possible
 from hf_mps.metal.operators.dispatcher import registered_kernel

@@ -126,4 +126,4 @@ def say_if_metal_fails() -> None:
 
     verdict = metal()
     if not verdict.value and torch.mps.device_count() > 0:
-        notices.tell(f"Metal is not used: {verdict.reason}")
+        notices.print_notice(f"Metal is not used: {verdict.reason}")

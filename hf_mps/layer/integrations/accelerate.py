@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.core.notices import ignoring, tell
+from hf_mps.core.notices import ignoring, print_notice
 from hf_mps.core.patching import Put
 from hf_mps.distributed.world import World
 from hf_mps.layer.integrations import say_if_metal_fails
@@ -39,9 +39,9 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
         return stock(self, cpu, **kwargs)
     if cpu and device_type != "cpu":
         asked = "ACCELERATE_USE_CPU" if _environment_says_cpu() else "cpu=True"
-        tell(f"HF_MPS_DEVICE={device_type} wins over Accelerate's {asked}")
+        print_notice(f"HF_MPS_DEVICE={device_type} wins over Accelerate's {asked}")
     if named and named != device_type:
-        tell(f"HF_MPS_DEVICE={device_type} wins over ACCELERATE_TORCH_DEVICE={named}")
+        print_notice(f"HF_MPS_DEVICE={device_type} wins over ACCELERATE_TORCH_DEVICE={named}")
     stock(self, device_type == "cpu", **kwargs)
     if self.device.type != device_type and self.distributed_type.name == "NO":
         import torch
@@ -85,7 +85,9 @@ def _prepare_backend(
 
 def _say_if_too_late(wanted: str | None, device: Any) -> None:
     if wanted is not None and device is not None and device.type != wanted:
-        tell(f"HF_MPS_DEVICE={wanted} comes too late: Accelerate is on {device.type} already; start a new process")
+        print_notice(
+            f"HF_MPS_DEVICE={wanted} comes too late: Accelerate is on {device.type} already; start a new process"
+        )
 
 
 def _check_initialized(

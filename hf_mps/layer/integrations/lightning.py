@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_mps.core import settings
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import CONNECTORS, Put
 from hf_mps.layer.integrations import say_if_metal_fails
 from hf_mps.metal.device.choice import metal, switch
@@ -39,11 +39,11 @@ def _accelerator(stock: Callable[..., None], self: Any, *args: Any, accelerator:
     same = ("auto", "None", device_type) if device_type == "cpu" else ("auto", "None", "gpu", device_type)
     self._hf_mps_overruled = device_type is not None and asked not in same
     if self._hf_mps_overruled:
-        tell(f"HF_MPS_DEVICE={device_type} wins over Lightning's accelerator={asked!r}")
+        print_notice(f"HF_MPS_DEVICE={device_type} wins over Lightning's accelerator={asked!r}")
     elif device_type is None and asked in ("auto", "gpu"):
         say_if_metal_fails()
     elif device_type is None and asked == "mps" and not metal().value:
-        tell(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
+        print_notice(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
     kwargs["accelerator"] = accelerator if device_type is None else device_type
     self._hf_mps_refusal = None
     try:
@@ -68,7 +68,7 @@ def _over_hosts(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any
 def _devices(stock: Any, self: Any, *args: Any, devices: Any = "auto", **kwargs: Any) -> None:
     refusal = getattr(self, "_hf_mps_refusal", None)
     if refusal is not None and kwargs.get("num_nodes", 1) in (1, "1"):
-        stock.theirs(_refuse, refusal)
+        stock.foreign(_refuse, refusal)
     wanted = switch()
     if wanted == "cpu":
         devices = _processes(devices)
@@ -109,7 +109,7 @@ def _one(devices: Any) -> Any:
     if devices in ("auto", None):
         return devices
     if _processes(devices) not in (1, "1", "auto"):
-        tell(f"HF_MPS_DEVICE=mps: devices={devices!r} becomes 1, there is one Metal device")
+        print_notice(f"HF_MPS_DEVICE=mps: devices={devices!r} becomes 1, there is one Metal device")
     return 1
 
 

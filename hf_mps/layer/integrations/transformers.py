@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hf_mps.core.notices import tell
+from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import Put
 from hf_mps.metal.device.choice import metal, switch
 
@@ -47,11 +47,11 @@ def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any)
         asked = _accelerate_wants_cpu()
         if asked and not self.use_cpu:
             # transformers 5 leaves TrainingArguments on the GPU then, while its Accelerator goes to the CPU.
-            tell(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
+            print_notice(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
             self.use_cpu = True  # of the object that is being made: all that decides the device reads this argument
     else:
         if device_type != "cpu" and self.use_cpu:
-            tell(f"HF_MPS_DEVICE={device_type} wins over use_cpu=True")
+            print_notice(f"HF_MPS_DEVICE={device_type} wins over use_cpu=True")
         self.use_cpu = device_type == "cpu"
         _forget_answers()
     stock(self, *args, **kwargs)

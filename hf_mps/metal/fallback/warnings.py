@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from hf_mps.core.notices import first, user_line
+from hf_mps.core.notices import once, user_line
 
 TRACKER = "https://github.com/pytorch/pytorch/issues/141287"
 
@@ -66,7 +66,7 @@ def simulated_label() -> str:
 
 
 def _warn(key: str, text: str) -> None:
-    if _silent or not first(key):
+    if _silent or not once(key):
         return
     # Raised here, before the operator runs, where the program turns warnings into errors.
     warnings.warn_explicit(f"hf_mps: {text}", MetalFallbackWarning, *(user_line() or ("<unknown>", 1)))

@@ -106,6 +106,6 @@ def _say(line: str) -> None:
     from hf_mps.core import notices
 
     try:
-        notices.say(line, SimulatedNotice)
+        notices.warn_user(line, SimulatedNotice)
     except Notice:  # warnings are errors here, and this one says nothing of the program
         print(f"hf_mps: {line}", file=sys.stderr)

@@ -28,7 +28,7 @@ from hf_mps.metal.simulator import build
 if TYPE_CHECKING:
     from hf_mps.metal.operators.launch_class import Call, LaunchTable
 
-OURS = str(Path(__file__).parents[1]) + os.sep
+OURS = str(Path(__file__).parents[2]) + os.sep
 PASS_ON = {f"{OURS}core{os.sep}stock.py", f"{OURS}guards{os.sep}kernel_overrides.py"}
 """Files in which a wrapper of ours calls the function that it wraps. A wait in there is the wrapper's caller's."""
 

@@ -55,9 +55,9 @@ def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int
 
     The batch is widened to `wide` afterwards, since collators pad to the lengths of the rows at hand.
     """
-    count = len(prepared.at_hand)
-    chosen = [dict(prepared.at_hand[(first + number) % count]) for number in range(rows)]
-    return widened((prepared.looked_at or trainer.data_collator)(chosen), wide)
+    count = len(prepared.sample)
+    chosen = [dict(prepared.sample[(first + number) % count]) for number in range(rows)]
+    return widened((prepared.dryrun_batch or trainer.data_collator)(chosen), wide)
 
 
 def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:

@@ -43,17 +43,17 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     with status.shown("loading PyTorch, the rows and the model …"), no_bars():
         activate.activate()
         from hf_mps.finetune.run import processes, tables
-        from hf_mps.tools.dryrun.memory import room  # which imports torch
+        from hf_mps.tools.dryrun.memory import adjust  # which imports torch
 
         run = prepare_run(resolved, source, run_dir)
         device, prepared = run.device, run.prepared
-        run = replace(run, room=room.foresee(run))
+        run = replace(run, adjustments=adjust.estimate_fit(run))
         plan = processes.go_on(
             make_plan(run, Choice(run_dir.path, run_dir.reason)), run_dir.checkpoint, World.here().size
         )
         training_arguments(plan, prepared)
         trainable, frozen = _parameters(prepared.model)
-        as_made = resolved.with_overrides(run.room.overrides)
+        as_made = resolved.with_overrides(run.adjustments.overrides)
         plan.choices.update(_foreseen(as_made, prepared, device.value, (trainable, frozen)))
         if sharding.KEY in plan.choices:
             plan.choices["memory"] = _of_each_rank(resolved)

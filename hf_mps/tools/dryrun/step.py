@@ -34,7 +34,7 @@ WITHOUT_VALUES = ("float64-columns", "pin-memory", "nan-hidden", "one-device")
 
 # A temporary folder that the user did not name: errors speak of the rows in it.
 _MADE_UP = re.compile(r"\S*hf-mps-smoke-\w+(/[\w.-]+)*")
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 _LOSS = str(Path(_PACKAGE, "finetune", "loss", "chunked.py"))
 
 

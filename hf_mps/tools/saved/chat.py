@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hf_mps.core import status
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.tools.saved import ready
+from hf_mps.tools.saved import on_device
 from hf_mps.tools.saved.run import SavedRun
 from hf_mps.tools.saved.talk import Manner, Voice, voices
 
@@ -28,12 +28,12 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
     cannot be used, RunError for a failure of the machine.
     """
     refuse_silent(run)
-    with ready.on_device(run) as (run, device, _, weights), status.shown("loading the model …"):
+    with on_device.on_device(run) as (run, device, _, weights), status.shown("loading the model …"):
         import torch
 
         torch.manual_seed(manner.seed)
         speaking, choices = voices(run, device.value, manner, base=base)
-        ready.say(run, device, {"model": choices["model"], "template": choices["chat_template"], **weights})
+        on_device.say(run, device, {"model": choices["model"], "template": choices["chat_template"], **weights})
         status.over()
         for voice in speaking:
             voice.system = system

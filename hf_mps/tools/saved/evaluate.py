@@ -24,7 +24,7 @@ from hf_mps.finetune.recipe.resolve import validate
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import is_metric
-from hf_mps.tools.saved import ready
+from hf_mps.tools.saved import on_device
 from hf_mps.tools.saved.run import NOWHERE, SavedRun
 
 FILES = "data.files"
@@ -64,7 +64,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
     """
     run, splits = _with_rows(run, words)
     found = Measured(run, own=splits is None)
-    with ready.on_device(run) as (run, device, folder, weights):
+    with on_device.on_device(run) as (run, device, folder, weights):
         from hf_mps.finetune.run import measuring
 
         status.now("reading the rows …")
@@ -82,7 +82,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
             if not found.metrics:
                 found.main, found.device, found.choices = prepared.metrics.main, device, {**chosen, **weights}
                 status.over()
-                ready.say(run, device, found.choices)
+                on_device.say(run, device, found.choices)
             scored = {name: value for name, value in trainer.evaluate().items() if is_metric(name)}
             found.metrics[split] = {name.removeprefix("eval_"): value for name, value in scored.items()}
             found.rows[split], found.where[split] = len(some.dataset), some.origin

@@ -23,7 +23,7 @@ from hf_mps.core.text import counted, duration
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.report.predictions import cell
 from hf_mps.finetune.tasks._answering import Answering
-from hf_mps.tools.saved import ready, rows
+from hf_mps.tools.saved import on_device, rows
 from hf_mps.tools.saved.run import SavedRun
 
 ROW = "row"
@@ -55,7 +55,7 @@ def predict(
     began, read = 0.0, 0
     with (
         rows.opened(run, source, keep) as given,
-        ready.answering(run, batch) as model,
+        on_device.answering(run, batch) as model,
         _written(out) as file,
         beside(out) as folder,
     ):

@@ -62,7 +62,7 @@ def test_a_short_run_goes_without_cudnn_and_a_long_one_takes_it(monkeypatch: pyt
         {"precision": "fp32"},
         {"capability": (8, 0)},
         {"counts": None},
-        {"speedups": False},
+        {"optimizations": False},
         {"attention": "eager"},
     ],
     ids=str,

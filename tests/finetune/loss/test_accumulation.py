@@ -24,7 +24,7 @@ def accumulating(models: Path, folder: Path, architecture: str, task: str) -> An
     text.write_text("\n".join(builders.TEXTS * 4), encoding="utf-8")
     data = {"files": {"train": str(text), "validation": str(text)}}
     place = str(builders.model(models, architecture))
-    prepared = builders.prepare(task=task, model=place, data=data, max_length=24, speedups=False)
+    prepared = builders.prepare(task=task, model=place, data=data, max_length=24, optimizations=False)
     return builders.trainer(prepared, folder / "run", gradient_accumulation_steps=4, max_steps=1, eval_on_start=False)
 
 

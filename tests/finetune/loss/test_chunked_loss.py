@@ -215,7 +215,7 @@ def test_what_cannot_be_taken_in_chunks_is_left_alone_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"speedups": False}, "speedups is false in the recipe"),
+        ({"optimizations": False}, "optimizations is false in the recipe"),
         ({"training": {"label_smoothing_factor": 0.1}}, "label smoothing needs every logit at once"),
         ({"training": {"use_liger_kernel": True}}, "Liger's kernel takes the loss in chunks itself"),
         ({"training": {"torch_compile": True}}, "a compiled model fuses head and loss itself"),

@@ -103,6 +103,13 @@ def test_a_key_that_was_removed_is_answered_with_what_to_use(tmp_path: Path) -> 
     assert refused(tmp_path, {**PLAIN, "link": {"local_steps": 8}}).partition(": ")[2].startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("speedups", "optimizations"), ("data.broken_rows", "data.max_bad_row_fraction")]
+)
+def test_a_key_that_has_another_name_now_is_answered_with_it(tmp_path: Path, old: str, new: str) -> None:
+    assert refused(tmp_path, PLAIN, f"{old}=0").startswith(f"command line: {old} is called {new} now; next: {new}=")
+
+
 def test_an_unknown_key_deep_inside_is_named_with_its_dots(tmp_path: Path) -> None:
     content = {**PLAIN, "data": {**PLAIN["data"], "columns": {"txt": "a"}}}  # type: ignore[dict-item]
     assert refused(tmp_path, content) == snapshot(
@@ -161,7 +168,7 @@ def test_a_section_that_the_command_line_began_is_its_own(tmp_path: Path) -> Non
 def test_the_short_names_of_ones_own_data_are_offered_where_they_are_taken(tmp_path: Path) -> None:
     allowed = (
         "hub, config, revision, splits, files, field, header, folder, generated, sources, streaming, shuffle_buffer,"
-        " broken_rows, rows, hold_out, split_seed, columns, labels"
+        " max_bad_row_fraction, rows, hold_out, split_seed, columns, labels"
     )
     assert masked(refused(tmp_path, PLAIN, "data.txt=body"), allowed=allowed) == snapshot(
         "command line: data.txt is not a key here; allowed: <allowed>, separator, train, validation, test,"

@@ -49,11 +49,10 @@ def finetune(words, **broken):
     return [code, told.getvalue()]
 
 def tried(folder, **broken):
-    words = ["finetune", "my.yaml", f"output_dir={folder}", "speedups=false", "training.max_steps=4", *sys.argv[2:]]
-    code, line = finetune(words, **broken)
-    left = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    command = line.partition(", then hf-mps ")[2]
-    return {"code": code, "line": line, "left": left, "after": finetune(shlex.split(command))[0] if command else 0}
+    words = ["finetune", "my.yaml", f"output_dir={folder}", "optimizations=false", "training.max_steps=4",
+    *sys.argv[2:]] code, line = finetune(words, **broken) left = sorted(os.listdir(folder)) if os.path.isdir(folder)
+    else [] command = line.partition(", then hf-mps ")[2] return {"code": code, "line": line, "left": left, "after":
+    finetune(shlex.split(command))[0] if command else 0}
 
 ended = {"whole": tried("whole")}
 for folder, broken in json.loads(sys.argv[1]).items():
@@ -98,21 +97,21 @@ def test_a_disk_that_fails_wherever_a_run_writes_ends_it_in_one_line_whose_comma
             "checkpoint": (
                 1,
                 "hf-mps: the disk is read-only: checkpoint/checkpoint-4; kept: checkpoint/checkpoint-2; next: make"
-                " the disk writable, then hf-mps finetune my.yaml output_dir=checkpoint speedups=false"
+                " the disk writable, then hf-mps finetune my.yaml output_dir=checkpoint optimizations=false"
                 " training.max_steps=4 training.save_strategy=steps training.save_steps=2"
                 " training.load_best_model_at_end=false\n",
             ),
             "weights": (
                 1,
                 "hf-mps: no space is left on the disk; kept: weights/checkpoint-2, weights/checkpoint-4; next: make"
-                " room, then hf-mps finetune my.yaml output_dir=weights speedups=false training.max_steps=4"
+                " room, then hf-mps finetune my.yaml output_dir=weights optimizations=false training.max_steps=4"
                 " training.save_strategy=steps training.save_steps=2 training.load_best_model_at_end=false\n",
             ),
             "record": (
                 1,
                 "hf-mps: no space is left on the disk; the trained model is in record; kept: record/checkpoint-2,"
-                " record/checkpoint-4; next: make room, then hf-mps finetune my.yaml output_dir=record speedups=false"
-                " training.max_steps=4 training.save_strategy=steps training.save_steps=2"
+                " record/checkpoint-4; next: make room, then hf-mps finetune my.yaml output_dir=record"
+                " optimizations=false training.max_steps=4 training.save_strategy=steps training.save_steps=2"
                 " training.load_best_model_at_end=false\n",
             ),
             "answers": (

@@ -38,8 +38,8 @@ def test_a_note_goes_where_the_other_lines_go() -> None:
     out = io.StringIO()
     lines = screen.StepLines(stream=out)
     notices.forget()
-    with notices.told(lines.note):
-        notices.say("2 parameters were made contiguous")
-        notices.say("2 parameters were made contiguous")
+    with notices.redirected(lines.note):
+        notices.warn_user("2 parameters were made contiguous")
+        notices.warn_user("2 parameters were made contiguous")
     assert out.getvalue() == snapshot("note  2 parameters were made contiguous\n")
     notices.forget()

@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_mps.finetune.stream import files
 from hf_mps.finetune.stream.batches import Arranging, Batches, Making
-from hf_mps.finetune.stream.lanes import Corpus, Lane, Reading
+from hf_mps.finetune.stream.endless import Corpus, Reader, Reading
 from hf_mps.finetune.stream.windows import Windows
 
 
@@ -64,4 +64,4 @@ def encode(rows: Sequence[Any]) -> list[Any]:
 
 def batches(read: Reading, making: Making, arranging: Arranging, state: Any = None, *, buffer: int = 10) -> Batches:
     """The batches of the only lane."""
-    return Batches(Windows(Lane(read, 0, 1), buffer, read.seed, state), making, arranging, state)
+    return Batches(Windows(Reader(read, 0, 1), buffer, read.seed, state), making, arranging, state)

@@ -150,14 +150,18 @@ def test_broken_rows_are_shown_and_counted_and_too_many_end_the_run_in_a_line(pl
     )
     assert results(place / "runs/clm")["stream"]["rows_broken"] >= 2
     for workers in (0, 1):
-        words = ("data.broken_rows=0", f"training.dataloader_num_workers={workers}", "training.save_strategy=no")
+        words = (
+            "data.max_bad_row_fraction=0",
+            f"training.dataloader_num_workers={workers}",
+            "training.save_strategy=no",
+        )
         ended = finetune("clm.yaml", "data.files.train=web-0.jsonl", *words)
         assert (ended.code, ended.err.rpartition("web-0")[2]) == (
             1,
             snapshot(
                 ".jsonl: line 4 is no JSON (Expecting property name enclosed in double quotes); 1 of 4 rows are"
-                " broken, more than data.broken_rows=0 allows; next: repair them, or a larger data.broken_rows; no"
-                " checkpoint was written yet\n"
+                " broken, more than data.max_bad_row_fraction=0 allows; next: repair them, or a larger"
+                " data.max_bad_row_fraction; no checkpoint was written yet\n"
             ),
         )
 

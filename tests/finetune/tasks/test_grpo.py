@@ -169,7 +169,7 @@ def test_rewards_that_never_differ_are_told(place: str, tmp_path: Path) -> None:
     made = prepared(place, tmp_path, sizes, rewards=[{"name": "format", "pattern": "no such words"}])
     trainer = builders.trainer(made, tmp_path / "run", max_steps=8, per_device_train_batch_size=2, eval_on_start=False)
     heard: list[str] = []
-    with notices.told(heard.append):
+    with notices.redirected(heard.append):
         trainer.train()
     assert heard == snapshot(
         [

@@ -48,12 +48,12 @@ def by_hand(model: Any, rows: Any, shift: bool) -> float:
     return total / count
 
 
-@pytest.mark.parametrize("speedups", [True, False])
+@pytest.mark.parametrize("optimizations", [True, False])
 def test_causal_perplexity_is_that_of_the_mean_token(
-    models: Path, files: dict[str, Any], tmp_path: Path, speedups: bool
+    models: Path, files: dict[str, Any], tmp_path: Path, optimizations: bool
 ) -> None:
     place = str(builders.model(models, "qwen3"))
-    prepared = builders.prepare(task="causal-lm", model=place, data=files, max_length=40, speedups=speedups)
+    prepared = builders.prepare(task="causal-lm", model=place, data=files, max_length=40, optimizations=optimizations)
     lengths = {len(row["input_ids"]) for row in prepared.validation}
     assert len(lengths) > 1, "a batch must be padded, and batches must differ in size"
     trainer = builders.trainer(prepared, tmp_path / "run")
@@ -63,7 +63,7 @@ def test_causal_perplexity_is_that_of_the_mean_token(
     assert found["eval_loss"] == pytest.approx(loss, rel=1e-5)
     assert found["eval_perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
     chosen = prepared.choices["loss"].value
-    assert chosen == ("cross-entropy in chunks" if speedups else "the model's own")
+    assert chosen == ("cross-entropy in chunks" if optimizations else "the model's own")
 
 
 def test_masked_perplexity_is_that_of_the_mean_gap_and_the_same_in_every_evaluation(

@@ -14,7 +14,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.media import audio, letters
+from hf_mps.finetune.media import audio, ctc_vocabulary
 from hf_mps.finetune.tasks import speech_recognition
 from hf_mps.metrics import texts
 from tests.finetune import tiny
@@ -236,7 +236,7 @@ def test_sound_of_any_kind_and_rate_is_one_channel_at_the_models_rate(kind: str,
 def test_batches_of_sound_are_padded_with_silence_to_a_length_of_the_list() -> None:
     from transformers import Wav2Vec2FeatureExtractor
 
-    recipe = SimpleNamespace(speedups=True, training={"per_device_train_batch_size": 2})
+    recipe = SimpleNamespace(optimizations=True, training={"per_device_train_batch_size": 2})
     counts = [50] * 40 + [100] * 40
     choice = audio.durations(recipe, counts, [100], hop=320, rate=16000)  # type: ignore[arg-type]
     assert choice.value.shapes == (50, 100)
@@ -250,7 +250,7 @@ def test_batches_of_sound_are_padded_with_silence_to_a_length_of_the_list() -> N
     longer = collator([{"input_values": numpy.ones(16001, "float32"), "labels": [1] * 8}])
     assert longer["input_values"].shape == (1, 32000)
     assert longer["labels"].shape == (1, 8)
-    off = audio.durations(SimpleNamespace(speedups=False, training={}), counts, [100], 320, 16000)  # type: ignore[arg-type]
+    off = audio.durations(SimpleNamespace(optimizations=False, training={}), counts, [100], 320, 16000)  # type: ignore[arg-type]
     assert off.value.collator(lambda batch: batch)({"input_values": made["input_values"]})["input_values"].shape == (
         2,
         16000,
@@ -266,8 +266,10 @@ def test_batches_of_sound_are_padded_with_silence_to_a_length_of_the_list() -> N
         ("-", "lower", "-", ""),
     ],
 )
-def test_texts_are_brought_to_what_the_model_spells(text: str, case: letters.Case, ignored: str, expected: str) -> None:
-    assert letters.cleaned(text, case, ignored) == expected
+def test_texts_are_brought_to_what_the_model_spells(
+    text: str, case: ctc_vocabulary.Case, ignored: str, expected: str
+) -> None:
+    assert ctc_vocabulary.cleaned(text, case, ignored) == expected
 
 
 def test_a_recogniser_keeps_its_own_letters_and_unknown_ones_are_told(hearing: Path, finetune: Command) -> None:

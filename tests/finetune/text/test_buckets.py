@@ -56,7 +56,7 @@ def test_fewer_rows_than_a_batch_are_one_batch() -> None:
         ({}, [8] * 110, "random", "every row is of one length"),
         ({}, LENGTHS[:60], "random", "60 rows are too few to draw batches of one length from"),
         ({}, None, "random", "every row is of one length"),
-        ({"speedups": False}, LENGTHS, "random", "speedups is false in the recipe"),
+        ({"optimizations": False}, LENGTHS, "random", "optimizations is false in the recipe"),
         ({"padding": "max_length"}, LENGTHS, "random", "every batch is padded to one length"),
         (
             {"training": {"train_sampling_strategy": "sequential"}},
@@ -89,8 +89,10 @@ def test_a_run_that_goes_on_in_the_middle_of_an_epoch_ends_with_the_same_weights
 
 def test_one_key_switches_it_all_off(desk: Path, finetune: Command) -> None:
     tiny.write_csv(desk / "train.csv", rows(96))
-    assert finetune("my.yaml", "speedups=false").code == 0
+    assert finetune("my.yaml", "optimizations=false").code == 0
     said = results(desk / "runs/my")["choices"]
-    assert said["sampling"] == {"value": "random", "reason": snapshot("speedups is false in the recipe")}
+    assert said["sampling"] == {"value": "random", "reason": snapshot("optimizations is false in the recipe")}
     assert said["lengths"]["value"]["padding"] == "longest"
-    assert said["lengths"]["reason"].startswith("speedups is false in the recipe: each batch to its own longest row; ")
+    assert said["lengths"]["reason"].startswith(
+        "optimizations is false in the recipe: each batch to its own longest row; "
+    )

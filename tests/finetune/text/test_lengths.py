@@ -136,9 +136,9 @@ def test_the_choice_says_what_the_list_saves() -> None:
         ({"padding": "max_length"}, Lengths(96, "max_length"), "padding in the recipe: one shape; "),
         ({"pad_to_multiple_of": 32}, Lengths(96, "longest", multiple=32), "pad_to_multiple_of in the recipe; "),
         (
-            {"speedups": False},
+            {"optimizations": False},
             Lengths(96, "longest"),
-            "speedups is false in the recipe: each batch to its own longest row; ",
+            "optimizations is false in the recipe: each batch to its own longest row; ",
         ),
     ],
 )

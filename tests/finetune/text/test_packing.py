@@ -146,8 +146,8 @@ def test_packing_is_a_choice_with_a_reason() -> None:
     assert packing.decide(recipe(), True, model, counts, 32).reason == "packing in the recipe"
     assert packing.decide(recipe(), False, model, counts, 32).reason == "packing in the recipe"
     assert not packing.decide(recipe(), False, model, counts, 32).value
-    off = packing.decide(recipe(speedups=False), None, model, counts, 32)
-    assert (off.value, off.reason) == (False, snapshot("speedups is false in the recipe"))
+    off = packing.decide(recipe(optimizations=False), None, model, counts, 32)
+    assert (off.value, off.reason) == (False, snapshot("optimizations is false in the recipe"))
     for long, reason in (
         ([32] * 9, "no less padding than batches of like length have: 0.0% against 0.0%"),
         ([18, 24, 30] * 9, "no less padding than batches of like length have: 25.0% against 10.0%"),

@@ -36,7 +36,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     beside = {"early.pth": "hf_mps_early.pth", "_hf_mps_early.py": "_hf_mps_early.py"}
     shutil.copytree(CHECKOUT / "hf_mps", packages / "hf_mps", ignore=shutil.ignore_patterns("__pycache__", *beside))
     for name, placed in beside.items():
-        shutil.copy(CHECKOUT / "hf_mps" / name, packages / placed)
+        shutil.copy(CHECKOUT / "hf_mps" / "layer" / name, packages / placed)
     ours = {sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))}
     (packages / "libraries.pth").write_text("\n".join(sorted(ours)))
     return packages
@@ -101,9 +101,9 @@ def test_a_start_of_python_imports_nothing_and_says_nothing(environment: Path) -
 
 
 def test_what_python_runs_at_every_start_is_an_import_of_one_short_readable_file() -> None:
-    lines = (CHECKOUT / "hf_mps" / "early.pth").read_text().splitlines()
+    lines = (CHECKOUT / "hf_mps" / "layer" / "early.pth").read_text().splitlines()
     assert [line for line in lines if not line.startswith("#")] == ["import _hf_mps_early"]
-    source = (CHECKOUT / "hf_mps" / "_hf_mps_early.py").read_text()
+    source = (CHECKOUT / "hf_mps" / "layer" / "_hf_mps_early.py").read_text()
     assert source.count("\n") < 40
     assert AssertionRewriter.is_rewrite_disabled(ast.get_docstring(ast.parse(source)) or "")  # else pytest warns
     called = {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}

@@ -145,7 +145,7 @@ def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
     from datasets import Dataset
 
     from hf_mps.finetune.run import measuring
-    from hf_mps.tools.saved import ready, rows
+    from hf_mps.tools.saved import on_device, rows
     from hf_mps.tools.saved.run import open_run
 
     def alive() -> int:
@@ -154,7 +154,7 @@ def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
 
     run = open_run(str(pairs.folder))
     counts = []
-    with rows.opened(run, str(pairs.rows)) as given, ready.answering(run) as model:
+    with rows.opened(run, str(pairs.rows)) as given, on_device.answering(run) as model:
         for some in given.batches(2):
             assert len(list(model.answering.answers(model.trainer, some))) == 2
             measuring.forget_rows(model.trainer)

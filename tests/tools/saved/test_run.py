@@ -117,7 +117,7 @@ def test_a_kind_of_sentence_transformers_that_no_task_is_for_is_refused(tmp_path
 
 
 def test_halves_are_taken_as_a_file_has_them_where_the_device_computes_them(kept: Made, tmp_path: Path) -> None:
-    from hf_mps.tools.saved.ready import weights_of
+    from hf_mps.tools.saved.on_device import weights_of
 
     model = tmp_path / "model"
     left = shutil.ignore_patterns("results.json", "recipe.yaml", "checkpoint-*")

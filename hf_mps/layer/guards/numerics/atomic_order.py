@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
@@ -80,7 +80,7 @@ class AtomicOrder(Guard):
         if on:
             self.safely(self._follow)
 
-    def _asked(self, stock: Stock, *args: Any, **kwargs: Any) -> None:
+    def _asked(self, stock: OriginalCall, *args: Any, **kwargs: Any) -> None:
         stock(*args, **kwargs)
         self._follow()
 
@@ -94,7 +94,7 @@ class AtomicOrder(Guard):
             if torch._C._dispatch_has_kernel_for_dispatch_key(target, "MPS"):
                 self.arm(target)
 
-    def _ordered(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _ordered(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         if not torch.are_deterministic_algorithms_enabled():
@@ -102,13 +102,13 @@ class AtomicOrder(Guard):
         from hf_mps.layer.guards.numerics import ordered_sums  # few programs ask for it
 
         run = ordered_sums.ORDERED[name]
-        found = stock.theirs(run, *args, **kwargs)  # what it raises is the device's: no memory, a late error
+        found = stock.foreign(run, *args, **kwargs)  # what it raises is the device's: no memory, a late error
         if found is None:
             return stock(*args, **kwargs)
         self.acted("rows that share an index are added in one order: use_deterministic_algorithms(True)", aloud=False)
         return found
 
-    def _unordered(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _unordered(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         found = stock(*args, **kwargs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
@@ -46,7 +46,7 @@ class Conv3dLayout(Guard):
             return Choice(True, "tried on the device: 3-D convolutions are wrong, those of channels_last_3d too")
         return Choice(True, "tried on the device: 3-D convolutions are wrong, those of channels_last_3d are right")
 
-    def _channels_last(self, reads: int, stock: Stock, *args: Any) -> Any:
+    def _channels_last(self, reads: int, stock: OriginalCall, *args: Any) -> Any:
         import torch
 
         given, last = args[reads], torch.channels_last_3d
@@ -56,7 +56,7 @@ class Conv3dLayout(Guard):
             self.acted("3-D convolutions are wrong on this macOS; next: update to macOS 26.3 or later")
             return stock(*args)
         self.acted("volumes are laid out with their channels last for 3-D convolutions", aloud=False)
-        found = stock.part(*args[:reads], given.contiguous(memory_format=last), *args[reads + 1 :])
+        found = stock.partial(*args[:reads], given.contiguous(memory_format=last), *args[reads + 1 :])
         if args[1 - reads].is_contiguous():  # as it lies where the layout of none was changed
             first = found if torch.is_tensor(found) else found[0]
             first = first if first is None else first.contiguous()

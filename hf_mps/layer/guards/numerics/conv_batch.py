@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
@@ -42,7 +42,7 @@ class ConvBatch(Guard):
             return Choice(False, "tried on the device: a weight's gradient is right for a batch of 65,536")
         return Choice(True, f"tried on the device: a sum over a batch of 65,536 ones is {found:g}")
 
-    def _in_parts(self, stock: Stock, rows: Any, grad: Any, weight: Any, *rest: Any) -> Any:
+    def _in_parts(self, stock: OriginalCall, rows: Any, grad: Any, weight: Any, *rest: Any) -> Any:
         import torch
 
         *how, mask = rest
@@ -50,11 +50,11 @@ class ConvBatch(Guard):
             return stock(rows, grad, weight, *how, mask)
         self.acted(f"a convolution's weight gradient over more than {LARGEST:,} rows is added up in parts", aloud=False)
         others = [mask[0], False, *mask[2:]]
-        found = list(stock.part(rows, grad, weight, *how, others)) if any(others) else [None] * len(mask)
+        found = list(stock.partial(rows, grad, weight, *how, others)) if any(others) else [None] * len(mask)
         total: Any = None
         for start in range(0, rows.shape[0], LARGEST):
             here = slice(start, start + LARGEST)
-            part = stock.part(rows[here], grad[here], weight, *how, [False, True, *(False for _ in mask[2:])])[1]
+            part = stock.partial(rows[here], grad[here], weight, *how, [False, True, *(False for _ in mask[2:])])[1]
             wide = part.float() if part.dtype in (torch.float16, torch.bfloat16) else part
             total = wide if total is None else total.add_(wide)
         found[1] = total.to(weight.dtype)

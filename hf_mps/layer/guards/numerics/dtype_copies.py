@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.numerics.non_blocking import has_its_own, target_device
 from hf_mps.metal.device import faults
@@ -39,17 +39,17 @@ class DtypeCopies(Guard):
             return Choice(True, f"tried on the device: wrong are copies {' and '.join(wrong)}")
         return Choice(False, f"tried on the device: right are copies {' and '.join(TRIALS)}")
 
-    def _to(self, stock: Stock, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def _to(self, stock: OriginalCall, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not has_its_own(tensor) and tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
             wanted = _dtype(args, kwargs)
             if wanted is not None and self._wrong(tensor.dtype, wanted):
-                tensor = stock.part(tensor, "cpu")
+                tensor = stock.partial(tensor, "cpu")
         return stock(tensor, *args, **kwargs)
 
-    def _copy(self, stock: Stock, tensor: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
+    def _copy(self, stock: OriginalCall, tensor: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
         plain = not has_its_own(tensor, src)
         if plain and src.device.type == "mps" and tensor.device.type == "cpu" and self._wrong(src.dtype, tensor.dtype):
-            src = stock.theirs(src.to, "cpu")
+            src = stock.foreign(src.to, "cpu")
         return stock(tensor, src, *args, **kwargs)
 
     def _wrong(self, given: Any, wanted: Any) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
@@ -30,11 +30,11 @@ class EmbeddingGrad(Guard):
         """Its kernel before the device's."""
         return {"aten::embedding_dense_backward": Kernel("_in_parts", when=_huge)}
 
-    def _in_parts(self, stock: Stock, *args: Any) -> Any:
+    def _in_parts(self, stock: OriginalCall, *args: Any) -> Any:
         if not self.needed:
             return stock(*args)
         self.acted(f"an embedding's gradient of more than {LIMIT:,} elements is computed in parts", aloud=False)
-        return stock.theirs(_gradient, stock.function, *args)
+        return stock.foreign(_gradient, stock.function, *args)
 
 
 def _huge(grad: Any, indices: Any, rows: int, *_: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 
 OPERATORS = {
@@ -42,7 +42,7 @@ class ExpandedOperands(Tried):
             for name in names
         }
 
-    def _filled(self, first: int, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _filled(self, first: int, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         if not self.needed:
             self.release()
             return stock(*args, **kwargs)

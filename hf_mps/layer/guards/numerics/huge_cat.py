@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
@@ -29,12 +29,12 @@ class HugeCat(Guard):
         """Its kernels before the device's."""
         return {f"aten::{name}": Kernel("_in_parts", when=_huge) for name in ("cat", "cat.out")}
 
-    def _in_parts(self, stock: Stock, tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
+    def _in_parts(self, stock: OriginalCall, tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
         named = {} if out is None else {"out": out}
         if not self.needed:
             return stock(tensors, dim, **named)
         self.acted(f"tensors of more than {LIMIT:,} elements are put together in parts", aloud=False)
-        return stock.theirs(together, tensors, dim, **named)
+        return stock.foreign(together, tensors, dim, **named)
 
 
 def _huge(tensors: Any, dim: int = 0, *, out: Any = None) -> bool:

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 from hf_mps.metal.device import machine
@@ -55,11 +55,11 @@ class HugeProducts(Guard):
         """Whether a tensor of that size fits."""
         return super().concerns(module) and _fits()
 
-    def _in_parts(self, function: Callable[..., Any], stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _in_parts(self, function: Callable[..., Any], stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         if not self.needed:
             return stock(*args, **kwargs)
         self.acted(f"batched products of more than {LIMIT:,} elements are computed in parts", aloud=False)
-        return stock.theirs(function, *args, **kwargs)
+        return stock.foreign(function, *args, **kwargs)
 
 
 def _fits() -> bool:

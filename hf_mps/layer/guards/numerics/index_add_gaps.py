@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 
 
@@ -26,14 +26,14 @@ class IndexAddGaps(Tried):
 
     patches = {"aten::index_add_": Kernel("_copied_back", when=_lost, faults=("index-add-gaps",))}
 
-    def _copied_back(self, stock: Stock, given: Any, *args: Any, **named: Any) -> Any:
+    def _copied_back(self, stock: OriginalCall, given: Any, *args: Any, **named: Any) -> Any:
         import torch
 
         if not self.needed:
             self.release()
             return stock(given, *args, **named)
         self.acted("index_add_ adds to copies of tensors with gaps or an offset, which are copied back", aloud=False)
-        return given.copy_(stock.part(given.clone(memory_format=torch.contiguous_format), *args, **named))
+        return given.copy_(stock.partial(given.clone(memory_format=torch.contiguous_format), *args, **named))
 
 
 def _right() -> bool:

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary, ref
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch, in_lightning
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
@@ -107,12 +107,12 @@ class IndexRange(Guard):
             return Choice(True, "tried on the device: the row behind the last is an error later, without the place")
         return Choice(True, "tried on the device: the row behind the last is read without an error")
 
-    def _prepared(self, stock: Stock, accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prepared(self, stock: OriginalCall, accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = stock(accelerator, model, *args, **kwargs)
         self._know(model)
         return prepared
 
-    def _set_up(self, stock: Stock, strategy: Any, *args: Any, **kwargs: Any) -> None:
+    def _set_up(self, stock: OriginalCall, strategy: Any, *args: Any, **kwargs: Any) -> None:
         stock(strategy, *args, **kwargs)
         if strategy.model is not None:
             self._know(strategy.model)
@@ -164,7 +164,7 @@ class IndexRange(Guard):
         """Look at every lookup from here on."""
         self.arm(*(f"aten::{name}" for name in LOOKUPS))
 
-    def _looks_up(self, where: Where, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _looks_up(self, where: Where, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         """Before a lookup: `where` tells the indices, the size of the table and what is ignored."""
         if self._suspects:
             self.judge(*where(*args))

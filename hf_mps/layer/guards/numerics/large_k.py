@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 from hf_mps.metal.device import faults, machine
@@ -79,14 +79,14 @@ class LargeK(Guard):
         )
         return True
 
-    def _split(self, function: Callable[..., Any], first: int, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _split(self, function: Callable[..., Any], first: int, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         one, other = args[first], args[first + 1]
         matrices = one.dim() == other.dim() > 1 and one.is_floating_point()
         if matrices and self._long(one.shape[-1], one.shape[-2], other.shape[-1]):
-            return stock.theirs(function, *args, **kwargs)
+            return stock.foreign(function, *args, **kwargs)
         return stock(*args, **kwargs)
 
-    def _linear(self, stock: Stock, rows: Any, weight: Any, bias: Any = None) -> Any:
+    def _linear(self, stock: OriginalCall, rows: Any, weight: Any, bias: Any = None) -> Any:
         if weight.dim() != 2 or not weight.is_floating_point():
             return stock(rows, weight, bias)
         out, width = weight.shape
@@ -97,9 +97,9 @@ class LargeK(Guard):
             found = _product(rows.reshape(-1, width), weight.t())
             return (found if bias is None else found + bias).view(*rows.shape[:-1], out)
 
-        return stock.theirs(split)
+        return stock.foreign(split)
 
-    def _linear_backward(self, stock: Stock, rows: Any, grad: Any, weight: Any, mask: Any) -> Any:
+    def _linear_backward(self, stock: OriginalCall, rows: Any, grad: Any, weight: Any, mask: Any) -> Any:
         out, width = weight.shape if weight.dim() == 2 else (1, 1)
         count = grad.numel() // max(1, out)
         below, own = mask[0] and self._long(out, count, width), mask[1] and self._long(count, out, width)
@@ -112,7 +112,7 @@ class LargeK(Guard):
             of_weight = (_product(flat.t(), matrix) if own else flat.t() @ matrix) if mask[1] else None
             return of_rows, of_weight, flat.sum(0) if mask[2] else None
 
-        return stock.theirs(split)
+        return stock.foreign(split)
 
 
 def _enough(which: int, *args: Any, **_: Any) -> bool:

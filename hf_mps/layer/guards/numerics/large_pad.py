@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 
 LIMIT = 2**16
@@ -40,14 +40,14 @@ class LargePad(Tried):
 
     patches = {f"aten::{name}": Kernel("_folded", when=_large, faults=("large-pad",)) for name in OPERATORS}
 
-    def _folded(self, stock: Stock, *args: Any) -> Any:
+    def _folded(self, stock: OriginalCall, *args: Any) -> Any:
         if not self.needed:
             self.release()
             return stock(*args)
         self.acted("large tensors of five dimensions or more are padded in four", aloud=False)
         tensors = 2 if hasattr(args[1], "shape") else 1
         kept = args[0].dim() - len(args[tensors]) // 2
-        found = stock.part(*(each.flatten(0, kept - 1) for each in args[:tensors]), *args[tensors:])
+        found = stock.partial(*(each.flatten(0, kept - 1) for each in args[:tensors]), *args[tensors:])
         return found.unflatten(0, args[0].shape[:kept])
 
 

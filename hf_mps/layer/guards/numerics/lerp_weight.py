@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
@@ -41,14 +41,14 @@ class LerpWeight(Guard):
             return Choice(False, "tried on the device: lerp reads a weight of another dtype rightly")
         return Choice(True, f"tried on the device: lerp reads 0.5 of another dtype as {found:g}")
 
-    def _of_one_dtype(self, name: str, stock: Stock, given: Any, end: Any, weight: Any) -> Any:
+    def _of_one_dtype(self, name: str, stock: OriginalCall, given: Any, end: Any, weight: Any) -> Any:
         import torch
 
         if not self.needed:
             return stock(given, end, weight)
         self.acted("lerp is given weights of another dtype in the dtype of its tensors", aloud=False)
         weight = weight.item() if weight.device.type == "cpu" else weight.to(given.dtype)
-        return stock.theirs(getattr(torch.ops.aten, name), given, end, weight)
+        return stock.foreign(getattr(torch.ops.aten, name), given, end, weight)
 
 
 GUARD = LerpWeight()

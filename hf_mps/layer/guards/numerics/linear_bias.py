@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
@@ -37,7 +37,7 @@ class LinearBias(Guard):
             return Choice(True, f"tried on the device: the bias is wrong for {' and for '.join(wrong)}")
         return Choice(False, f"tried on the device: the bias is right for one row and for {MATRICES + 1:,} matrices")
 
-    def _linear(self, stock: Stock, rows: Any, weight: Any, bias: Any = None) -> Any:
+    def _linear(self, stock: OriginalCall, rows: Any, weight: Any, bias: Any = None) -> Any:
         shape = rows.shape
         single, many = len(shape) < 2 or shape[-2] == 1, len(shape) > 2 and shape[-3] > MATRICES
         if bias is None or not (single or many) or not self.needed:
@@ -45,7 +45,7 @@ class LinearBias(Guard):
         if not ((single and self._single) or (many and self._many)):
             return stock(rows, weight, bias)
         self.acted("linear layers add their bias in a step of its own where Metal's kernel loses it", aloud=False)
-        return stock.part(rows, weight, None) + bias
+        return stock.partial(rows, weight, None) + bias
 
 
 def _right_for_a_row() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 from hf_mps.metal.device import machine
@@ -28,7 +28,7 @@ class LinearShapes(Guard):
     untried = "a trial would end Python"
     patches = {"aten::linear_backward": Kernel("_linear_backward")}
 
-    def _linear_backward(self, stock: Stock, rows: Any, grad: Any, weight: Any, mask: Any) -> Any:
+    def _linear_backward(self, stock: OriginalCall, rows: Any, grad: Any, weight: Any, mask: Any) -> Any:
         vector = weight.dim() == 1
         if not vector and not _deep(rows.shape):
             return stock(rows, grad, weight, mask)
@@ -36,7 +36,7 @@ class LinearShapes(Guard):
         self.acted(f"the gradients of a linear layer with {what} are computed as those of matrices", aloud=False)
         matrix = weight.unsqueeze(0) if vector else weight
         flat = rows.reshape(-1, rows.shape[-1]), grad.reshape(-1, matrix.shape[0])
-        of_rows, of_weight, of_bias = stock.part(*flat, matrix, mask)
+        of_rows, of_weight, of_bias = stock.partial(*flat, matrix, mask)
         return (
             of_rows.view(rows.shape) if mask[0] else None,
             of_weight.view(weight.shape) if mask[1] else None,

@@ -43,7 +43,7 @@ class LstmDropout(Guard):
         line = f"an LSTM of {layers} layers with dropout runs a layer at a time, for the right gradients"
         self.acted(line, aloud=False)
         return _layer_by_layer(
-            stock.part, input, states, weights, has_bias, layers, dropout, bidirectional, batch_first
+            stock.partial, input, states, weights, has_bias, layers, dropout, bidirectional, batch_first
         )
 
 

@@ -57,7 +57,7 @@ class MixedDtypes(Guard):
             return stock(input, normalized_shape, weight, bias, eps)
         line = f"layer norms of {_word(weight)} weights over {_word(input)} are computed in {_word(weight)}"
         self.acted(line, aloud=False)
-        return stock.part(input.to(weight.dtype), normalized_shape, weight, bias, eps).to(input.dtype)
+        return stock.partial(input.to(weight.dtype), normalized_shape, weight, bias, eps).to(input.dtype)
 
 
 def _word(tensor: Any) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 
 NORM = "native_batch_norm_backward"
@@ -35,7 +35,7 @@ class PermutedActivations(Tried):
         kernels[NORM] = Kernel("_laid_out", NORM, alone=True, faults=self.faults)
         return {f"aten::{name}": kernel for name, kernel in kernels.items()}
 
-    def _laid_out(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _laid_out(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         if not self.needed or name not in self._wrong:
             self.release(f"aten::{name}")
             return stock(*args, **kwargs)

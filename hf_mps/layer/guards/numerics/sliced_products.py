@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 
 OPERATORS = {
@@ -38,7 +38,7 @@ class SlicedProducts(Tried):
             f"aten::{name}": Kernel("_copied", name, when=_sliced, faults=faults) for name, faults in OPERATORS.items()
         }
 
-    def _copied(self, name: str, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _copied(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         import torch
 
         if not self.needed:
@@ -46,7 +46,7 @@ class SlicedProducts(Tried):
             return stock(*args, **kwargs)
         self.acted("products into slices of a tensor are computed apart and copied there", aloud=False)
         place = kwargs.pop("out", args[0])
-        found = stock.theirs(getattr(torch, name.removesuffix(".out").removesuffix("_")), *args, **kwargs)
+        found = stock.foreign(getattr(torch, name.removesuffix(".out").removesuffix("_")), *args, **kwargs)
         return place.resize_(found.shape).copy_(found)
 
 

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.numerics.non_blocking import target_device
@@ -98,7 +98,7 @@ class BatchWaits(Guard):
         values, version = hosts.get(tensor, (None, 0))
         return values if values is not None and tensor._version == version else None
 
-    def _made_boolean(self, stock: Stock, *args: Any, **kwargs: Any) -> Any:
+    def _made_boolean(self, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         given = args[2] if len(args) > 2 else kwargs.get("attention_mask")
         host = self.host(given)
         if host is not None and len(args) > 2 and _needless(host, *args, **kwargs):
@@ -108,7 +108,7 @@ class BatchWaits(Guard):
             self._keep(result[1], host.bool())
         return result
 
-    def _looked_at(self, stock: Stock, padding_mask: Any, *args: Any, **kwargs: Any) -> Any:
+    def _looked_at(self, stock: OriginalCall, padding_mask: Any, *args: Any, **kwargs: Any) -> Any:
         host = self.host(padding_mask)
         return stock(padding_mask if host is None else host, *args, **kwargs)
 

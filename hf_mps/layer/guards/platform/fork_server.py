@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from types import ModuleType
 from typing import Any
 
-from hf_mps.layer.guards.platform.sent_work import whose
+from hf_mps.layer.guards.platform.picklability import whose
 from hf_mps.metal.device import machine, probe
 from hf_mps.metal.device.choice import metal
 

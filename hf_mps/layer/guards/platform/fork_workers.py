@@ -6,8 +6,8 @@ from typing import Any
 from weakref import WeakSet
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Put
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.explicit_args import TARGET, track, was_given
 
@@ -60,25 +60,25 @@ class ForkWorkers(Guard):
         """Ask anew each time: a process uses Metal from some moment on."""
         return self.applies()
 
-    def _trainer_makes(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _trainer_makes(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         self._trainers_own = not was_given(trainer.args, ARGUMENT)
         try:
             return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
         finally:
             self._trainers_own = False
 
-    def _loader_made(self, stock: Stock, loader: Any, *args: Any, **kwargs: Any) -> None:
+    def _loader_made(self, stock: OriginalCall, loader: Any, *args: Any, **kwargs: Any) -> None:
         stock(loader, *args, **kwargs)
         if self._trainers_own and kwargs.get("multiprocessing_context") is not None:
             self._trainers.add(loader)
 
-    def _workers_start(self, stock: Stock, loader: Any) -> Any:
+    def _workers_start(self, stock: OriginalCall, loader: Any) -> Any:
         if loader.num_workers == 0 or not _forks(loader) or not self.needed:
             return stock(loader)
         if loader not in self._trainers:
             self.acted("workers are forked from a process that uses Metal, as the script asks for")
             return stock(loader)
-        from hf_mps.layer.guards.platform.sent_work import sent
+        from hf_mps.layer.guards.platform.picklability import sent
 
         work = sent(loader)
         if work.obstacle:
@@ -89,7 +89,7 @@ class ForkWorkers(Guard):
             return stock(loader)
         return self._from_a_server(stock, loader, work.modules)
 
-    def _from_a_server(self, stock: Stock, loader: Any, modules: set[str]) -> Any:
+    def _from_a_server(self, stock: OriginalCall, loader: Any, modules: set[str]) -> Any:
         from hf_mps.layer.guards.platform import fork_server
 
         fork_server.start(modules)

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch, Put, Register
-from hf_mps.core.stock import Stock
 from hf_mps.distributed.metal import backend
 from hf_mps.layer.guards.base import Guard
 
@@ -81,7 +81,7 @@ class ProcessGroup(Guard):
         return {**stock, "gloo": [*stock["gloo"], "mps"]}
 
     def _group_made(
-        self, stock: Stock, size: int, rank: int, ranks: Any, asked: str, *more: Any, **kwargs: Any
+        self, stock: OriginalCall, size: int, rank: int, ranks: Any, asked: str, *more: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
         chosen = backend.choice(asked)
         if chosen.value != str(asked):
@@ -102,7 +102,7 @@ class ProcessGroup(Guard):
             backend.keep(made[0])
         return made
 
-    def _hook(self, stock: Stock, model: Any, state: object, hook: Any) -> Any:
+    def _hook(self, stock: OriginalCall, model: Any, state: object, hook: Any) -> Any:
         """What a hook does when its collective is through, it does in the thread that runs the backward pass."""
         if not _on_metal(model):
             return stock(model, state, hook)
@@ -117,7 +117,7 @@ class ProcessGroup(Guard):
         complete.__name__ = f"{hook.__name__}_on_metal"
         return stock(model, state, complete)
 
-    def _builtin_hook(self, stock: Stock, model: Any, kind: Any) -> Any:
+    def _builtin_hook(self, stock: OriginalCall, model: Any, kind: Any) -> Any:
         """Of PyTorch's two in C++ the one that compresses uses the device from Gloo's threads: its twin in Python."""
         if not _on_metal(model) or kind.name != "FP16_COMPRESS":
             return stock(model, kind)
@@ -126,9 +126,9 @@ class ProcessGroup(Guard):
         self.acted(
             "DDP's FP16_COMPRESS is fp16_compress_hook, which does the same in the training's own thread", aloud=False
         )
-        return stock.theirs(model.register_comm_hook, None, fp16_compress_hook)
+        return stock.foreign(model.register_comm_hook, None, fp16_compress_hook)
 
-    def _handle(self, stock: Stock, device_type: str = "cuda") -> Any:
+    def _handle(self, stock: OriginalCall, device_type: str = "cuda") -> Any:
         """What a mesh takes for the module of a device."""
         if device_type != "mps":
             return stock(device_type)
@@ -136,7 +136,7 @@ class ProcessGroup(Guard):
 
         return sharding.handle()
 
-    def _freed(self, stock: Stock, tensor: Any) -> None:
+    def _freed(self, stock: OriginalCall, tensor: Any) -> None:
         """PyTorch cannot take the memory from a storage on mps (Resize.cpp, resize_bytes_nocuda): it stays."""
         if tensor.device.type != "mps":
             stock(tensor)

@@ -16,8 +16,8 @@ from typing import Any
 from hf_mps.core import checkpoint_files
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.introspect import names_in
@@ -80,7 +80,7 @@ class AtomicCheckpoint(Guard):
         self._verdict = None
         return not self._found[library]
 
-    def _trainer_saves(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _trainer_saves(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
         folder = trainer._get_output_dir(trial=kwargs.get("trial", args[1] if len(args) > 1 else None))
         target = Path(folder) / f"checkpoint-{trainer.state.global_step}"
@@ -94,41 +94,41 @@ class AtomicCheckpoint(Guard):
             saving = self._saving = _Saving(folder, target, stage)
             try:
                 # Should the renaming fail, the stock function writes the checkpoint under its name.
-                saved = stock.part(trainer, *args, **kwargs)
+                saved = stock.partial(trainer, *args, **kwargs)
             finally:
                 self._saving = None
         for step in saving.later:  # a push and the removal of older ones, once this one is there
-            stock.theirs(step)
+            stock.foreign(step)
         self._note()
         return saved
 
-    def _together(self, stock: Stock, trainer: Any, folder: str, target: Path, *args: Any, **kwargs: Any) -> Any:
+    def _together(self, stock: OriginalCall, trainer: Any, folder: str, target: Path, *args: Any, **kwargs: Any) -> Any:
         """The same in each of several processes, of which one, or with save_on_each_node one of each host, renames."""
         here = (platform.node(), os.getpid(), bool(trainer.args.should_save), checkpoint_files.can_stage(target))
         # What they tell each other fails as the stock function's own collectives would.
-        ranks = stock.theirs(_gathered, here)
+        ranks = stock.foreign(_gathered, here)
         owners = [(host, process) for host, process, saves, _ in ranks if saves]
         if not all(can for *_, can in ranks) or not owners:
             return stock(trainer, *args, **kwargs)
         owner = next((process for host, process in owners if host == here[0]), owners[0][1])
-        if len(owners) == 1 and stock.theirs(self._not_shared, trainer, folder):
+        if len(owners) == 1 and stock.foreign(self._not_shared, trainer, folder):
             return stock(trainer, *args, **kwargs)
         owner = os.getpid() if trainer.args.should_save else owner
         with checkpoint_files.staged(target, TRAINER_LAST, owner=owner) as stage:
             saving = self._saving = _Saving(folder, target, stage)
             try:
-                saved = stock.part(trainer, *args, **kwargs)
+                saved = stock.partial(trainer, *args, **kwargs)
             except BaseException:
                 with suppress(Exception):  # this rank's own error is the one to raise
                     _gathered(False)
                 raise
             finally:
                 self._saving = None
-            if not all(stock.theirs(_gathered, True)):
+            if not all(stock.foreign(_gathered, True)):
                 raise _elsewhere(target)
-        stock.theirs(_gathered, True)  # nobody goes on before it is there
+        stock.foreign(_gathered, True)  # nobody goes on before it is there
         for step in saving.later:
-            stock.theirs(step)
+            stock.foreign(step)
         self._note()
         return saved
 
@@ -143,7 +143,7 @@ class AtomicCheckpoint(Guard):
                 if ranks.world.main:
                     Path(folder).mkdir(parents=True, exist_ok=True)
 
-            ranks.alike(make)
+            ranks.run_on_all(make)
             self._seen = folder, not all(ranks.sees(Path(folder)))
         return self._seen[1]
 
@@ -180,7 +180,7 @@ class AtomicCheckpoint(Guard):
         stock(state, json_path)
 
     def _accelerator_saves(
-        self, stock: Stock, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
+        self, stock: OriginalCall, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         project = accelerator.project_configuration
         numbered = bool(project.automatic_checkpoint_naming)
@@ -196,9 +196,9 @@ class AtomicCheckpoint(Guard):
             return stock(accelerator, output_dir, *args, **kwargs)
         with checkpoint_files.staged(target, ACCELERATE_LAST, levels=2 if numbered else 1) as stage:
             if numbered:
-                saved = _in_project(stage.parent.parent, stock.part, accelerator, output_dir, *args, **kwargs)
+                saved = _in_project(stage.parent.parent, stock.partial, accelerator, output_dir, *args, **kwargs)
             else:
-                saved = stock.part(accelerator, str(stage), *args, **kwargs)
+                saved = stock.partial(accelerator, str(stage), *args, **kwargs)
         if numbered:
             _limit(target.parent, project.total_limit)
         self._note()

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.resume import in_recipe
 from hf_mps.layer.guards.resume.rng_state import States
 
@@ -157,7 +157,7 @@ class _Watched(_SingleProcessDataLoaderIter):
             self._next_data()
 
 
-def begin(stock: Stock, base: Any) -> Any:
+def begin(stock: OriginalCall, base: Any) -> Any:
     """Return the iterator of a base loader; that of one with notes keeps its place from now on.
 
     Workers draw from generators of their own: of their batches only the order of rows is kept.
@@ -171,7 +171,7 @@ def begin(stock: Stock, base: Any) -> Any:
         base.__dict__[_NOTES] = of
 
 
-def _begin(stock: Stock, base: Any, of: LoaderNotes) -> Any:
+def _begin(stock: OriginalCall, base: Any, of: LoaderNotes) -> Any:
     replay, of.replay = of.replay, None
     if replay is not None and replay.number is not None and replay.number < of.skipped:
         replay = None  # the script goes on from elsewhere
@@ -186,7 +186,7 @@ def _begin(stock: Stock, base: Any, of: LoaderNotes) -> Any:
     if replay is None:
         return iterator
     for _ in range(replay.skip):
-        stock.theirs(iterator.leave_out if watched else iterator.__next__)
+        stock.foreign(iterator.leave_out if watched else iterator.__next__)
     if replay.number is None or not watched:
         replay.after.put()
         replay.done = True

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.core.stock import Stock
 from hf_mps.layer.guards.base import Guard
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ResumeBatches(Guard):
             loader_state.share(loader)
         return stock(loader)
 
-    def _begun(self, stock: Stock, base: Any) -> Any:
+    def _begun(self, stock: OriginalCall, base: Any) -> Any:
         from hf_mps.layer.guards.resume import loader_state
 
         return loader_state.begin(stock, base)

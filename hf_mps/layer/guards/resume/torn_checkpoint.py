@@ -12,7 +12,7 @@ from typing import Any
 from hf_mps.core import checkpoint_files
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.resume.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
 
@@ -60,7 +60,7 @@ class TornCheckpoint(Guard):
         return last if last is None else self._whole(Path(last), TRAINER_LAST, given=last)
 
     def _trained(
-        self, stock: Stock, trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
+        self, stock: OriginalCall, trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         if not resume_from_checkpoint or isinstance(resume_from_checkpoint, bool):
             return stock(trainer, resume_from_checkpoint, *args, **kwargs)
@@ -74,7 +74,7 @@ class TornCheckpoint(Guard):
             " weights"
         )
         if trainer.model_init is None:
-            stock.theirs(trainer._load_from_checkpoint, str(folder))
+            stock.foreign(trainer._load_from_checkpoint, str(folder))
             return stock(trainer, None, *args, **kwargs)
         self._weights = str(folder)
         try:
@@ -82,11 +82,11 @@ class TornCheckpoint(Guard):
         finally:
             self._weights = None
 
-    def _model_made(self, stock: Stock, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _model_made(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         made = stock(trainer, *args, **kwargs)
         if self._weights is not None:
             trainer.model = made  # as train does next; what loads weights looks there
-            stock.theirs(trainer._load_from_checkpoint, self._weights)
+            stock.foreign(trainer._load_from_checkpoint, self._weights)
         return made
 
     def _accelerator_loads(

@@ -52,7 +52,7 @@ class Sentinel(Safeguard):
     def say(self, line: str) -> None:
         """Tell the user, with the way to switch the sentinel off."""
         off = "" if self.failure else f" (sentinel; HF_MPS_SENTINELS=-{self.name} switches it off)"
-        notices.say(f"{line}{off}", notices.SentinelNotice, again=True)
+        notices.warn_user(f"{line}{off}", notices.SentinelNotice, again=True)
 
     def reasons(self) -> tuple[str, str, str, str]:
         """What it looks for; it stays."""

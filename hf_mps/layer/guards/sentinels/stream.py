@@ -114,7 +114,7 @@ class Stream(Safeguard):
 
     def say(self, line: str) -> None:
         """Tell the user; only where the stream itself has failed is there anything to say."""
-        notices.say(line, notices.SentinelNotice)
+        notices.warn_user(line, notices.SentinelNotice)
 
     def begin(self, optimizer: Any) -> None:
         """Forget what an optimizer showed so far: a new training begins with it."""

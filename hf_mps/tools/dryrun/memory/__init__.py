@@ -45,11 +45,11 @@ def plan(
     from hf_mps.tools.dryrun import metal_device
 
     device = metal_device()
-    from hf_mps.finetune.features.memory_fit import Room
+    from hf_mps.finetune.features.memory_fit import MemoryAdjustments
     from hf_mps.metal.operators.launch_class import LaunchTable
     from hf_mps.tools.dryrun import launches, prepare
     from hf_mps.tools.dryrun.audit.record import OperatorRecorder
-    from hf_mps.tools.dryrun.memory import room
+    from hf_mps.tools.dryrun.memory import adjust
     from hf_mps.tools.dryrun.memory.fit import MemoryPlan, ranked
     from hf_mps.tools.dryrun.memory.machine import present
     from hf_mps.tools.dryrun.memory.search import largest
@@ -72,11 +72,11 @@ def plan(
             estimate = tracer()
             return estimate, largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
 
-    made = Room()
+    made = MemoryAdjustments()
     with model_errors(target.resolved):
         estimate, most = traced(target)
         if machine.verdict(estimate.bytes) != "fits":
-            made = room.make(target, machine, device, length, estimate)
+            made = adjust.make(target, machine, device, length, estimate)
         if made.overrides:
             recorders.clear()
             target = target.varied(made.overrides)

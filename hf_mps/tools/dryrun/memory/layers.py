@@ -24,7 +24,7 @@ FIRST, BETWEEN, LAST = "first", "between", "last"
 Key = tuple[str, str, str]
 
 
-def alike(model: Any) -> str | None:
+def identical_layers(model: Any) -> str | None:
     """The name of the longest list of at least LEAST layers that differ in their numbers alone; None without one."""
     lists = {
         name: len(module)

@@ -364,7 +364,7 @@ class Tracer:
         A step that generates is traced whole: its keys and values are kept for as many layers as the configuration
         says.
         """
-        name = layers.alike(step.model)
+        name = layers.identical_layers(step.model)
         if name is None or generation.generates(step.trainer):
             return None
         found = {}

@@ -68,13 +68,13 @@ def test_layers_that_differ_and_shallow_models_are_traced_whole() -> None:
         made.layers = torch.nn.ModuleList(torch.nn.Linear(8, size) for size in sizes)
         return made
 
-    assert layers.alike(model(*[8] * 12)) == "layers"
-    assert layers.alike(model(*[8] * 9)) is None
-    assert layers.alike(model(*[8] * 11, 16)) is None
+    assert layers.identical_layers(model(*[8] * 12)) == "layers"
+    assert layers.identical_layers(model(*[8] * 9)) is None
+    assert layers.identical_layers(model(*[8] * 11, 16)) is None
     gemma = model(*[8] * 12)
     for number, layer in enumerate(gemma.layers):  # type: ignore[arg-type]
         layer.attention_type = "full" if number % 2 else "sliding"
-    assert layers.alike(gemma) is None
+    assert layers.identical_layers(gemma) is None
 
 
 def test_a_model_is_whole_again_after_a_short_trace() -> None:

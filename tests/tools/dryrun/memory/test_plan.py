@@ -37,7 +37,7 @@ GIB = 2**30
         Pair("mixtral", CONTINUE, 2, 32),
         # Weights that outweigh all else: what a sentinel copies, or a gradient that is added to another, is seen.
         Pair("gpt2-wide", CONTINUE, 1, 16),
-        Pair("gpt2-wide", CONTINUE, 1, 16, ("speedups=false",)),
+        Pair("gpt2-wide", CONTINUE, 1, 16, ("optimizations=false",)),
     ],
     ids=[
         "encoder, attention in blocks",

@@ -17,7 +17,7 @@ WHOLE = -1
 
 
 @dataclass(frozen=True)
-class Unit:
+class FileSlice:
     """A piece of the file numbered `file`: bytes of lines that begin from `start` up to `end`, or row groups of
     Parquet; `end` is WHOLE where nobody has looked yet.
     """
@@ -28,7 +28,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Share:
+class Assignment:
     """What one reader has of a pass: units in the order in which it reads them, and of each the rows whose number in it
     leaves `remainder` when divided by `readers` (1 where nobody else reads them).
     """
@@ -38,7 +38,7 @@ class Share:
     remainder: int
 
 
-def cut(files: Sequence[File]) -> tuple[Unit, ...]:
+def cut(files: Sequence[File]) -> tuple[FileSlice, ...]:
     """Return the pieces of `files` in their order: row groups, spans of plain lines, whole files of anything else.
 
     A line of csv may be a part of a quoted text and one of gzip cannot be reached alone, so these stay whole.
@@ -46,17 +46,17 @@ def cut(files: Sequence[File]) -> tuple[Unit, ...]:
     units = []
     for number, file in enumerate(files):
         if len(files) >= MANY or file.packed or file.kind in ("csv", "tsv"):
-            units.append(Unit(number, 0, WHOLE))
+            units.append(FileSlice(number, 0, WHOLE))
         elif file.kind == "parquet":
-            units += [Unit(number, group, group + 1) for group in range(_row_groups(file))]
+            units += [FileSlice(number, group, group + 1) for group in range(_row_groups(file))]
         else:
             spans = max(1, round(file.size / SPAN))
             edges = [file.size * place // spans for place in range(spans + 1)]
-            units += [Unit(number, *edge) for edge in pairwise(edges)]
+            units += [FileSlice(number, *edge) for edge in pairwise(edges)]
     return tuple(units)
 
 
-def share(count: int, lane: int, lanes: int, order: str) -> Share:
+def share(count: int, lane: int, lanes: int, order: str) -> Assignment:
     """Return what reader `lane` of `lanes` has of `count` units in a pass that the text `order` shuffles.
 
     All of them together have each row of each unit once. Where there are fewer units than readers, several read one and
@@ -65,9 +65,9 @@ def share(count: int, lane: int, lanes: int, order: str) -> Share:
     places = list(range(count))
     random.Random(order).shuffle(places)
     if count >= lanes:
-        return Share(tuple(places[lane::lanes]), 1, 0)
+        return Assignment(tuple(places[lane::lanes]), 1, 0)
     mine = lane % count
-    return Share((places[mine],), len(range(mine, lanes, count)), lane // count)
+    return Assignment((places[mine],), len(range(mine, lanes, count)), lane // count)
 
 
 def _row_groups(file: File) -> int:

@@ -20,7 +20,7 @@ REFUSALS = (UserError, RunError, Notice)
 """What the layer raises on purpose; a Notice is raised only where the user turned warnings into errors."""
 
 
-class Stock:
+class OriginalCall:
     """The stock function during one call of what was put around it: whether it ran, and how that ended."""
 
     __slots__ = ("called", "error", "function", "result")
@@ -33,7 +33,7 @@ class Stock:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call that the caller wants; what it returns stands, should anything go wrong afterwards."""
-        try:  # as `theirs`, written out: Tensor.to comes through here
+        try:  # as `foreign`, written out: Tensor.to comes through here
             self.result = self.function(*args, **kwargs)
         except BaseException as error:
             self.error = error
@@ -41,11 +41,11 @@ class Stock:
         self.error, self.called = None, True
         return self.result
 
-    def part(self, *args: Any, **kwargs: Any) -> Any:
+    def partial(self, *args: Any, **kwargs: Any) -> Any:
         """Make a call whose result is not yet the caller's: a layer of several, a file under another name."""
-        return self.theirs(self.function, *args, **kwargs)
+        return self.foreign(self.function, *args, **kwargs)
 
-    def theirs(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def foreign(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call something else that is the library's or the user's: what it raises goes through as the stock's does."""
         try:
             result = function(*args, **kwargs)
@@ -74,7 +74,7 @@ class Around:
         def replacement(*args: Any, **kwargs: Any) -> Any:
             if not owner.on:
                 return stock(*args, **kwargs)
-            call, theirs = Stock(stock), None
+            call, theirs = OriginalCall(stock), None
             try:
                 return self.wrapper(call, *args, **kwargs)
             except REFUSALS:

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.stream import readers, units
+from hf_mps.finetune.stream import readers, slices
 from hf_mps.finetune.stream.files import File
 from hf_mps.finetune.stream.readers import Broken, Raw, Row
 
@@ -35,9 +35,9 @@ class Corpus:
     name: str = ""
 
     @cached_property
-    def units(self) -> tuple[units.Unit, ...]:
+    def units(self) -> tuple[slices.FileSlice, ...]:
         """The pieces in the order of the files."""
-        return units.cut(self.files)
+        return slices.cut(self.files)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Tally:
         over = self.broken > share * max(self.rows, LEAST)
         if over:
             raise TooManyBroken(
-                f"{told()}; {self.broken:,} of {self.rows:,} rows are broken, more than data.broken_rows={share:g}"
-                " allows; next: repair them, or a larger data.broken_rows"
+                f"{told()}; {self.broken:,} of {self.rows:,} rows are broken, more than"
+                f" data.max_bad_row_fraction={share:g} allows; next: repair them, or a larger data.max_bad_row_fraction"
             )
         return told() if self.broken <= SHOWN else None
 
@@ -114,7 +114,7 @@ class Place:
 
 
 @dataclass
-class Lane:
+class Reader:
     """The rows of reader `number` of `lanes`, endless: iterate over it, and `state` says where it is."""
 
     reading: Reading
@@ -135,7 +135,7 @@ class Lane:
             "tally": [self.tally.rows, self.tally.broken],
         }
 
-    def load(self, state: Mapping[str, Any]) -> Lane:
+    def load(self, state: Mapping[str, Any]) -> Reader:
         """Begin at `state`, before the first row is asked for; return self."""
         self.drawn = state["drawn"]
         self.places = [Place(*place) for place in state["places"]]
@@ -174,7 +174,7 @@ class Lane:
         given = place.unit + place.row  # of a pass that goes on
         while True:
             order = f"{self.reading.seed}/{number}/{place.passed}"
-            share = units.share(len(corpus.units), self.number, self.lanes, order)
+            share = slices.share(len(corpus.units), self.number, self.lanes, order)
             for unit in share.units[place.unit :]:
                 for row in self._unit(corpus, corpus.units[unit], share, place):
                     row.place = number, unit, place.position or 0
@@ -185,7 +185,7 @@ class Lane:
                 raise UserError(self._nothing(corpus, place))
             place.passed, place.unit, given = place.passed + 1, 0, 0
 
-    def _unit(self, corpus: Corpus, unit: units.Unit, share: units.Share, place: Place) -> Iterator[Row]:
+    def _unit(self, corpus: Corpus, unit: slices.FileSlice, share: slices.Assignment, place: Place) -> Iterator[Row]:
         file, columns = corpus.files[unit.file], tuple(self.reading.columns.values())
         for behind, raw in readers.read(file, unit, place.position, columns):
             place.position, place.row = behind, place.row + 1
@@ -209,7 +209,7 @@ class Lane:
         )
 
 
-def _said(file: File, unit: units.Unit, behind: int, why: str) -> str:
+def _said(file: File, unit: slices.FileSlice, behind: int, why: str) -> str:
     return f"{readers.place_of(file, unit, behind)} {why}"
 
 

@@ -11,7 +11,7 @@ from inline_snapshot import snapshot
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.features.memory_fit import at_most
 from hf_mps.tools.dryrun import prepare
-from hf_mps.tools.dryrun.memory import estimate, room
+from hf_mps.tools.dryrun.memory import adjust, estimate
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
 from hf_mps.tools.dryrun.memory.machine import Machine
 from hf_mps.tools.dryrun.memory.trace import Estimate
@@ -49,21 +49,21 @@ def mac(size: int) -> Machine:
     ("size", "refused", "made"),
     [
         (330, {}, {}),
-        (300, {}, room.ATTENTION),
+        (300, {}, adjust.ATTENTION),
         (300, {"attention": "sdpa"}, CHECKPOINTING),
-        (230, {}, room.ATTENTION | CHECKPOINTING),
-        (190, {}, room.ATTENTION | CHECKPOINTING | room.EARLY),
-        (100, {}, room.ATTENTION | CHECKPOINTING | room.EARLY),  # too large still, and less
-        (190, {"step_in_backward": False}, room.ATTENTION | CHECKPOINTING),
-        (230, {KEY: False}, room.ATTENTION | room.EARLY),
+        (230, {}, adjust.ATTENTION | CHECKPOINTING),
+        (190, {}, adjust.ATTENTION | CHECKPOINTING | adjust.EARLY),
+        (100, {}, adjust.ATTENTION | CHECKPOINTING | adjust.EARLY),  # too large still, and less
+        (190, {"step_in_backward": False}, adjust.ATTENTION | CHECKPOINTING),
+        (230, {KEY: False}, adjust.ATTENTION | adjust.EARLY),
         (230, {"attention": "eager", KEY: False}, {}),  # less than a tenth is not worth it
     ],
 )
 def test_the_least_change_that_fits_and_none_that_was_refused(
     target: Target, monkeypatch: pytest.MonkeyPatch, size: int, refused: dict[str, Any], made: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(room, "_estimate", estimated)
-    found = room.make(target.varied(refused) if refused else target, mac(size), Choice("mps", ""))
+    monkeypatch.setattr(adjust, "_estimate", estimated)
+    found = adjust.make(target.varied(refused) if refused else target, mac(size), Choice("mps", ""))
     assert dict(found.overrides) == made
     assert set(found.choices) == {"checkpointing" if name == KEY else name for name in made}
     assert found.bytes == estimated(target.varied(refused | made)).bytes
@@ -72,8 +72,8 @@ def test_the_least_change_that_fits_and_none_that_was_refused(
 def test_the_reason_has_both_peaks_and_the_word_that_refuses_it(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "_estimate", estimated)
-    found = room.make(target, mac(300), Choice("mps", "")).choices
+    monkeypatch.setattr(adjust, "_estimate", estimated)
+    found = adjust.make(target, mac(300), Choice("mps", "")).choices
     assert found["attention"].reason == snapshot(
         "0.32 GiB of a step swaps on a small Mac, 0.28 GiB fits: attention in blocks keeps no scores, and"
         " computes them once more; to refuse it: attention=sdpa"
@@ -93,11 +93,11 @@ def test_the_reason_has_both_peaks_and_the_word_that_refuses_it(
 def test_what_trains_to_other_numbers_is_proposed_in_one_line_and_not_taken(
     target: Target, monkeypatch: pytest.MonkeyPatch, size: int, proposal: str
 ) -> None:
-    monkeypatch.setattr(room, "_estimate", estimated)
+    monkeypatch.setattr(adjust, "_estimate", estimated)
     metal = Choice("mps", "")
-    made = room.make(target, mac(size), metal)
+    made = adjust.make(target, mac(size), metal)
     assert made.overrides.keys() <= {"attention", KEY, "step_in_backward"}
-    found = room.proposed(target, mac(size), metal, made)
+    found = adjust.proposed(target, mac(size), metal, made)
     line = f"0.18 GiB of a step, even so; {proposal}, and trains to other numbers; next: hf-mps plan {target.name}"
     assert [choice.reason for choice in found.values()] == ([line] if proposal else [])
 
@@ -105,7 +105,7 @@ def test_what_trains_to_other_numbers_is_proposed_in_one_line_and_not_taken(
 def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no_moments(target: Target) -> None:
     plain, early, adafactor, halves = (
         estimate(target.varied(CHECKPOINTING | changes), length=16)
-        for changes in ({}, room.EARLY, room.EARLY | room.ADAFACTOR, room.HALVES)
+        for changes in ({}, adjust.EARLY, adjust.EARLY | adjust.ADAFACTOR, adjust.HALVES)
     )
     assert early.bytes < plain.bytes - 0.8 * plain.parts["gradients"]
     assert early.parts["optimizer"] == plain.parts["optimizer"]
@@ -118,7 +118,7 @@ def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no
     "pair",
     [
         Pair("bert", CLASSIFY, 8, 128),
-        Pair("gpt2", CONTINUE, 2, 128, ("speedups=false",)),
+        Pair("gpt2", CONTINUE, 2, 128, ("optimizations=false",)),
         Pair("t5", SUMMARIZE, 2, 64),
     ],
     ids=lambda pair: pair.model,

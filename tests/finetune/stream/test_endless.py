@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.stream import lanes, units
-from hf_mps.finetune.stream.lanes import Lane, TooManyBroken
+from hf_mps.finetune.stream import endless, slices
+from hf_mps.finetune.stream.endless import Reader, TooManyBroken
 from hf_mps.finetune.stream.windows import Windows
 from tests.finetune.stream import corpora
 
@@ -20,14 +20,14 @@ from tests.finetune.stream import corpora
 def test_no_row_is_read_twice_or_lost_in_a_pass(
     tmp_path: Path, readers: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(units, "SPAN", 100)
+    monkeypatch.setattr(slices, "SPAN", 100)
     for number in range(3):
         corpora.write(tmp_path, f"rows-{number}", range(40 * number, 40 * number + 40), kind)
     read = corpora.reading(tmp_path / f"rows-*.{kind}")
     for passed in range(2):
         seen: list[int] = []
         for number in range(readers):
-            lane = Lane(read, number, readers)
+            lane = Reader(read, number, readers)
             for row in lane:
                 if lane.places[0].passed > passed:
                     break
@@ -39,7 +39,7 @@ def test_no_row_is_read_twice_or_lost_in_a_pass(
 def test_each_pass_has_another_order(tmp_path: Path) -> None:
     for number in range(8):
         corpora.write(tmp_path, f"rows-{number}", [number])
-    rows = corpora.numbers(Lane(corpora.reading(tmp_path / "*.jsonl"), 0, 1), 24)
+    rows = corpora.numbers(Reader(corpora.reading(tmp_path / "*.jsonl"), 0, 1), 24)
     passes = [rows[at : at + 8] for at in (0, 8, 16)]
     assert all(sorted(one) == list(range(8)) for one in passes)
     assert len({tuple(one) for one in passes}) == 3
@@ -50,12 +50,12 @@ def test_a_lane_goes_on_behind_any_row(tmp_path: Path, stop: int) -> None:
     corpora.write(tmp_path, "a", range(50))
     corpora.write(tmp_path, "b", range(100, 111), "parquet")
     read = corpora.reading(tmp_path / "a.jsonl", tmp_path / "b.parquet", weights=(3, 1))
-    whole = corpora.numbers(Lane(read, 1, 2), 200)
-    lane = Lane(read, 1, 2)
+    whole = corpora.numbers(Reader(read, 1, 2), 200)
+    lane = Reader(read, 1, 2)
     begun = iter(lane)
     first = corpora.numbers(begun, stop)
     state = json.loads(json.dumps(lane.state()))
-    rest = corpora.numbers(Lane(read, 1, 2).load(state), 200 - stop)
+    rest = corpora.numbers(Reader(read, 1, 2).load(state), 200 - stop)
     assert first + rest == whole
 
 
@@ -63,7 +63,7 @@ def test_sources_are_drawn_by_their_weights(tmp_path: Path) -> None:
     for place, name in enumerate("abc"):
         corpora.write(tmp_path, name, range(1000 * place, 1000 * place + 50))
     read = corpora.reading(*(tmp_path / f"{name}.jsonl" for name in "abc"), weights=(6, 3, 1))
-    found = Counter(number // 1000 for number in corpora.numbers(Lane(read, 0, 1), 4000))
+    found = Counter(number // 1000 for number in corpora.numbers(Reader(read, 0, 1), 4000))
     shares = [found[place] / 4000 for place in range(3)]
     assert shares == pytest.approx([0.6, 0.3, 0.1], abs=0.03)
 
@@ -74,17 +74,17 @@ def test_held_out_rows_are_the_same_for_every_reader_and_never_trained_on(tmp_pa
     held: set[int] = set()
     for patterns in ((tmp_path / "a.jsonl", tmp_path / "b.parquet"), (tmp_path / "b.parquet", tmp_path / "a.jsonl")):
         read = corpora.reading(*patterns, hold_out=0.2)
-        validation = corpora.numbers(lanes.validation(read, read.corpora, 1000, held=True), 1000)
+        validation = corpora.numbers(endless.validation(read, read.corpora, 1000, held=True), 1000)
         held = held or set(validation)
         assert set(validation) == held
-        trained = {number for lane in range(3) for number in corpora.numbers(Lane(read, lane, 3), 400)}
+        trained = {number for lane in range(3) for number in corpora.numbers(Reader(read, lane, 3), 400)}
         assert trained == set(range(400)) - held
     assert len(held) == pytest.approx(80, abs=25)
 
 
 def test_a_window_mixes_its_rows_and_loses_none(tmp_path: Path) -> None:
     corpora.write(tmp_path, "rows", range(60))
-    rows = corpora.numbers(Windows(Lane(corpora.reading(tmp_path / "rows.jsonl"), 0, 1), 20, seed=1), 60)
+    rows = corpora.numbers(Windows(Reader(corpora.reading(tmp_path / "rows.jsonl"), 0, 1), 20, seed=1), 60)
     windows = [rows[at : at + 20] for at in (0, 20, 40)]
     assert [sorted(window) for window in windows] == [list(range(at, at + 20)) for at in (0, 20, 40)]
     assert all(window != sorted(window) for window in windows)
@@ -95,17 +95,17 @@ def test_a_window_mixes_its_rows_and_loses_none(tmp_path: Path) -> None:
 def test_a_window_is_made_again(tmp_path: Path, stop: int) -> None:
     corpora.write(tmp_path, "rows", range(50))
     read = corpora.reading(tmp_path / "rows.jsonl")
-    whole = corpora.numbers(Windows(Lane(read, 0, 1), 20, 1), 150)
-    windows = Windows(Lane(read, 0, 1), 20, 1)
+    whole = corpora.numbers(Windows(Reader(read, 0, 1), 20, 1), 150)
+    windows = Windows(Reader(read, 0, 1), 20, 1)
     first = corpora.numbers(iter(windows), stop)
     state = json.loads(json.dumps(windows.state()))
-    assert first + corpora.numbers(Windows(Lane(read, 0, 1), 20, 1, state), 150 - stop) == whole
+    assert first + corpora.numbers(Windows(Reader(read, 0, 1), 20, 1, state), 150 - stop) == whole
 
 
 def test_broken_rows_are_skipped_up_to_the_stated_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = corpora.write(tmp_path, "rows", range(20))
     path.write_text(path.read_text(encoding="utf-8") + '{"n": 1}\n{"text": 3}\nno JSON\n', encoding="utf-8")
-    lane = Lane(corpora.reading(path), 0, 1)
+    lane = Reader(corpora.reading(path), 0, 1)
     assert corpora.numbers(lane, 41) == [*range(20), *range(20), 0]
     assert (lane.tally.rows, lane.tally.broken) == (47, 6)
     assert [line.partition("rows.jsonl: ")[2] for line in lane.told] == snapshot(
@@ -118,12 +118,12 @@ def test_broken_rows_are_skipped_up_to_the_stated_share(tmp_path: Path, monkeypa
         ]
     )
 
-    monkeypatch.setattr(lanes, "LEAST", 20)
+    monkeypatch.setattr(endless, "LEAST", 20)
     with pytest.raises(TooManyBroken) as ended:
-        corpora.numbers(Lane(corpora.reading(path, broken=0.1), 0, 1), 41)
+        corpora.numbers(Reader(corpora.reading(path, broken=0.1), 0, 1), 41)
     assert str(ended.value).partition("rows.jsonl: ")[2] == snapshot(
-        "line 23 is no JSON (Expecting value); 3 of 23 rows are broken, more than data.broken_rows=0.1"
-        " allows; next: repair them, or a larger data.broken_rows"
+        "line 23 is no JSON (Expecting value); 3 of 23 rows are broken, more than data.max_bad_row_fraction=0.1"
+        " allows; next: repair them, or a larger data.max_bad_row_fraction"
     )
 
 
@@ -132,7 +132,7 @@ def test_too_few_rows_for_the_readers_is_said(tmp_path: Path) -> None:
 
     path = corpora.write(tmp_path, "rows", range(2))
     with pytest.raises(UserError) as refused:
-        corpora.numbers(Lane(corpora.reading(path), 4, 5), 1)
+        corpora.numbers(Reader(corpora.reading(path), 4, 5), 1)
     assert str(refused.value).partition("rows.jsonl: ")[2] == snapshot(
         "too few rows for 5 readers, reader 5 has none; next: training.dataloader_num_workers=0, or fewer processes"
     )

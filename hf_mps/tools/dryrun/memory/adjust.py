@@ -13,7 +13,7 @@ from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.features import early_steps
-from hf_mps.finetune.features.memory_fit import Room, at_most
+from hf_mps.finetune.features.memory_fit import MemoryAdjustments, at_most
 from hf_mps.layer.fused_step.attention import NAME
 from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.memory import fit
@@ -47,16 +47,16 @@ WORTH = 0.9
 """Of what a step needed: where even the smallest is no smaller than that, nothing is changed."""
 
 
-def foresee(run: PreparedRun) -> Room:
+def estimate_fit(run: PreparedRun) -> MemoryAdjustments:
     """The room that a run makes itself before it trains; most are small beside the machine, and nothing is traced.
 
     A step that cannot be traced is left as it is.
     """
     if run.device.value != "mps" or run.resolved.smoke is not None:
-        return Room()
+        return MemoryAdjustments()
     size, machine = at_most(run.prepared, run.resolved.recipe), present()
     if size is None or size <= machine.comfortable:
-        return Room()
+        return MemoryAdjustments()
     from hf_mps.tools.dryrun import metal_device
 
     status.now("tracing a training step: does it fit this machine? …")
@@ -65,12 +65,12 @@ def foresee(run: PreparedRun) -> Room:
         made = make(target, machine, device)
         return replace(made, choices=made.choices | proposed(target, machine, device, made))
     except Exception:  # whatever a step does that a trace cannot follow: it trains as it is
-        return Room()
+        return MemoryAdjustments()
 
 
 def make(
     target: Target, machine: Machine, device: Choice[str], length: int | None = None, before: Estimate | None = None
-) -> Room:
+) -> MemoryAdjustments:
     """What makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
 
     Where nothing makes it fit, what needs least, if that is less by a tenth. `before` is the estimate as it is, where
@@ -78,7 +78,7 @@ def make(
     """
     before = before or _estimate(target, device, length)
     if machine.verdict(before.bytes) == "fits":
-        return Room(bytes=before.bytes)
+        return MemoryAdjustments(bytes=before.bytes)
     best: tuple[int, dict[str, Any]] = (int(WORTH * before.bytes), {})
     for changes in STEPS:
         if any(not changes_something(target, {key: value}) for key, value in changes.items()):
@@ -92,12 +92,14 @@ def make(
         if machine.verdict(size) == "fits":
             break
     if not best[1]:
-        return Room(bytes=before.bytes)
+        return MemoryAdjustments(bytes=before.bytes)
     clips = early_steps.words(target.resolved.recipe.training)
-    return Room(best[1], _choices(best[1], before.bytes, best[0], machine, WORDS | {early_steps.KEY: clips}), best[0])
+    return MemoryAdjustments(
+        best[1], _choices(best[1], before.bytes, best[0], machine, WORDS | {early_steps.KEY: clips}), best[0]
+    )
 
 
-def proposed(target: Target, machine: Machine, device: Choice[str], made: Room) -> dict[str, Choice[Any]]:
+def proposed(target: Target, machine: Machine, device: Choice[str], made: MemoryAdjustments) -> dict[str, Choice[Any]]:
     """What the user could choose where `made` is not enough, in one line: what fits, or else needs least."""
     if machine.verdict(made.bytes) == "fits":
         return {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import Notice, RunError, UserError
-from hf_mps.core.stock import Stock
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Safeguard
 
 
@@ -48,16 +48,16 @@ def put(wrapper: Callable[..., Any], function: Callable[..., Any] = lambda x: 2 
     return thing, library
 
 
-def before(stock: Stock, x: int) -> Any:
+def before(stock: OriginalCall, x: int) -> Any:
     raise ZeroDivisionError("of ours")
 
 
-def after(stock: Stock, x: int) -> Any:
+def after(stock: OriginalCall, x: int) -> Any:
     stock(x)
     raise ZeroDivisionError("of ours")
 
 
-def changed(stock: Stock, x: int) -> Any:
+def changed(stock: OriginalCall, x: int) -> Any:
     x = x + 100
     raise ZeroDivisionError("of ours")
 
@@ -75,8 +75,8 @@ def test_the_caller_gets_what_stock_returns_and_stock_runs_once(wrapper: Any, ca
 
 
 def test_a_call_made_for_a_part_of_the_work_is_not_the_callers() -> None:
-    def halves(stock: Stock, x: int) -> Any:
-        return stock.part(x - 1) + undefined(x)
+    def halves(stock: OriginalCall, x: int) -> Any:
+        return stock.partial(x - 1) + undefined(x)
 
     def undefined(x: int) -> int:
         raise KeyError(x)
@@ -92,7 +92,7 @@ def test_what_stock_raises_goes_through_as_it_is(error: BaseException) -> None:
     def fails(x: int) -> int:
         raise error
 
-    def careful(stock: Stock, x: int) -> Any:
+    def careful(stock: OriginalCall, x: int) -> Any:
         try:
             return stock(x)
         finally:
@@ -111,7 +111,7 @@ def test_what_stock_raises_wins_over_what_goes_wrong_after_it() -> None:
     def fails(x: int) -> int:
         raise error
 
-    def clumsy(stock: Stock, x: int) -> Any:
+    def clumsy(stock: OriginalCall, x: int) -> Any:
         try:
             return stock(x)
         finally:
@@ -126,8 +126,8 @@ def test_what_stock_raises_wins_over_what_goes_wrong_after_it() -> None:
 
 
 def test_what_other_code_of_the_users_raises_goes_through_as_well() -> None:
-    def later(stock: Stock, x: int) -> Any:
-        return stock.theirs(lambda: {}["of the user"])
+    def later(stock: OriginalCall, x: int) -> Any:
+        return stock.foreign(lambda: {}["of the user"])
 
     thing, library = put(later)
     with pytest.raises(KeyError, match="of the user"):
@@ -137,7 +137,7 @@ def test_what_other_code_of_the_users_raises_goes_through_as_well() -> None:
 
 @pytest.mark.parametrize("refusal", [UserError("no"), RunError("no"), Notice("no")])
 def test_a_refusal_is_no_fault(refusal: Exception) -> None:
-    def refuses(stock: Stock, x: int) -> Any:
+    def refuses(stock: OriginalCall, x: int) -> Any:
         try:
             return stock(x)
         except ValueError:

@@ -9,15 +9,15 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.features.memory_fit import Room
-from hf_mps.tools.dryrun.memory import room
+from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+from hf_mps.tools.dryrun.memory import adjust
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
 from hf_mps.tools.dryrun.memory.machine import Machine
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 
-MADE = Room(
-    room.ATTENTION | CHECKPOINTING,
+MADE = MemoryAdjustments(
+    adjust.ATTENTION | CHECKPOINTING,
     {"attention": Choice("blockwise", "memory"), "checkpointing": Choice(True, "memory")},
 )
 
@@ -25,7 +25,7 @@ MADE = Room(
 def test_a_run_on_a_machine_with_room_traces_nothing(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "make", None)
+    monkeypatch.setattr(adjust, "make", None)
     assert finetune("my.yaml", "--fresh").code == 0
     assert not {"attention", "checkpointing"} & results(desk / "runs/my")["choices"].keys()
 
@@ -33,8 +33,8 @@ def test_a_run_on_a_machine_with_room_traces_nothing(
 def test_a_run_makes_room_and_says_so_on_the_screen_and_in_its_results(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "present", lambda: Machine("a tiny Mac", 2**20, 2**20))
-    monkeypatch.setattr(room, "make", lambda *_: MADE)
+    monkeypatch.setattr(adjust, "present", lambda: Machine("a tiny Mac", 2**20, 2**20))
+    monkeypatch.setattr(adjust, "make", lambda *_: MADE)
     ended = finetune("my.yaml")
     assert ended.code == 0
     assert [line.split()[:2] for line in ended.out.splitlines() if line.endswith("  memory")] == snapshot(
