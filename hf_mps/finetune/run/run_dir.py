@@ -322,8 +322,8 @@ def _going_on(path: Path) -> str:
 
 
 def _used(path: Path) -> bool:
-    """Whether a folder holds anything but the empty staging folder of a run that was killed as it began."""
-    return path.exists() and (not path.is_dir() or any(inside.name != STAGING for inside in path.iterdir()))
+    """Whether a folder holds anything but hidden files: those of a run that was killed as it began, and Finder's."""
+    return path.exists() and (not path.is_dir() or any(inside.name[0] != "." for inside in path.iterdir()))
 
 
 def _changed(path: Path, differs: list[str]) -> str:
