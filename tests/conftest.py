@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import CHECKOUT
+from tests import CHECKOUT, share
 from tests.snapshots import text_in_pieces  # noqa: F401  inline-snapshot looks for such a hook in a conftest
 
 if TYPE_CHECKING:
@@ -96,10 +96,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test that starts a Python of its own: with what that imports it takes two to ten seconds."""
-    for item in items:
-        if "run_python" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.process)
+    """Mark tests that start a Python, which takes two to ten seconds, and those of another commit's share."""
+    starts = [item for item in items if "run_python" in getattr(item, "fixturenames", ())]
+    for item in starts:
+        item.add_marker(pytest.mark.process)
+    rotated = [item for item in items if item.get_closest_marker("rotated")]
+    share.rotate(rotated, by=lambda item: item.nodeid.partition("[")[0])
+    # Half of what a file asks of new Pythons: a hundred starts of torch are four minutes of a core.
+    starts = [item for item in starts if not (item.get_closest_marker("rotated") or item.get_closest_marker("nightly"))]
+    share.rotate(starts, by=lambda item: str(item.path), shares=2)
 
 
 @pytest.fixture(autouse=True)
