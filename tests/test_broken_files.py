@@ -24,7 +24,7 @@ from hf_mps.metal.kernels.metallib import Library as Metallib
 from hf_mps.metal.kernels.objects import _packed, _unpacked
 from hf_mps.metal.kernels.signature import Signature
 from hf_mps.metal.operators import table
-from hf_mps.tools.saved import adapter
+from hf_mps.tools.saved.run import ADAPTER, read_adapter
 from scripts.tools.macho import Library as MachO
 from scripts.tools.macho import code_names
 from tests.metal.kernels import test_launch_classes, wheels
@@ -55,8 +55,8 @@ def checkpoint(data: bytes, folder: Path) -> None:
 
 
 def adapter_settings(data: bytes, folder: Path) -> None:
-    (folder / adapter.FILE).write_bytes(data)
-    adapter.read("somewhere", folder)
+    (folder / ADAPTER).write_bytes(data)
+    read_adapter("somewhere", folder)
 
 
 def compiled_kernel(data: bytes, _: Path) -> None:

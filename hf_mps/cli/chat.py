@@ -36,7 +36,7 @@ def chat(
 
     saved = open_run(run, task)
     with status.shown("loading PyTorch …"):
+        from hf_mps.tools.saved.chat import Manner
         from hf_mps.tools.saved.chat import chat as talk
-        from hf_mps.tools.saved.talk import Manner
 
         talk(saved, Manner(max_new_tokens, temperature, seed), system=system, base=base)

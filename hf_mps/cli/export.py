@@ -36,7 +36,7 @@ def export(
     Runtime. What was written, with which versions, and how far the logits are apart stands in OUT/hf-mps-export.json.
     """
     from hf_mps.tools.export import make
-    from hf_mps.tools.export.loading import Options
+    from hf_mps.tools.export.base import Options
 
     make.export(format, run, out, weights, Options(_numbers(lengths), converter))
 

@@ -363,9 +363,8 @@ def stock(given: argparse.Namespace, name: str, scale: int, *words: str) -> dict
 
     recipe = load_recipe(name, [*words, "optimizations=false"]).recipe
     set_seed(recipe.seed)
-    prepared = tasks.module(recipe.task).prepare(
-        recipe, load.load(recipe.data, recipe.seed), resolve(recipe.model), "cuda"
-    )
+    task = tasks.find(recipe.task)(recipe, resolve(recipe.model), "cuda")
+    prepared = task.prepare(load.load(recipe.data, recipe.seed))
     said = recipe.training | {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "report_to": "none"}
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(dir=given.work), seed=recipe.seed, disable_tqdm=True, **said

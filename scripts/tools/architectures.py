@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_mps.finetune.models import vision_language
-from hf_mps.finetune.smoke import seeing
+from hf_mps.finetune.smoke import processors
 
 # The task that an architecture is looked at with: the first whose mapping in transformers has it, but for OTHERWISE.
 # Models of sound are in those of texts as well, and come before them. No task of ours classifies sound: what such a
@@ -40,13 +39,8 @@ TASKS = {
     "image-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT",
 }
 ELSEWHERE = {"MODEL_FOR_AUDIO_CLASSIFICATION": "speech-recognition"}
-OTHERWISE = {"segformer": "image-segmentation", **dict.fromkeys(seeing.KINDS, "image-text")}
+OTHERWISE = {"segformer": "image-segmentation", **dict.fromkeys(processors.KINDS, "image-text")}
 """What a recipe of ours trains otherwise than the first mapping says."""
-CLASSES = {
-    "summarization": "AutoModelForSeq2SeqLM",
-    "causal-lm": "AutoModelForCausalLM",
-    "image-text": vision_language.AUTO_CLASS,
-}
 WITHOUT_LENGTH = (
     "image-classification",
     "image-segmentation",
@@ -135,7 +129,7 @@ def written(name: str, task: str, folder: Path) -> Path:
     from hf_mps.finetune import tasks
     from hf_mps.finetune.smoke import shrink
 
-    place, kind = folder / name, getattr(transformers, CLASSES.get(task) or tasks.module(task).AUTO_CLASS)
+    place, kind = folder / name, getattr(transformers, tasks.find(task).auto_class)
     try:
         config, why = shrink.smallest(name, {}, WORDS, kind.from_config)
         if why is not None and "it still has" not in why:

@@ -180,9 +180,9 @@ def _keys() -> Iterator[str]:
 
 def _class_words(task: str) -> str:
     """The docstring of the task's recipe, on one line."""
-    module = tasks.module(task)
-    words = re.sub(r"\s+", " ", module.Recipe.__doc__ or "").strip()
-    source = getattr(module, "ARGUMENTS", None)
+    kind = tasks.find(task)
+    words = re.sub(r"\s+", " ", kind.recipe_class.__doc__ or "").strip()
+    source = kind.arguments_source
     return words + (f" `training` holds fields of {source[1]}." if source else "")
 
 

@@ -147,7 +147,7 @@ def _sentence_splitter(folder: Path) -> None:
 def _text_model(name: str, words: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         from hf_mps.finetune.smoke import tiny_model
-        from hf_mps.finetune.smoke.families import Family
+        from hf_mps.finetune.smoke.processors import Family
 
         tiny_model.write(Family(name, "text", words, {}), folder, TEXTS, 0)  # type: ignore[arg-type]  # one of its kinds
 
@@ -171,7 +171,7 @@ def _image_model(name: str, **more: Any) -> Callable[[Path], None]:
 def _clip(folder: Path) -> None:
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTextConfig, CLIPVisionConfig
 
-    from hf_mps.finetune.smoke.tokenizers import train
+    from hf_mps.finetune.smoke.processors import train
 
     tokenizer = train("wordpiece", TEXTS, parts=False)
     tokenizer.save_pretrained(folder)
@@ -185,7 +185,7 @@ def _clip(folder: Path) -> None:
 
 def _sound_model(folder: Path) -> None:
     from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import Family
+    from hf_mps.finetune.smoke.processors import Family
 
     tiny_model.write(Family("wav2vec2", "sound", "", {}), folder, TEXTS, 0)
 

@@ -35,10 +35,8 @@ def prepare(**values: Any) -> Prepared:
     from hf_mps.finetune.models import checkpoint
 
     made = recipe(**values)
-    task = tasks.module(made.task)
-    rows = load.load(made.data, made.seed)
-    prepared: Prepared = task.prepare(made, rows, checkpoint.resolve(made.model), hf_mps.metal.device.choose().value)
-    return prepared
+    task = tasks.find(made.task)(made, checkpoint.resolve(made.model), hf_mps.metal.device.choose().value)
+    return task.prepare(load.load(made.data, made.seed))
 
 
 def trainer(prepared: Prepared, folder: Path, **settings: Any) -> Any:
@@ -63,7 +61,7 @@ def trainer(prepared: Prepared, folder: Path, **settings: Any) -> Any:
 def model(folder: Path, architecture: str) -> Path:
     """A tiny model of an architecture with random weights, and a tokenizer that has learned its words from TEXTS."""
     from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import WORDS, Family
+    from hf_mps.finetune.smoke.processors import WORDS, Family
 
     place = folder / architecture
     if not place.is_dir():

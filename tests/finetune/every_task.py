@@ -166,8 +166,8 @@ def _set_dropout(place: Path, share: float) -> None:
 def _reader(place: Path) -> None:
     """A tiny model of text of the architecture that its folder is named for."""
     from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import WORDS as KINDS
-    from hf_mps.finetune.smoke.families import Family
+    from hf_mps.finetune.smoke.processors import WORDS as KINDS
+    from hf_mps.finetune.smoke.processors import Family
 
     tiny_model.write(Family(place.name, "text", KINDS[place.name], {}), place, [" ".join(WORDS)] * 8, 0)
 

@@ -54,5 +54,6 @@ def a_record(**changes: Any) -> RunRecord:
         "dataset": "nyu-mll/glue",
         "dataset_config": "mrpc",
         "language": "en",
+        "pipeline_tag": "text-classification",
     }
     return RunRecord(**(given | changes))

@@ -19,7 +19,7 @@ PHOTOS = [(64, 48), (40, 90), (200, 30)]
 
 def segformer(place: Path) -> Path:
     from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import Family
+    from hf_mps.finetune.smoke.processors import Family
 
     tiny_model.write(Family("segformer", "image and mask", "", {}), place, [], 1)
     return place
@@ -46,7 +46,7 @@ def yolos(place: Path) -> Path:
 def smol(place: Path, kind: str = "idefics3") -> Path:
     """A model of images and text: an Idefics3, SmolVLM's architecture, or another."""
     from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import Family
+    from hf_mps.finetune.smoke.processors import Family
 
     words = [f"It is {colour}. {ASKED} Answer briefly." for colour in COLOURS] * 4
     tiny_model.write(Family(kind, "image and text", "", {}), place, words, 1)
@@ -59,7 +59,7 @@ def ear(place: Path) -> Path:
 
     from hf_mps.finetune.media import synthetic_sound
     from hf_mps.finetune.smoke import tiny_model
-    from hf_mps.finetune.smoke.families import Family
+    from hf_mps.finetune.smoke.processors import Family
 
     family = Family("whisper", "sound", "", {"max_source_positions": 100, "max_target_positions": 32})
     tiny_model.write(family, place, list(synthetic_sound.WORDS), 0)

@@ -91,7 +91,7 @@ def main() -> int:
     from hf_mps.finetune.run import stages  # noqa: F401
 
     for name in trained_by(1):
-        tasks.module(every_task.RECIPES[name]["task"])
+        tasks.find(every_task.RECIPES[name]["task"])
     for size in WORLDS:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

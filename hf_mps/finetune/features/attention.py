@@ -13,7 +13,6 @@ from hf_mps.finetune.features.base import Draft, Feature, Plan
 from hf_mps.layer.fused_step.attention import NAME
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._answering import Answering
     from hf_mps.finetune.tasks._base import Prepared
 
 KEY, AUTO = "attention", "auto"
@@ -35,7 +34,7 @@ class Attention(Feature):
         return nullcontext()
 
 
-def choose(word: str, prepared: Prepared | Answering, needed: Choice[str] | None = None) -> Choice[str] | None:
+def choose(word: str, prepared: Prepared, needed: Choice[str] | None = None) -> Choice[str] | None:
     """The attention of a recipe whose key `attention` is `word`, or None for the one that the models have.
 
     `needed` is what the machine's memory asks for. Raises UserError where a model cannot have what the recipe says.
@@ -52,7 +51,7 @@ def choose(word: str, prepared: Prepared | Answering, needed: Choice[str] | None
     return Choice(word, SAID)
 
 
-def give(prepared: Prepared | Answering, chosen: Choice[str] | None) -> None:
+def give(prepared: Prepared, chosen: Choice[str] | None) -> None:
     """Set what was chosen. Raises UserError where transformers refuses it."""
     for model in of(prepared) if chosen is not None else ():
         try:
@@ -61,7 +60,7 @@ def give(prepared: Prepared | Answering, chosen: Choice[str] | None) -> None:
             raise UserError(f"attention is {chosen.value}, and {first_line(error)}") from error  # type: ignore[union-attr]
 
 
-def of(prepared: Prepared | Answering) -> Iterator[Any]:
+def of(prepared: Prepared) -> Iterator[Any]:
     """The models of transformers in what is trained, and in further ones that its trainer gets (a reference)."""
     import torch
     from transformers import PreTrainedModel

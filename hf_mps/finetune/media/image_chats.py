@@ -56,7 +56,7 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
     kinds = {"input_ids": List(Value("int32")), "labels": List(Value("int32"))}
     features = Features({**kinds, "pictures": Value("int32"), "row": Value("int32")})
     found = tokens.map_cached(
-        rows, encode, content=content, key=("image-text", longest, prompt or ""), features=features
+        rows, encode, content=content, key=("image chats", longest, prompt or ""), features=features
     )
     if len(found) == 0:
         raise UserError(

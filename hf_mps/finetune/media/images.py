@@ -88,18 +88,18 @@ class Images(Varied):
         self, rows: Rows, labels: Sequence[int] | None, processor: Any, augment: Augmentation | None, seed: int
     ) -> None:
         super().__init__(rows, seed)
-        self._labels = labels
+        self.labels = labels
+        self.augment = augment
         self._processor = processor
-        self._augment = augment
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, settings = opened(self._rows, index), {}
-        if self._augment is not None:
+        if self.augment is not None:
             resample = getattr(self._processor, "resample", None)
-            image = augmented(image, self._augment, size(self._processor), resample, self.draw(index))
+            image = augmented(image, self.augment, size(self._processor), resample, self.draw(index))
             settings = {"do_resize": False, "do_center_crop": False}
         pixels = self._processor(image, return_tensors="pt", **settings)["pixel_values"][0]
-        return {"pixel_values": pixels} | ({"labels": self._labels[index]} if self._labels is not None else {})
+        return {"pixel_values": pixels} | ({"labels": self.labels[index]} if self.labels is not None else {})
 
 
 def opened(rows: Rows, index: int) -> Any:

@@ -39,14 +39,14 @@ class Masks(images.Varied):
         self._processor = processor
         self._classes = classes
         self._reduce = reduce
-        self._augment = augment
+        self.augment = augment
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if "mask" not in self._rows.dataset.column_names:
             return prepared(self._processor, images.opened(self._rows, index), None, reduce=False)
         image, mask = pair(self._rows, index)
-        if self._augment is not None:
-            image, mask = varied(image, mask, self._augment, self.draw(index))
+        if self.augment is not None:
+            image, mask = varied(image, mask, self.augment, self.draw(index))
         made = prepared(self._processor, image, mask, reduce=self._reduce)
         self._refuse_unknown(index, made["labels"])
         return made

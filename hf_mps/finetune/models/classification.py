@@ -69,3 +69,10 @@ def rows(
 def by_name(shares: Any, names: Sequence[str]) -> Row:
     """Return the probabilities of all classes, shape (classes,), by their names."""
     return {"probabilities": {name: round(float(share), 4) for name, share in zip(names, shares, strict=True)}}
+
+
+def confusion(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:
+    """Return the picture of a confusion matrix of the rows of predictions.csv."""
+    from hf_mps.finetune.report import classes
+
+    return classes.confusion([(row["label"], row["prediction"]) for row in predicted], names)

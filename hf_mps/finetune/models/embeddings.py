@@ -10,8 +10,7 @@ from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import in_batch, trainer_mixins
-from hf_mps.finetune.tasks._answering import Answering
-from hf_mps.finetune.text import buckets, lengths, tokens
+from hf_mps.finetune.text import buckets, tokens
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
 from hf_mps.metrics import Baseline, Metrics
@@ -41,7 +40,7 @@ BATCH = 32
 BLOCK = 1024
 
 
-def library(task: str = "sentence-embeddings") -> Any:
+def library(task: str) -> Any:
     """Return the module sentence_transformers. Raises UserError, with the command that installs it, where it is
     absent.
     """
@@ -89,7 +88,7 @@ def encoded(
         rows,
         encode,
         content=tokens.digest(tokenizer),
-        key=("sentence-embeddings", longest, roles, span),
+        key=("embedded texts", longest, roles, span),
         # float32: Metal refuses the float64 that a plain Python float would become.
         features=Features({**kinds, **({"score": Value("float32")} if has_score else {})}),
     )
@@ -292,40 +291,6 @@ def embedded(model: Any, collator: Any, texts: Sequence[str], column: str, at_on
         return torch.nn.functional.normalize(made, dim=-1)
 
     return numpy.stack(vectors(model, collator, texts, column, unit, at_once))
-
-
-def answering(
-    recipe: Any,
-    checkpoint: Checkpoint,
-    chosen: Mapping[str, Any],
-    opened: tuple[Any, Choice[str]],
-    answers_: Callable[[Any, Any, Mapping[str, Sequence[str]]], Iterator[dict[str, Any]]],
-) -> Answering:
-    """Return how an encoder, `opened` with what is said of it, answers rows of texts alone and of pairs.
-
-    `answers_(trainer, collator, texts)` yields an answer for each row; `texts` are lists by their roles.
-    """
-    model, weights = opened
-    length = lengths.kept(recipe, chosen, model.tokenizer, checkpoint.config())
-    model.max_seq_length = length.value.longest
-    padded = collator(model, length.value, recipe.training.get("prompts"))
-
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-        roles = [role for role in ("text", "text_pair") if role in rows.dataset.column_names]
-        tokens.refuse_other_than_text(rows, roles)
-        every = range(len(rows.dataset))
-        texts = {role: tokens.texts(rows, role, {role: rows.dataset[role][:]}, every) for role in roles}
-        return answers_(trainer, padded, texts)
-
-    return Answering(
-        model=model,
-        processing_class=model.tokenizer,
-        collator=padded,
-        answers=answers,
-        choices={"lengths": length, "model": weights},
-        trainer=apart,
-        batch=BATCH,
-    )
 
 
 def vectors(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,12 @@ from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.models.quantization import Kind
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.run.logging import errors_only
-from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
 
 if TYPE_CHECKING:
     from datasets import Features
 
-    from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCausalLM"
@@ -38,8 +36,6 @@ MAX_LENGTH = 512
 
 # Prompts that are answered at once.
 PROMPTS = 8
-# Prompts that are read at a time: answers take long, and each should be there soon.
-AT_A_TIME = 64
 
 
 class Recipe(lengths.Padded):
@@ -201,19 +197,6 @@ class Labelled:
         return DataCollatorForTokenClassification(self.tokenizer)(rows)
 
 
-def answering(model_: Any, loaded: Loaded, answers_: Callable[[Any, Rows], Iterator[dict[str, Any]]]) -> Answering:
-    """Return the `Answering` of an instruction model, which generates PROMPTS answers at once."""
-    return Answering(
-        model=model_,
-        processing_class=loaded.tokenizer,
-        collator=None,
-        answers=answers_,
-        choices=loaded.choices,
-        at_a_time=AT_A_TIME,
-        batch=PROMPTS,
-    )
-
-
 def started_from(recipe: Recipe) -> Any:
     """Return the model that a run started from, against which a saved one is measured.
 
@@ -222,19 +205,6 @@ def started_from(recipe: Recipe) -> Any:
     import transformers
 
     return replace(resolve(recipe.model), dtype=recipe.weights).model(getattr(transformers, AUTO_CLASS))[0]
-
-
-def answered(
-    trainer: Any, tokenizer: Any, asked: Sequence[Sequence[Mapping[str, str]]], settings: Generate, **template: Any
-) -> Iterator[dict[str, Any]]:
-    """Yield each conversation as the model reads it, and what it generates, as many at once as the trainer takes.
-
-    `template` is what the chat template is told beside the messages.
-    """
-    prompts = [chat.render(tokenizer, messages, prompt=True, **template) for messages in asked]
-    generated = answers(trainer, tokenizer, prompts, settings, trainer.args.eval_batch_size)
-    for prompt, text in zip(prompts, generated, strict=True):
-        yield {"prompt": prompt, "generated": text}
 
 
 def answers(
@@ -286,3 +256,12 @@ def _ends(model_: Any, tokenizer: Any) -> dict[str, list[int]]:
     ends = [] if known is None else list(known) if isinstance(known, (list, tuple)) else [known]
     turn = chat.end_of_turn(tokenizer) if tokenizer.chat_template else None
     return {"eos_token_id": [*ends, turn]} if turn is not None and turn not in ends else {}
+
+
+def decoded(ids: Any, tokenizer: Any) -> list[str]:
+    """Return texts for ids of shape (rows, tokens), -100 behind a row's end."""
+    import numpy
+
+    ids = ids[0] if isinstance(ids, tuple) else ids
+    whole = numpy.where(ids < 0, tokenizer.pad_token_id, ids)
+    return [text.strip() for text in tokenizer.batch_decode(whole, skip_special_tokens=True)]

@@ -9,7 +9,7 @@ from transformers import Seq2SeqTrainer
 
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import transcripts
-from hf_mps.finetune.models.seq2seq import decoded
+from hf_mps.finetune.models.language import decoded
 from hf_mps.finetune.models.trainer_mixins import MeasuredBefore
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.metrics import Metrics

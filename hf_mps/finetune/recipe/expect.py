@@ -93,7 +93,7 @@ def _instead(name: str, recipe: Recipe, *more: str) -> str:
 def _possible(recipe: Recipe) -> tuple[list[str], bool]:
     """Return the metrics that a recipe reports, and whether they are independent of its rows."""
     numbers = REPORTS
-    names = recipe.metrics or getattr(tasks.module(recipe.task), "METRICS", None)
+    names = recipe.metrics or tasks.find(recipe.task).metrics
     return list(dict.fromkeys(number for name in names or numbers for number in numbers[name])), names is not None
 
 

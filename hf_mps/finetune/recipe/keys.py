@@ -28,7 +28,7 @@ class Key:
 
 def of_task(task: str) -> list[Key]:
     """Return the keys of a task's recipe other than `training`, in the order of its class."""
-    return of_class(tasks.module(task).Recipe)
+    return of_class(tasks.find(task).recipe_class)
 
 
 def of_class(kind: type[BaseModel]) -> list[Key]:
@@ -38,9 +38,9 @@ def of_class(kind: type[BaseModel]) -> list[Key]:
 
 def training(task: str) -> list[Key]:
     """Return the fields that `training` takes for a task. Raises UserError where their library is not installed."""
-    module = tasks.module(task)
-    source = getattr(module, "ARGUMENTS", None) or TRAINING_ARGUMENTS
-    refused = training_section.ELSEWHERE | dict(getattr(module, "SETTLED", None) or {})
+    kind = tasks.find(task)
+    source = kind.arguments_source or TRAINING_ARGUMENTS
+    refused = training_section.ELSEWHERE | dict(kind.settled)
     return [
         Key(f"training.{name}", training_section.allowed(field), "")
         for name, field in training_section.fields(source).items()

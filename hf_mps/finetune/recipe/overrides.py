@@ -100,7 +100,8 @@ def in_full(key: str, task: Any) -> str:
     section, _, last = key.partition(".")
     if section != "data" or "." in last or task not in tasks.names():
         return key
-    known = tasks.module(task).Recipe.model_fields["data"].annotation.model_fields
+    data: Any = tasks.find(task).recipe_class.model_fields["data"].annotation
+    known = data.model_fields
     if last in known:
         return key
     if last in SHORT:

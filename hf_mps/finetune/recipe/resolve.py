@@ -113,22 +113,21 @@ def examine(document: Document) -> tuple[Recipe | None, list[Problem]]:
         came = "is missing" if named is None else f"is {named!r}"
         wrong = f"task {came}; allowed: {', '.join(names)}{nearest(str(named), names)}"
         return None, [Problem(document.where("task"), "", wrong)]
-    task = tasks.module(named)
+    task = tasks.find(named)
     recipe, wrong_keys = None, []
     try:
-        recipe = task.Recipe.model_validate(document.values)
+        recipe = task.recipe_class.model_validate(document.values)
         recipe._typed = document.overridden
     except ValidationError as error:
-        wrong_keys = clauses(error, task.Recipe, document)
-    for key in task.Recipe.TYPED_ALONE:
+        wrong_keys = clauses(error, task.recipe_class, document)
+    for key in task.recipe_class.TYPED_ALONE:
         if document.values.get(key) and key not in document.overridden:
             wrong_keys.append((key, f"is no key of a file, which cannot agree for its reader; next: type {key}=true"))
     unchecked = []
     if isinstance(training := document.values.get("training"), dict):
-        source, settled = getattr(task, "ARGUMENTS", None), getattr(task, "SETTLED", None)
         try:
             fields = {str(key): value for key, value in training.items()}
-            wrong_fields = training_section.problems(fields, source, settled, task=named)
+            wrong_fields = training_section.problems(fields, task.arguments_source, task.settled, task=named)
             wrong_keys += [(f"training.{key}", text) for key, text in wrong_fields]
         except UserError as error:  # the library whose arguments they are is not installed
             text = f"cannot be checked: {error}"

@@ -69,7 +69,7 @@ class RunRecord:
     """The data in words (`generated paraphrase pairs`); the hub id and configuration where empty."""
     split: str = "validation"
     """The split that `metrics` were taken on."""
-    pipeline_tag: str = "text-classification"
+    pipeline_tag: str = ""
     """The hub's name of the task, as in huggingface.co/tasks."""
     auto_class: str = "AutoModelForSequenceClassification"
     """The class of transformers that loads the model, shown in the card's snippet."""

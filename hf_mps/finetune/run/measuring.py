@@ -13,7 +13,6 @@ from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
 from hf_mps.finetune.run.stages import REFUSALS, one_gpu, refused
-from hf_mps.finetune.tasks._answering import Answering
 
 if TYPE_CHECKING:
     from hf_mps.finetune.tasks._base import Prepared
@@ -30,7 +29,7 @@ EVALUATED = "per_device_eval_batch_size"
 
 
 def trainer(
-    made: Prepared | Answering,
+    made: Prepared,
     recipe: Recipe,
     device: Choice[str],
     folder: Path,
@@ -52,7 +51,7 @@ def trainer(
         said = {key: value for key, value in said.items() if key not in checks.CUDA_ALONE}
     said = {key: value for key, value in said.items() if not key.startswith(OF_TRAINING)}
     precision, mixed = precision_of(said, device.value)
-    own = made.batch if isinstance(made, Answering) else None
+    own = None if made.splits else made.task.batch  # rows with labels are measured as a run measures them
     size = _batch(said, chosen, batch) if own is None or batch is not None else Choice(own, "the task's own")
     defaults = {key: value for key, value in made.arguments_defaults.items() if not key.startswith(OF_TRAINING)}
     ours = {
@@ -61,6 +60,10 @@ def trainer(
         EVALUATED: size.value,
     }
     attention.give(made, attention.choose(recipe.attention, made))
+    measured: dict[str, Any] = {}
+    if made.splits:
+        rows = {"train_dataset": made.sample, "eval_dataset": made.validation}
+        measured = {**rows, "compute_metrics": made.compute_metrics, "callbacks": []}
     try:
         pinned = {"dataloader_pin_memory": device.value == "cuda"}
         arguments = (made.arguments or TrainingArguments)(**(pinned | defaults | mixed | said | ours))
@@ -71,7 +74,7 @@ def trainer(
             args=one_gpu(arguments),
             data_collator=made.collator,
             processing_class=made.processing_class,
-            **_for_measuring(made),
+            **measured,
             **made.trainer_settings,
         )
     except REFUSALS as error:
@@ -95,15 +98,3 @@ def _batch(said: Mapping[str, Any], chosen: Mapping[str, Any], asked: int | None
     trained = chosen.get("batch")
     size = max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH)
     return Choice(size, "as in the evaluations of its run" if trained else "the size of a run's evaluations")
-
-
-def _for_measuring(made: Prepared | Answering) -> dict[str, Any]:
-    """Return the trainer's keywords that only rows with labels need."""
-    if isinstance(made, Answering):
-        return {}
-    return {
-        "train_dataset": made.sample,
-        "eval_dataset": made.validation,
-        "compute_metrics": made.compute_metrics,
-        "callbacks": [],
-    }

@@ -180,7 +180,7 @@ def prepare_run(
         status.now("preparing the model and its features …")
     source = replace(source, dtype=recipe.weights)
     with metrics.unmeasured() if run_dir is None else nullcontext():
-        prepared = tasks.module(recipe.task).prepare(recipe, rows, source, device.value)
+        prepared = tasks.find(recipe.task)(recipe, source, device.value).prepare(rows)
     run = PreparedRun(resolved, device, prepared, rows)
     if run_dir is not None:
         _check_whole(run, run_dir)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
+from hf_mps.finetune import tasks
 from hf_mps.finetune.sharding import settings
 
 if TYPE_CHECKING:
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
 
 KEY = "sharding"
 WITHOUT = "next: the same recipe without training.fsdp, which trains a whole model on each rank"
-GENERATES = "answers are generated between steps, token by token, and ranks would wait for each other's weights"
-PARTS = "sentence-transformers' trainer calls the parts of a model by themselves"
-# Tasks whose trainer does more with the model than forward and backward passes, and what.
-TASKS = {
-    "dpo": "its reference model would stay whole on every rank",
-    **dict.fromkeys(("rerank", "sentence-embeddings", "sparse-embeddings"), PARTS),
-    **dict.fromkeys(("grpo", "speech-recognition", "speech-seq2seq", "summarization", "translation"), GENERATES),
-}
 # Optimizers whose state PyTorch makes of the weights' parts; others look at a weight's rows and columns, or pack it.
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 
@@ -69,8 +62,8 @@ def arguments(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
 
 def _obstacle(recipe: Recipe, training: Mapping[str, Any]) -> str:
-    if recipe.task in TASKS:
-        return f"of task {recipe.task}: {TASKS[recipe.task]}"
+    if why := tasks.find(recipe.task).unsharded:
+        return f"of task {recipe.task}: {why}"
     for key, value in (("step_in_backward", recipe.step_in_backward or False), ("weights", recipe.weights)):
         if value not in (False, "float32"):
             return f"{key}={str(value).lower()} steps whole weights, and a rank has parts of them; leave it out"

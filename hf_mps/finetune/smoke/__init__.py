@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe.overrides import OF_A_SOURCE
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import SOURCES
-from hf_mps.finetune.smoke import families
+from hf_mps.finetune.smoke import processors
 
 SHOWS = "--smoke shows that everything runs, on made-up rows: no score counts"
 STEPS = 6
@@ -54,15 +53,13 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
     """The recipe of a smoke run of `whole`, with its model and rows in a folder that lasts as long as the context.
 
     Without `weights` that folder holds the tiny model's tokenizer or processor alone, for a model from elsewhere.
-    Raises UserError where the recipe's task makes up no rows, or no tiny model of the architecture can be made.
+    Raises UserError where no tiny model of the architecture can be made.
     """
     from hf_mps.finetune.run.logging import errors_only, no_bars
     from hf_mps.finetune.smoke import tiny_model
 
-    task = tasks.module(whole.recipe.task)
-    if not hasattr(task, "smoke_rows"):
-        raise UserError(f"--smoke: the task {whole.recipe.task} makes up no rows")
-    family = families.find(whole.recipe)
+    task = tasks.find(whole.recipe.task)
+    family = processors.find(whole.recipe)
     with tempfile.TemporaryDirectory(prefix="hf-mps-smoke-") as place, _cache(Path(place) / "cache"):
         folder = Path(place)
         rows = task.smoke_rows(whole.recipe, folder)
@@ -72,7 +69,11 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
                 tiny_model.write(family, folder / "model", said, whole.recipe.seed)
             else:
                 tiny_model.processor(family, folder / "model", said)
-        files = {split: str(_jsonl(folder / f"{split}.jsonl", lines)) for split, lines in rows.items()}
+        files = {}
+        for split, lines in rows.items():
+            files[split] = str(folder / f"{split}.jsonl")
+            written = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in lines)
+            Path(files[split]).write_text(written, encoding="utf-8")
         yield dataclasses.replace(
             whole,
             recipe=type(whole.recipe).model_validate(_values(whole, files, folder)),
@@ -114,7 +115,7 @@ def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[
         data.pop(key, None)
     said = values.get("training", {})
     training = {key: value for key, value in said.items() if key not in DROPPED} | TRAINING
-    training |= getattr(tasks.module(whole.recipe.task), "SMOKE", {})
+    training |= tasks.find(whole.recipe.task).smoke_arguments
     training["gradient_accumulation_steps"] = min(2, said.get("gradient_accumulation_steps", 1))
     for key in whole.changed:
         section, _, name = key.partition(".")
@@ -129,11 +130,6 @@ def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[
     values.pop("expect", None)
     values.setdefault("output_dir", str(folder / "run"))
     return values | {"model": str(folder / "model"), "data": data | {"files": files}, "training": training}
-
-
-def _jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
-    return path
 
 
 @contextmanager

@@ -3,61 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
-from hf_mps.finetune.models.known_configs import axes
 
 IMAGE = 32
-# Sizes by the names that the architectures have for them, in groups that are made small or left together: widths and
-# heads of some have to fit each other in ways of their own (Mamba 2, XLNet). Lengths in positions stay.
-DEPTHS: dict[str, Any] = {
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers"), 2),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_encoder_layers"), 2),
-    **dict.fromkeys(("depths", "depth"), 1),
-    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
-}
-HEADS: dict[str, Any] = {
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 2),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
-    "num_key_value_heads": 1,
-    **dict.fromkeys(("head_dim", "d_kv"), 16),
-}
-WIDTHS: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("intermediate_size", "d_ff", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim"), 64),
-    **dict.fromkeys(("hidden_sizes", "conv_dim", "codevector_dim", "proj_codevector_dim"), 32),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("image_size", "num_conv_pos_embeddings"), IMAGE),
-    "patch_size": 8,
-    "num_conv_pos_embedding_groups": 2,
-    "out_hidden_size": 32,
-    "embed_dim": 8,  # swin: it doubles in each stage
-    "window_size": 2,
-}
-# Keys whose length is the number of layers, or that follow from other sizes.
-DERIVED = (
-    *("layer_types", "max_window_layers", "out_features", "out_indices", "stage_names", "_out_features"),
-    *("_out_indices", "mlp_layer_types", "layers_block_type", "attention_layers"),
+# The sizes are data: sizes.yaml says why they are as they are.
+SIZES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("sizes.yaml").read_text(encoding="utf-8"))
+DEPTHS, HEADS, WIDTHS = (
+    {name: size for size, names in SIZES[kind].items() for name in names} for kind in ("depths", "heads", "widths")
 )
 # Pictures of several stages are halved at each: these leave something for the last one.
 STAGES, STAGED = ("depths", "hidden_sizes"), {"image_size": 2 * IMAGE, "patch_size": 4}
-# What two layers of an architecture need that says it layer by layer, and heads that have to make up the width; of
-# those whose positions begin behind the padding's number, two more than there are. Qwen-VL's positions have three
-# axes, which share a head of 16 numbers, and Qwen2.5-VL's windows are counted in pixels.
-OWN: dict[str, dict[str, Any]] = {
-    "qwen2_vl": {"text_config": {"rope_parameters": axes(2, 3, 3)}},
-    "qwen2_5_vl": {
-        "text_config": {"rope_parameters": axes(2, 3, 3)},
-        "vision_config": {"window_size": 32, "fullatt_block_indexes": [0]},
-    },
-    "qwen3_vl": {"text_config": {"rope_parameters": axes(4, 2, 2)}, "vision_config": {"deepstack_visual_indexes": [0]}},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 16, "chunk_size": 16},
-    **{name: {"max_position_embeddings": 514} for name in ("roberta", "xlm-roberta")},
-}
 # Parameters of a model that is still made with numbers: a gigabyte of weights, gradients and moments.
 MOST = 60_000_000
 
@@ -91,7 +52,7 @@ def candidates(name: str, checkpoint_config: Mapping[str, Any], token_ids: Mappi
     except ValueError as error:
         raise UserError(f"--smoke: the installed transformers has no architecture '{name}'") from error
     for sizes in (DEPTHS | HEADS | WIDTHS, DEPTHS | WIDTHS, DEPTHS):
-        small = _with_own(_small(defaults, checkpoint_config, sizes), OWN.get(name, {}))
+        small = _with_own(_small(defaults, checkpoint_config, sizes), SIZES["own"].get(name, {}))
         known_ids = {
             key: value for key, value in token_ids.items() if key in defaults or key == "decoder_start_token_id"
         }
@@ -159,12 +120,12 @@ def _small(
     small = {
         key: value
         for key, value in checkpoint_config.items()
-        if key not in (*DERIVED, "architectures", "dtype", "model_type") and not _is_config(value)
+        if key not in (*SIZES["derived"], "architectures", "dtype", "model_type") and not _is_config(value)
     }
     for key, value in defaults.items():
         if _is_config(value):
-            small[key] = {"model_type": value["model_type"], **_small(value, checkpoint_config.get(key) or {}, sizes)}
-            small[key] = _without_none(small[key])
+            inner = _small(value, checkpoint_config.get(key) or {}, sizes)
+            small[key] = {"model_type": value["model_type"], **{k: v for k, v in inner.items() if v is not None}}
         elif key in sizes and value is not None:
             current = checkpoint_config.get(key, value)
             small[key] = [sizes[key]] * len(current) if isinstance(current, (list, tuple)) else sizes[key]
@@ -191,7 +152,3 @@ def _with_words(small: Mapping[str, Any], defaults: Mapping[str, Any], token_ids
 def _is_config(value: Any) -> bool:
     """Whether a value is the configuration of a part, such as the image or the text tower."""
     return isinstance(value, dict) and "model_type" in value
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}

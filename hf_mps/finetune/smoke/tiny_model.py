@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.smoke import seeing, shrink, tokenizers
-from hf_mps.finetune.smoke.families import Family
+from hf_mps.finetune.smoke import processors, shrink
+from hf_mps.finetune.smoke.processors import Family
 
 SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk")
 # The image processor of each kind of input, as the architectures that are usual for it have it.
@@ -39,7 +39,7 @@ def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None
     if family.reads in PICTURES:
         image_processor(folder, shrink.picture(config), PICTURES[family.reads])
     if family.reads == "image and text":
-        seeing.image_processor(folder, config)
+        processors.seeing_images(folder, config)
     set_seed(seed)
     with torch.device("cpu"):
         model = _auto_class(config).from_config(config)
@@ -53,10 +53,10 @@ def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, A
         image_processor(folder, (shrink.IMAGE, shrink.IMAGE), PICTURES[family.reads])
         return {}
     if family.reads == "image and text":
-        return seeing.processor(family, folder, texts)
+        return processors.seeing(family, folder, texts)
     if family.reads == "sound":
-        return tokenizers.spoken(texts, folder) if family.name == "whisper" else tokenizers.letters(texts, folder)
-    tokenizer = tokenizers.train(family.words, texts, parts=family.name in PARTS)
+        return processors.spoken(texts, folder) if family.name == "whisper" else processors.letters(texts, folder)
+    tokenizer = processors.train(family.words, texts, parts=family.name in PARTS)
     tokenizer.save_pretrained(folder)
     return _token_ids(tokenizer)
 

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.checkpoint import Checkpoint
-from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import blocks, lengths, tokens
-from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-METRICS = ("perplexity", "accuracy")
 
 
 class Recipe(language.Decoder):
@@ -27,77 +23,85 @@ class Recipe(language.Decoder):
     data: blocks.Data
 
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
-    from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
+class BlockTask(LanguageTask):
+    """A task that learns from texts, joined and cut into blocks."""
 
-    chosen = choose(recipe.metrics, METRICS, recipe.task)
-    loaded = language.load(recipe, checkpoint)
-    # The end token of a single text has no place within a longer one.
-    around = blocks.SpecialTokens(blocks.special_tokens(loaded.tokenizer).before, ())
-    features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
-    counts = {split: tokens.counts(features[split]) for split in features}
-    length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
-    model = language.model(recipe, checkpoint, loaded, device=device)
-    defaults, baseline = language.untrained(recipe)
-    return Prepared(
-        splits=features | {"train": blocks.streamed(recipe.data, rows["train"], features["train"], loaded, around)},
-        model=model,
-        processing_class=loaded.tokenizer,
-        collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
-        metrics=chosen,
-        compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
-        baseline=baseline,
-        auto_class=language.AUTO_CLASS,
-        pipeline_tag="text-generation",
-        choices={"lengths": length, **loaded.choices},
-        trainer=TokenTrainer,
-        arguments_defaults=defaults,
-        trainer_settings={"untrained": baseline},
-        token_counts=counts["train"],
-        predict=lambda trainer: predicted(trainer, features["validation"], loaded.tokenizer),
-        **language.saved(recipe),
-    )
+    at_a_time = blocks.ROWS_AT_A_TIME
+    recipe: Any
 
+    @property
+    def around(self) -> blocks.SpecialTokens:
+        """The special tokens at the beginning and the end of each block."""
+        return blocks.special_tokens(self.loaded.tokenizer)
 
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved model measures texts, joined and cut into blocks. Raises UserError for a checkpoint that
-    cannot be used.
-    """
-    from hf_mps.finetune.models.token_trainer import TokenTrainer
+    def blocks(self, rows: Rows) -> Dataset:
+        """Return the blocks of `rows`."""
+        return blocks.make(self.recipe.data, rows, self.loaded, self.around)
 
-    loaded = language.load(recipe, checkpoint)
-    around = blocks.SpecialTokens(blocks.special_tokens(loaded.tokenizer).before, ())
-    length = lengths.kept(recipe, chosen, loaded.tokenizer, loaded.config)
-    model = language.model(recipe, checkpoint, loaded, device=device)
-    return Answering(
-        model=model,
-        processing_class=loaded.tokenizer,
-        collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
-        answers=lambda trainer, rows: predicted(
-            trainer, blocks.make(recipe.data, rows, loaded, around), loaded.tokenizer
-        ),
-        choices={"lengths": length, **loaded.choices},
-        trainer=TokenTrainer,
-        at_a_time=blocks.ROWS_AT_A_TIME,
-    )
+    def streamed(self, rows: Rows, features: Dataset) -> Any:
+        """Return the blocks to train on: `features`, or the stream of all rows where they have one."""
+        return blocks.streamed(self.recipe.data, rows, features, self.loaded, self.around)
+
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield each block with the number of its predicted tokens, their mean loss, perplexity and accuracy."""
+        from hf_mps.finetune.models.token_trainer import perplexity
+
+        for row, (total, count, right) in zip(inputs, trainer.predict(inputs).predictions.tolist(), strict=True):
+            count = max(count, 1.0)
+            yield {
+                "text": self.loaded.tokenizer.decode(row["input_ids"]),
+                "tokens": int(count),
+                "loss": total / count,
+                "perplexity": perplexity(total / count),
+                "accuracy": right / count,
+            }
+
+    @staticmethod
+    def smoke_rows(recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return generated sentences, eight to a row."""
+        return blocks.smoke_rows(recipe.data, recipe.seed)
 
 
-def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return generated sentences, four to a row."""
-    return blocks.smoke_rows(recipe.data, recipe.seed)
+class CausalLM(BlockTask):
+    """Learns to continue texts."""
 
+    name = "causal-lm"
+    recipe_class = Recipe
+    architectures = ("ForCausalLM", "LMHeadModel")
+    family = ("gpt2", "text")
+    recipe: Recipe
 
-def predicted(trainer: Any, features: Dataset, tokenizer: Any) -> Iterator[dict[str, Any]]:
-    """Yield each validation block with the number of its predicted tokens, their mean loss, perplexity and accuracy."""
-    from hf_mps.finetune.models.token_trainer import perplexity
+    @property
+    def around(self) -> blocks.SpecialTokens:
+        """The special tokens at the beginning of each block: a single text's end has no place within a longer one."""
+        return blocks.SpecialTokens(super().around.before, ())
 
-    for row, (total, count, right) in zip(features, trainer.predict(features).predictions.tolist(), strict=True):
-        count = max(count, 1.0)
-        yield {
-            "text": tokenizer.decode(row["input_ids"]),
-            "tokens": int(count),
-            "loss": total / count,
-            "perplexity": perplexity(total / count),
-            "accuracy": right / count,
-        }
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe = self.recipe
+        chosen = self.measures()
+        self.begin()
+        loaded = self.loaded
+        features = {split: self.blocks(rows[split]) for split in rows}
+        counts = {split: tokens.counts(features[split]) for split in features}
+        length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
+        self.load_language()
+        return self.made(
+            splits=features | {"train": self.streamed(rows["train"], features["train"])},
+            collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
+            choices={"lengths": length, **loaded.choices},
+            token_counts=counts["train"],
+            predicted=(rows["validation"], features["validation"]),
+            **self.by_token(chosen),
+        )
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        from hf_mps.finetune.models.token_trainer import TokenTrainer
+
+        self.begin()
+        tokenizer = self.loaded.tokenizer
+        length = lengths.kept(self.recipe, chosen, tokenizer, self.loaded.config)
+        self.load_language()
+        return self.made(collator=length.value.collator(language.Labelled(tokenizer), tokenizer), trainer=TokenTrainer)
+
+    def inputs(self, rows: Rows) -> Dataset:
+        return self.blocks(rows)

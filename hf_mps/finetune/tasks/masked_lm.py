@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -14,17 +13,12 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.checkpoint import Checkpoint
-from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.tasks.causal_lm import METRICS, predicted
+from hf_mps.finetune.tasks.causal_lm import BlockTask
 from hf_mps.finetune.text import blocks, lengths, tokens
-from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-AUTO_CLASS = "AutoModelForMaskedLM"
 
 
 class Recipe(lengths.Padded):
@@ -46,120 +40,97 @@ class MaskingCollator:
         return self.kept(features) if "labels" in features[0] else self.drawn(features)
 
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make blocks, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
-    from transformers import AutoModelForMaskedLM
+class MaskedLM(BlockTask):
+    """Learns to fill masked tokens."""
 
-    from hf_mps.finetune.loss import deferred_head
-    from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
+    name = "masked-lm"
+    recipe_class = Recipe
+    auto_class = "AutoModelForMaskedLM"
+    pipeline_tag = "fill-mask"
+    architectures = ("ForMaskedLM",)
+    shape = "encoder"
+    family = ("bert", "text")
+    words = "wordpiece"  # whose tokenizers have a mask
+    recipe: Recipe
 
-    chosen = choose(recipe.metrics, METRICS, recipe.task)
-    loaded = language.load(recipe, checkpoint)
-    _refuse_without_mask(recipe, loaded)
-    around = blocks.special_tokens(loaded.tokenizer)
-    features = {split: blocks.make(recipe.data, rows[split], loaded, around) for split in rows}
-    counts = {split: tokens.counts(features[split]) for split in features}
-    for split in features:
-        if split != "train":
-            draw = _drawing(recipe, loaded.tokenizer, recipe.seed)
-            features[split] = _masked_once(recipe, features[split], loaded, draw)
-    length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
-    model, loaded.choices["model"] = checkpoint.model(AutoModelForMaskedLM, config=loaded.config)
-    loaded.choices["loss"] = deferred_head.decide(recipe, model)
-    loaded.choices["gaps"] = Choice(
-        f"{recipe.mlm_probability:.0%} of the tokens",
-        "drawn anew in each training epoch, and once for all evaluations, which stay comparable",
-    )
-    defaults, baseline = language.untrained(recipe)
-    return Prepared(
-        splits=features | {"train": blocks.streamed(recipe.data, rows["train"], features["train"], loaded, around)},
-        model=model,
-        processing_class=loaded.tokenizer,
-        collator=length.value.collator(
-            MaskingCollator(_drawing(recipe, loaded.tokenizer), language.Labelled(loaded.tokenizer)), loaded.tokenizer
-        ),
-        metrics=chosen,
-        compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
-        baseline=baseline,
-        auto_class=AUTO_CLASS,
-        pipeline_tag="fill-mask",
-        choices={"lengths": length, **loaded.choices},
-        trainer=TokenTrainer,
-        arguments_defaults=defaults,
-        trainer_settings={"untrained": baseline, "causal": False},
-        token_counts=counts["train"],
-        predict=lambda trainer: predicted(trainer, features["validation"], loaded.tokenizer),
-    )
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe = self.recipe
+        chosen = self.measures()
+        self.begin()
+        loaded = self.loaded
+        features = {split: self.blocks(rows[split]) for split in rows}
+        counts = {split: tokens.counts(features[split]) for split in features}
+        # Every evaluated split is masked from the same seed: its masks do not depend on the length of another.
+        inputs = {
+            split: self._masked(some, self._drawing(recipe.seed))
+            for split, some in features.items()
+            if split != "train"
+        }
+        length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
+        self._load_masked()
+        loaded.choices["gaps"] = Choice(
+            f"{recipe.mlm_probability:.0%} of the tokens",
+            "drawn anew in each training epoch, and once for all evaluations, which stay comparable",
+        )
+        parts = self.by_token(chosen)
+        parts["trainer_settings"] |= self.trainer_settings
+        collator = MaskingCollator(self._drawing(), language.Labelled(loaded.tokenizer))
+        return self.made(
+            splits=features | inputs | {"train": self.streamed(rows["train"], features["train"])},
+            collator=length.value.collator(collator, loaded.tokenizer),
+            choices={"lengths": length, **loaded.choices},
+            token_counts=counts["train"],
+            predicted=(rows["validation"], inputs["validation"]),
+            **parts,
+        )
 
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        from hf_mps.finetune.models.token_trainer import TokenTrainer
 
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved model measures texts, joined, cut into blocks and masked from the recipe's seed.
+        self.begin()
+        loaded = self.loaded
+        length = lengths.kept(self.recipe, chosen, loaded.tokenizer, loaded.config)
+        self._load_masked()
+        self._draw = self._drawing(self.recipe.seed)  # goes on from one lot of rows to the next
+        collator = length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer)
+        return self.made(collator=collator, trainer=TokenTrainer)
 
-    Raises UserError for a checkpoint that cannot be used.
-    """
-    from transformers import AutoModelForMaskedLM
+    def inputs(self, rows: Rows) -> Dataset:
+        return self._masked(self.blocks(rows), self._draw)
 
-    from hf_mps.finetune.loss import deferred_head
-    from hf_mps.finetune.models.token_trainer import TokenTrainer
+    def begin(self) -> None:
+        """Open tokenizer and configuration. Raises UserError for a tokenizer without a mask."""
+        super().begin()
+        if self.loaded.tokenizer.mask_token is None:
+            raise UserError(
+                f"model {self.recipe.model}: its tokenizer has no mask token; allowed: a model such as BERT's"
+            )
 
-    loaded = language.load(recipe, checkpoint)
-    _refuse_without_mask(recipe, loaded)
-    around = blocks.special_tokens(loaded.tokenizer)
-    length = lengths.kept(recipe, chosen, loaded.tokenizer, loaded.config)
-    model, loaded.choices["model"] = checkpoint.model(AutoModelForMaskedLM, config=loaded.config)
-    loaded.choices["loss"] = deferred_head.decide(recipe, model)
-    draw = _drawing(recipe, loaded.tokenizer, recipe.seed)  # goes on from one lot of rows to the next
+    def _load_masked(self) -> None:
+        from hf_mps.finetune.loss import deferred_head
 
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-        made = blocks.make(recipe.data, rows, loaded, around)
-        return predicted(trainer, _masked_once(recipe, made, loaded, draw), loaded.tokenizer)
+        self.load(self.loaded.config)
+        self.choices["loss"] = deferred_head.decide(self.recipe, self.model)
+        self.trainer_settings = {"causal": False}
 
-    return Answering(
-        model=model,
-        processing_class=loaded.tokenizer,
-        collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
-        answers=answers,
-        choices={"lengths": length, **loaded.choices},
-        trainer=TokenTrainer,
-        trainer_settings={"causal": False},
-        at_a_time=blocks.ROWS_AT_A_TIME,
-    )
+    def _drawing(self, seed: int | None = None) -> Any:
+        """Return transformers' masking collator: 80 % become the mask token, 10 % another token, 10 % stay.
 
+        Those shares are BERT's (arXiv 1810.04805, section 3.1) and the collator's defaults.
+        """
+        from transformers import DataCollatorForLanguageModeling
 
-def _refuse_without_mask(recipe: Recipe, loaded: language.Loaded) -> None:
-    if loaded.tokenizer.mask_token is None:
-        raise UserError(f"model {recipe.model}: its tokenizer has no mask token; allowed: a model such as BERT's")
+        probability = self.recipe.mlm_probability
+        return DataCollatorForLanguageModeling(self.loaded.tokenizer, mlm_probability=probability, seed=seed)
 
+    def _masked(self, features: Dataset, draw: Any) -> Dataset:
+        """Return blocks masked by `draw` from the recipe's seed: equal in every evaluation and run."""
+        from datasets.fingerprint import Hasher
 
-def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return generated sentences, four to a row."""
-    return blocks.smoke_rows(recipe.data, recipe.seed)
+        def gaps(batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+            made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]
+            return {name: [one[name][0].tolist() for one in made] for name in ("input_ids", "labels")}
 
-
-def _drawing(recipe: Recipe, tokenizer: Any, seed: int | None = None) -> Any:
-    """Return transformers' masking collator: 80 % become the mask token, 10 % another token, 10 % stay.
-
-    Those shares are BERT's (arXiv 1810.04805, section 3.1) and the collator's defaults.
-    """
-    from transformers import DataCollatorForLanguageModeling
-
-    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.mlm_probability, seed=seed)
-
-
-def _masked_once(recipe: Recipe, features: Dataset, loaded: language.Loaded, draw: Any) -> Dataset:
-    """Return an evaluated split's blocks, masked by `draw` from the recipe's seed: equal in every evaluation and
-    run.
-    """
-    from datasets.fingerprint import Hasher
-
-    def gaps(batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]
-        return {name: [one[name][0].tolist() for one in made] for name in ("input_ids", "labels")}
-
-    said = ("gaps", source_digest.digest(gaps), recipe.mlm_probability, recipe.seed, loaded.content)
-    return features.map(
-        gaps,
-        batched=True,
-        features=language.labelled(),
-        new_fingerprint=Hasher.hash((features._fingerprint, *said)),
-    )
+        said = ("gaps", source_digest.digest(gaps), self.recipe.mlm_probability, self.recipe.seed, self.loaded.content)
+        mark = Hasher.hash((features._fingerprint, *said))
+        return features.map(gaps, batched=True, features=language.labelled(), new_fingerprint=mark)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import string
-from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,17 +15,13 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-AUTO_CLASS = "AutoModelForMultipleChoice"
-TRUTH = ("label",)
 
 
 class Columns(schema.Columns):
@@ -73,100 +66,80 @@ class Recipe(lengths.Padded):
     config_overrides: dict[str, Any] = Field(default_factory=dict)
 
 
-def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return contexts, each with one choice made of its class's words."""
-    draw, named = random.Random(recipe.seed), recipe.data.columns
-    count = 4 if isinstance(named.choices, str) else len(named.choices)
+class MultipleChoice(TextTask):
+    """Learns which of a few continuations or answers fits a context."""
 
-    def row(right: int) -> dict[str, Any]:
-        kind = draw.randrange(4)
-        others = [other for other in range(4) if other != kind]
-        texts = [synthetic.word(draw, kind if place == right else draw.choice(others)) for place in range(count)]
-        made: dict[str, Any] = {named.context: synthetic.sentence(draw, kind), named.label: right}
-        if named.start:
-            made[named.start] = draw.choice(synthetic.SUBJECTS)
-        if isinstance(named.choices, str):
-            return made | {named.choices: texts}
-        return made | dict(zip(named.choices, texts, strict=True))
+    name = "multiple-choice"
+    recipe_class = Recipe
+    truth = ("label",)
+    architectures = ("ForMultipleChoice",)
+    shape = "choices"
+    keep = staticmethod(classification.keep_logits)
+    collator_class = "DataCollatorForMultipleChoice"
+    has_probabilities = True
+    recipe: Recipe
 
-    rows = synthetic.splits_of(recipe.data)
-    return {split: [row(right) for right in synthetic.classes(number, count, draw)] for split, number in rows.items()}
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe, count = self.recipe, _count(rows["train"])
+        for split in rows.values():
+            _refuse_misfits(split, count)
+        measured = metrics.of_labels(recipe.metrics or ["accuracy"], recipe.task, count)
+        self.choices["choices"] = Choice(count, f"in every row of {rows['train'].where}")
+        config = self.checkpoint.config()
+        labels.override(config, recipe.config_overrides)
+        self.begin(config)
+        features, counts = self.encoded(rows)
+        self.finish()
+        truths = {split: features[split]["labels"] for split in load.SPLITS}
+        return self.made(
+            splits=features,
+            metrics=measured,
+            compute_metrics=lambda evaluated: measured.compute(
+                classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
+            ),
+            baseline=measured.baseline(truths["validation"], train=truths["train"]),
+            token_counts=counts,
+            predicted=(rows["validation"], features["validation"]),
+            figures=lambda predicted: classification.confusion(predicted, [str(number) for number in range(count)]),
+        )
 
+    def counts(self, features: Any) -> list[int]:
+        """Return the tokens of each row's longest choice, to which the row is padded."""
+        return [max(map(len, row)) for row in features["input_ids"]]
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make features, model, collator and metrics from the rows of every split.
+    def inputs(self, rows: Rows) -> Dataset:
+        _refuse_misfits(rows, _count(rows))
+        return _tokenised(rows, self.tokenizer, self.content, self.longest)
 
-    Raises UserError for choices, labels, lengths or a checkpoint that cannot be used.
-    """
-    import transformers
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
+        evaluated, there = trainer.predict(inputs), rows.dataset.column_names
+        truths = evaluated.label_ids if "label" in there else None
+        given = rows.dataset.select_columns([role for role in ("context", "start") if role in there])
+        rows_ = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
+        names = [str(number) for number in range(_count(rows))]
+        return classification.rows(rows_, truths, classification.logits_of(evaluated.predictions), names, every=every)
 
-    count = _count(rows["train"])
-    for split in rows.values():
-        _refuse_misfits(split, count)
-    names = [str(number) for number in range(count)]
-    measured = metrics.of_labels(recipe.metrics or ["accuracy"], recipe.task, count)
-    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
-    labels.override(config, recipe.config_overrides)
-    longest = lengths.limit(recipe, tokenizer, config)
-    lent = tokens.set_pad_token(tokenizer, config)
-    content = tokens.digest(tokenizer)
-    features = {split: _tokenised(rows[split], tokenizer, content, longest) for split in rows}
-    counts = {split: _longest(features[split]) for split in features}
-    length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
-    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    truths = {split: features[split]["labels"] for split in load.SPLITS}
-    collator = transformers.data.data_collator.DataCollatorForMultipleChoice(tokenizer)
-    return Prepared(
-        splits=features,
-        model=model,
-        processing_class=tokenizer,
-        collator=length.value.collator(collator, tokenizer),
-        metrics=measured,
-        compute_metrics=lambda evaluated: measured.compute(
-            classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
-        ),
-        baseline=measured.baseline(truths["validation"], train=truths["train"]),
-        auto_class=AUTO_CLASS,
-        pipeline_tag="multiple-choice",
-        choices={
-            "lengths": length,
-            "choices": Choice(count, f"in every row of {rows['train'].where}"),
-            **lent,
-            "model": weights,
-        },
-        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
-        token_counts=counts["train"],
-        predict=lambda trainer: _predicted(rows["validation"], trainer.predict(features["validation"]), names),
-        figures=lambda predicted: _figures(predicted, names),
-    )
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return contexts, each with one choice made of its class's words."""
+        draw, named = random.Random(recipe.seed), recipe.data.columns
+        count = 4 if isinstance(named.choices, str) else len(named.choices)
 
+        def row(right: int) -> dict[str, Any]:
+            kind = draw.randrange(4)
+            others = [other for other in range(4) if other != kind]
+            texts = [synthetic.word(draw, kind if place == right else draw.choice(others)) for place in range(count)]
+            made: dict[str, Any] = {named.context: synthetic.sentence(draw, kind), named.label: right}
+            if named.start:
+                made[named.start] = draw.choice(synthetic.SUBJECTS)
+            if isinstance(named.choices, str):
+                return made | {named.choices: texts}
+            return made | dict(zip(named.choices, texts, strict=True))
 
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved model chooses. Raises UserError for a checkpoint that cannot be used."""
-    import transformers
-
-    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
-    content = tokens.digest(tokenizer)
-    length = lengths.kept(recipe, chosen, tokenizer, config)
-    lent = tokens.set_pad_token(tokenizer, config)
-    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    collator = transformers.data.data_collator.DataCollatorForMultipleChoice(tokenizer)
-
-    def answers(trainer: Any, rows: Rows, every: bool = False) -> list[dict[str, Any]]:
-        count = _count(rows)
-        _refuse_misfits(rows, count)
-        features = _tokenised(rows, tokenizer, content, length.value.longest)
-        return _predicted(rows, trainer.predict(features), list(map(str, range(count))), every)
-
-    return Answering(
-        model=model,
-        processing_class=tokenizer,
-        collator=length.value.collator(collator, tokenizer),
-        answers=answers,
-        every=partial(answers, every=True),
-        choices={"model": weights, "lengths": length, **lent},
-        trainer_settings={"preprocess_logits_for_metrics": classification.keep_logits},
-    )
+        rows = synthetic.splits_of(recipe.data)
+        return {
+            split: [row(right) for right in synthetic.classes(number, count, draw)] for split, number in rows.items()
+        }
 
 
 def _roles(rows: Rows) -> list[str]:
@@ -249,24 +222,3 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Datase
         key=("multiple-choice", longest, roles, starts),
         features=Features({**{name: List(List(Value("int32"))) for name in inputs}, "labels": Value("int64")}),
     )
-
-
-def _longest(features: Dataset) -> list[int]:
-    """Return the tokens of each row's longest choice, to which the row is padded."""
-    return [max(map(len, row)) for row in features["input_ids"]]
-
-
-def _predicted(rows: Rows, evaluated: Any, names: Sequence[str], every: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv, without the truth where the rows have none; `every` as
-    `classification.rows`.
-    """
-    truths = evaluated.label_ids if "label" in rows.dataset.column_names else None
-    given = rows.dataset.select_columns([role for role in ("context", "start") if role in rows.dataset.column_names])
-    inputs = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
-    return classification.rows(inputs, truths, classification.logits_of(evaluated.predictions), names, every=every)
-
-
-def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:
-    from hf_mps.finetune.report import classes
-
-    return classes.confusion([(row["label"], row["prediction"]) for row in predicted], names)

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from hf_mps.finetune.data.load import SPLITS, Rows
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._text import TextTask
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,25 +22,17 @@ from pydantic import Field, model_validator
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._answering import Answering
-from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import buckets, lengths, spans, tokens, windows
 from hf_mps.finetune.text.spans import Answer, Window
 from hf_mps.finetune.text.windows import QAWindowing
+from hf_mps.metrics import Metrics
 from hf_mps.metrics.selection import choose
 from hf_mps.metrics.squad import exact_match, f1
 
-AUTO_CLASS = "AutoModelForQuestionAnswering"
-TRUTH = ("answers",)
-OPTIONAL = ("id",)
 SQUAD = "data.paragraphs.qas"
-"""Where the questions stand in a file of SQuAD's own format."""
-LONGEST = 384
-"""Tokens of a window where the recipe does not say: transformers' run_qa.py has as many."""
+"""The path to the questions in a file of SQuAD's own format."""
 
 
 class Columns(schema.Columns):
@@ -43,7 +45,7 @@ class Columns(schema.Columns):
 
 
 class Data(schema.Data):
-    """Adds the columns. Of held-out rows, all questions about one text stand on the same side."""
+    """Adds the columns. Of held-out rows, all questions about one text are on the same side."""
 
     KEPT_TOGETHER: ClassVar[str | None] = "context"
     columns: Columns = Columns()
@@ -85,112 +87,99 @@ class Recipe(lengths.Padded):
         return self.doc_stride if self.doc_stride < longest else longest // 3
 
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make windows, model, collator and metrics from the rows of both splits.
+class QuestionAnswering(TextTask):
+    """Learns the piece of a text that answers a question."""
 
-    Raises UserError for answers, lengths or a checkpoint that cannot be used.
-    """
-    import transformers
+    name = "question-answering"
+    recipe_class = Recipe
+    truth = ("answers",)
+    optional = ("id",)
+    architectures = ("ForQuestionAnswering",)
+    shape = "encoder"
+    outputs = ("start_logits", "end_logits")
+    longest_default = 384
+    """As many as transformers' run_qa.py has."""
+    recipe: Recipe
+    measured: Metrics | None
 
-    windows.check({split: rows[split] for split in ("train", "validation")})
-    negative = _negative(recipe, rows)
-    own = ["squad_v2", "squad"] if negative.value else ["squad"]
-    measured = metrics.load(choose(recipe.metrics or own[:1], own, recipe.task).names)
-    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
-    windows.refuse_slow(tokenizer, checkpoint.name)
-    longest = lengths.limit(recipe, tokenizer, config, default=LONGEST)
-    lent = tokens.set_pad_token(tokenizer, config)
-    stride = recipe.stride_of(longest)
-    cut = QAWindowing(tokenizer, tokens.digest(tokenizer), longest, stride, negative.value)
-    windows_by_split = {split: cut.windows(rows[split]) for split in ("train", "validation")}
-    counts = {split: tokens.counts(windows_by_split[split]) for split in windows_by_split}
-    drawn = _sampling(recipe)
-    length = lengths.decide(
-        recipe, counts["train"], longest, others=counts["validation"], grouped=False if drawn else None
-    )
-    choices: dict[str, Choice[Any]] = {
-        "lengths": length,
-        "windows": windows.summary(windows_by_split, rows, stride),
-        "questions_without_answer": negative,
-        **drawn,
-        **lent,
-    }
-    model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    evaluator = QAEvaluator(recipe, rows["validation"], windows_by_split["validation"], measured, negative.value)
-    return Prepared(
-        splits={split: windows_by_split[split].select_columns(cut.columns) for split in SPLITS},
-        model=model,
-        processing_class=tokenizer,
-        collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
-        metrics=measured,
-        compute_metrics=lambda evaluated: evaluator.score(evaluator.answers(evaluated.predictions)),
-        baseline=evaluator.baseline(),
-        auto_class=AUTO_CLASS,
-        pipeline_tag="question-answering",
-        choices=choices,
-        trainer_settings={"preprocess_logits_for_metrics": _two_logits},
-        token_counts=counts["train"],
-        predict=lambda trainer: evaluator.rows(evaluator.answers(trainer.predict(trainer.eval_dataset).predictions)),
-        figures=pictures.answers,
-    )
+    @staticmethod
+    def keep(logits: Any, labels: Any) -> Any:
+        """Keep start and end logits: the hidden states that models with a decoder return behind them fill memory."""
+        return tuple(logits[:2])
 
+    def tokenizer_of(self) -> Any:
+        """Return the checkpoint's tokenizer, which must tell the place of each token in the text."""
+        tokenizer = self.checkpoint.tokenizer()
+        windows.refuse_slow(tokenizer, self.checkpoint.name)
+        return tokenizer
 
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved model answers questions. Raises UserError for a tokenizer or checkpoint that cannot be
-    used.
-    """
-    import transformers
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe = self.recipe
+        windows.check({split: rows[split] for split in SPLITS})
+        negative = _negative(recipe, rows)
+        self.negative = negative.value
+        own = ["squad_v2", "squad"] if negative.value else ["squad"]
+        measured = self.measured = metrics.load(choose(recipe.metrics or own[:1], own, recipe.task).names)
+        self.begin(self.checkpoint.config())
+        cut = self._windowing()
+        found = {split: cut.windows(rows[split]) for split in SPLITS}
+        counts = {split: tokens.counts(found[split]) for split in found}
+        self.choices |= {"windows": windows.summary(found, rows, cut.stride), "questions_without_answer": negative}
+        if buckets.KEY not in recipe.training:
+            # Measured on XQuAD with two seeds: after 3 epochs F1 4.5 points below the stock Trainer's random batches.
+            reason = "the questions of one text are of one length: batches of one length would be batches of one text"
+            self.choices["sampling"] = Choice(buckets.RANDOM, reason)
+        grouped = False if "sampling" in self.choices else None
+        self.choose_lengths(counts["train"], counts["validation"], grouped=grouped)
+        self.finish()
+        evaluator = QAEvaluator(recipe, rows["validation"], found["validation"], self.measured, self.negative)
+        return self.made(
+            splits={split: found[split].select_columns(cut.columns) for split in SPLITS},
+            metrics=measured,
+            compute_metrics=lambda evaluated: evaluator.score(
+                [answer.text for answer in evaluator.answers(evaluated.predictions)]
+            ),
+            baseline=evaluator.baseline(),
+            token_counts=counts["train"],
+            predicted=(rows["validation"], found["validation"]),
+            figures=pictures.answers,
+        )
 
-    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
-    windows.refuse_slow(tokenizer, checkpoint.name)
-    content = tokens.digest(tokenizer)
-    length = lengths.kept(recipe, chosen, tokenizer, config)
-    lent = tokens.set_pad_token(tokenizer, config)
-    negative = bool(chosen.get("questions_without_answer", recipe.version_2_with_negative))
-    cut = QAWindowing(tokenizer, content, length.value.longest, recipe.stride_of(length.value.longest), negative)
-    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
+    def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
+        self.measured = None
+        self.negative = bool(chosen.get("questions_without_answer", self.recipe.version_2_with_negative))
 
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+    def inputs(self, rows: Rows) -> Dataset:
         windows.check_texts(rows)
-        found = cut.windows(rows)
-        evaluator = QAEvaluator(recipe, rows, found, None, negative)
-        return evaluator.rows(evaluator.answers(trainer.predict(found.select_columns(cut.inputs)).predictions))
+        return self._windowing().windows(rows)
 
-    return Answering(
-        model=model,
-        processing_class=tokenizer,
-        collator=length.value.collator(transformers.DataCollatorWithPadding(tokenizer), tokenizer),
-        answers=answers,
-        choices={"model": weights, "lengths": length, **lent},
-        trainer_settings={"preprocess_logits_for_metrics": _two_logits},
-    )
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
+        cut = self._windowing()
+        columns = cut.columns if self.measured is not None else cut.inputs
+        evaluator = QAEvaluator(self.recipe, rows, inputs, self.measured, self.negative)
+        return evaluator.rows(evaluator.answers(trainer.predict(inputs.select_columns(columns)).predictions))
 
+    def _windowing(self) -> QAWindowing:
+        stride = self.recipe.stride_of(self.longest)
+        return QAWindowing(self.tokenizer, self.content, self.longest, stride, self.negative)
 
-def _sampling(recipe: Recipe) -> dict[str, Choice[str]]:
-    """Return random batches, unless the recipe says how they are drawn."""
-    if buckets.KEY in recipe.training:
-        return {}
-    # Measured on XQuAD with two seeds: after 3 epochs F1 4.5 points below the stock Trainer's random batches.
-    reason = "the questions of one text are of one length: batches of one length would be batches of one text"
-    return {"sampling": Choice(buckets.RANDOM, reason)}
-
-
-def smoke_rows(recipe: Recipe, folder: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return questions about short generated texts; some have no answer where the recipe allows that."""
-    named = recipe.data.columns
-    rows = []
-    for person, place, thing in itertools.product(
-        ("Ada", "Kofi", "Mina", "Ravi"), ("Lagos", "Oslo", "Lima", "Kyoto"), ("kite", "drum", "map")
-    ):
-        text = f"{person} lives in {place}. {person} bought a {thing} there. The {thing} was old."
-        truth = {"text": [place], "answer_start": [text.index(place)]}
-        if recipe.version_2_with_negative and thing == "map":
-            truth = {"text": [], "answer_start": []}
-        question = f"Where does {person} live?" if truth["text"] else f"Who sold the {thing}?"
-        rows.append({named.context: text, named.question: question, named.answers: truth})
-        if named.id:
-            rows[-1][named.id] = f"q{len(rows)}"
-    return {"train": rows[:32], "validation": rows[32:]}
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return questions about short generated texts; some have no answer where the recipe allows that."""
+        named = recipe.data.columns
+        rows = []
+        for person, place, thing in itertools.product(
+            ("Ada", "Kofi", "Mina", "Ravi"), ("Lagos", "Oslo", "Lima", "Kyoto"), ("kite", "drum", "map")
+        ):
+            text = f"{person} lives in {place}. {person} bought a {thing} there. The {thing} was old."
+            truth = {"text": [place], "answer_start": [text.index(place)]}
+            if recipe.version_2_with_negative and thing == "map":
+                truth = {"text": [], "answer_start": []}
+            question = f"Where does {person} live?" if truth["text"] else f"Who sold the {thing}?"
+            rows.append({named.context: text, named.question: question, named.answers: truth})
+            if named.id:
+                rows[-1][named.id] = f"q{len(rows)}"
+        return {"train": rows[:32], "validation": rows[32:]}
 
 
 def _is_squad(path: Path) -> bool:
@@ -211,27 +200,10 @@ def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
     return Choice(recipe.version_2_with_negative, "version_2_with_negative in the recipe")
 
 
-def _two_logits(logits: Any, labels: Any) -> Any:
-    """Keep start and end logits alone: models with a decoder return hidden states behind them, which would fill
-    memory.
-    """
-    return tuple(logits[:2])
-
-
-def _judged(text: str, truths: list[str]) -> dict[str, Any]:
-    return {
-        "truth": " | ".join(dict.fromkeys(truths)),
-        "exact_match": exact_match(text, truths),
-        "f1": round(f1(text, truths), 4),
-    }
-
-
 class QAEvaluator:
     """Answers questions from the logits of their windows, and scores the answers where they are `measured`."""
 
-    def __init__(
-        self, recipe: Recipe, rows: Rows, features: Any, measured: metrics.Metrics | None, negative: bool
-    ) -> None:
+    def __init__(self, recipe: Recipe, rows: Rows, features: Any, measured: Metrics | None, negative: bool) -> None:
         self._recipe = recipe
         self._measured = measured
         self._negative = negative
@@ -247,6 +219,10 @@ class QAEvaluator:
 
     def answers(self, logits: Sequence[Any]) -> list[Answer]:
         """Return the answer to each question; `logits` are start and end, each of shape (windows, width)."""
+        found = (
+            (int(place["row"]), Window(start, end, place["starts"], place["ends"], int(place["null"])))
+            for place, start, end in zip(self._places, *logits, strict=True)
+        )
         return [
             spans.answer(
                 self._contexts[row],
@@ -256,18 +232,11 @@ class QAEvaluator:
                 nothing=self._negative,
                 threshold=self._recipe.null_score_diff_threshold,
             )
-            for row, pieces in itertools.groupby(self._windows(logits), key=lambda pair: pair[0])
+            for row, pieces in itertools.groupby(found, key=lambda pair: pair[0])
         ]
 
-    def _windows(self, logits: Sequence[Any]) -> Iterator[tuple[int, Window]]:
-        for place, start, end in zip(self._places, *logits, strict=True):
-            yield int(place["row"]), Window(start, end, place["starts"], place["ends"], int(place["null"]))
-
-    def score(self, answers: Sequence[Answer]) -> dict[str, float]:
-        """Return the metrics of an answer to every question."""
-        return self._score([given.text for given in answers])
-
-    def _score(self, texts: Sequence[str]) -> dict[str, float]:
+    def score(self, texts: Sequence[str]) -> dict[str, float]:
+        """Return the metrics of the texts that answer every question."""
         assert self._measured is not None
         # Numbered here: ids in a user's rows may repeat.
         predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(texts)]
@@ -280,18 +249,23 @@ class QAEvaluator:
     def baseline(self) -> metrics.Baseline:
         """Return the score of the text's first sentence, or of no answer where that is allowed."""
         if self._negative:
-            return metrics.Baseline("always answers that there is no answer", self._score([""] * len(self._truths)))
+            return metrics.Baseline("always answers that there is no answer", self.score([""] * len(self._truths)))
         firsts = [context.partition(". ")[0] for context in self._contexts]
-        return metrics.Baseline("always answers with the first sentence of the text", self._score(firsts))
+        return metrics.Baseline("always answers with the first sentence of the text", self.score(firsts))
 
     def rows(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv, without the truth where nothing is measured."""
         for number, predicted in enumerate(answers):
+            judged: dict[str, Any] = {}
+            if self._measured is not None:
+                text, truths = predicted.text, self._truths[number]
+                judged = {"truth": " | ".join(dict.fromkeys(truths)), "exact_match": exact_match(text, truths)}
+                judged["f1"] = round(f1(text, truths), 4)
             yield {
                 "id": self._ids[number],
                 "question": self._questions[number],
                 "prediction": predicted.text,
-                **(_judged(predicted.text, self._truths[number]) if self._measured is not None else {}),
+                **judged,
                 "probability": round(predicted.probability, 4),
                 "start": predicted.start,
                 **({"null_score_diff": round(predicted.null_margin, 4)} if self._negative else {}),

@@ -6,7 +6,6 @@ sort the few documents that a faster method found.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,33 +19,19 @@ from hf_mps.finetune.data import labels, queries, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.data.queries import Query
 from hf_mps.finetune.models import embeddings, in_batch, reranking
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._embeddings import SentenceTask
 from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ARGUMENTS = embeddings.ARGUMENTS
-SETTLED = embeddings.SETTLED | {
-    "train_sampling_strategy": "sentence-transformers draws its batches itself; leave it out",
-    "batch_sampler": "a row has its own documents, and none of another row is one of its wrong ones; leave it out",
-    "prompts": "a cross-encoder reads query and document as they are; leave it out",
-}
 Loss = Literal["BinaryCrossEntropyLoss", "LambdaLoss", "ListNetLoss", "RankNetLoss"]
-ORDERED = ("rerank",)
-PAIRED = ("average_precision", "rerank")
-TRUTH = ("label", "negative")
-GRADED = ("spearmanr", "pearsonr", "mse", "rerank")
 # Documents of a generated query: about as many as MS MARCO has, for a plan counts them.
 LISTED = 8
-SNIPPET = """from sentence_transformers import CrossEncoder
-model = CrossEncoder(".")
-print(model.rank("a query", ["one document", "another document"]))"""
 
 
 class Columns(schema.Columns):
@@ -102,163 +87,133 @@ class Recipe(lengths.Padded):
         return self
 
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make rows, model, loss and metrics from the rows of both splits.
+class Rerank(SentenceTask):
+    """Learns how relevant a document is to a query. A saved model scores documents, and ranks those of a row."""
 
-    Raises UserError for rows, lengths or a checkpoint that cannot be used, and without sentence-transformers.
-    """
-    library = embeddings.library(recipe.task)
-    found = {split: queries.read(rows[split]) for split in rows}
-    measured = choose(recipe.metrics or _metrics(found), _allowed(found), recipe.task)
-    name = recipe.loss or ("BinaryCrossEntropyLoss" if recipe.data.columns.text_pair else "ListNetLoss")
-    _refuse_out_of_range(rows, found, name)
-    model, weights = _model(recipe, checkpoint, device)
-    tokenizer = model.tokenizer
-    longest = lengths.limit(recipe, tokenizer, checkpoint.config())
-    model.max_length = longest
-    encoded = {split: _encoded(rows[split], found[split], tokenizer, longest) for split in rows}
-    counts = {split: [[len(ids) for ids in row] for row in encoded[split]["input_ids"][:]] for split in encoded}
-    flat = {split: list(itertools.chain(*counts[split])) for split in counts}
-    length = lengths.decide(recipe, flat["train"], longest, others=itertools.chain(*flat.values()), grouped=False)
-    collator = reranking.collator(tokenizer, length.value)
-    pad = length.value.collator(_padding(tokenizer), tokenizer)
-    evaluator = reranking.RerankEvaluator(found["validation"], encoded["validation"], measured, pad)
-    return Prepared(
-        splits={split: encoded[split] for split in SPLITS},
-        model=model,
-        processing_class=tokenizer,
-        collator=collator,
-        metrics=measured,
-        compute_metrics=None,
-        baseline=evaluator.baseline(),
-        auto_class="CrossEncoder",
-        library="sentence-transformers",
-        pipeline_tag="text-ranking",
-        choices={
-            "lengths": length,
-            "loss": Choice(name, "loss in the recipe" if recipe.loss else _why(name)),
-            "queries": _described(found, evaluator.without if "rerank" in measured.names else 0),
-            "sampling": Choice(buckets.RANDOM, "sentence-transformers draws its batches itself"),
-            "model": weights,
-        },
-        trainer=reranking.trainer(evaluator, listed=name in reranking.LISTED),
-        arguments=library.CrossEncoderTrainingArguments,
-        arguments_defaults=in_batch.arguments(ranked=False),
-        trainer_settings={"loss": reranking.loss(library.cross_encoder.losses, name, model)},
-        token_counts=[max(row) for row in counts["train"]],
-        predict=lambda trainer: evaluator.rows(trainer.model),
-        figures=pictures.relevance,
-        snippet=SNIPPET,
-    )
+    name = "rerank"
+    recipe_class = Recipe
+    auto_class = "CrossEncoder"
+    pipeline_tag = "text-ranking"
+    truth = ("label", "negative")
+    settled = embeddings.SETTLED | {
+        "train_sampling_strategy": "sentence-transformers draws its batches itself; leave it out",
+        "batch_sampler": "a row has its own documents, and none of another row is one of its wrong ones; leave it out",
+        "prompts": "a cross-encoder reads query and document as they are; leave it out",
+    }
+    recipe: Recipe
 
-
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved cross-encoder scores documents, and ranks those of a row.
-
-    Raises UserError for a checkpoint that cannot be used, and without sentence-transformers.
-    """
-    embeddings.library(recipe.task)
-    model, weights = _model(recipe, checkpoint, device)
-    tokenizer = model.tokenizer
-    length = lengths.kept(recipe, chosen, tokenizer, checkpoint.config())
-    pad = length.value.collator(_padding(tokenizer), tokenizer)
-
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-        found = queries.read(rows)
-        encoded = _encoded(rows, found, tokenizer, length.value.longest)
-        return reranking.RerankEvaluator(found, encoded, None, pad).rows(trainer.model)
-
-    return Answering(
-        model=model,
-        processing_class=tokenizer,
-        collator=pad,
-        answers=answers,
-        choices={"lengths": length, "model": weights},
-        trainer=embeddings.apart,
-    )
-
-
-def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return queries that name a kind of thing, and documents of sentences about one kind each."""
-    draw, named = random.Random(recipe.seed), recipe.data.columns
-
-    def row(kind: int) -> dict[str, Any]:
-        kinds = [kind, *draw.choices([other for other in range(4) if other != kind], k=LISTED - 1)]
-        draw.shuffle(kinds)
-        texts = [synthetic.sentence(draw, one) for one in kinds]
-        made: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
-        if named.documents:
-            return made | {named.documents: texts, str(named.label): [int(one == kind) for one in kinds]}
-        right, wrong = (
-            next(text for text, one in zip(texts, kinds, strict=True) if (one == kind) is so) for so in (True, False)
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe, library = self.recipe, embeddings.library(self.name)
+        found = {split: queries.read(rows[split]) for split in rows}
+        graded = any(value not in (0.0, 1.0) for query in found["validation"] for value in query.relevance)
+        ordered = any(len(group) > 1 for group in queries.by_text(found["validation"]))
+        allowed = ("spearmanr", "pearsonr", "mse", "rerank") if graded else ("average_precision", "rerank")
+        usual = ("rerank",) if ordered else allowed[:2] if graded else allowed[:1]
+        measured = choose(recipe.metrics or usual, allowed, recipe.task)
+        loss = recipe.loss or ("BinaryCrossEntropyLoss" if recipe.data.columns.text_pair else "ListNetLoss")
+        listed = loss in reranking.LISTED
+        if not listed:
+            _refuse_out_of_range(rows, found, loss)
+        self.begin(self._opened())
+        self.model.max_length = self.longest
+        encoded = {split: _encoded(rows[split], found[split], self.tokenizer, self.longest) for split in rows}
+        counts = {split: [[len(ids) for ids in row] for row in encoded[split]["input_ids"][:]] for split in encoded}
+        self.choose_lengths(counts)
+        evaluator = reranking.RerankEvaluator(found["validation"], encoded["validation"], measured, self._padding())
+        why = "each pair is judged by itself, relevant or not"
+        if listed:
+            why = (
+                "the documents of a query are compared; LambdaLoss, which weighs places, makes Metal wait at each step"
+            )
+        return self.made(
+            splits={split: encoded[split] for split in SPLITS},
+            collator=reranking.collator(self.tokenizer, self.length.value),
+            metrics=measured,
+            baseline=evaluator.baseline(),
+            choices={
+                "lengths": self.length,
+                "loss": Choice(loss, "loss in the recipe" if recipe.loss else why),
+                "queries": _described(found["train"], evaluator.without if "rerank" in measured.names else 0),
+                "sampling": Choice(buckets.RANDOM, "sentence-transformers draws its batches itself"),
+                **self.choices,
+            },
+            trainer=reranking.trainer(evaluator, listed=listed),
+            arguments=library.CrossEncoderTrainingArguments,
+            arguments_defaults=in_batch.arguments(ranked=False),
+            trainer_settings={"loss": reranking.loss(library.cross_encoder.losses, loss, self.model)},
+            token_counts=[max(row) for row in counts["train"]],
+            predicted=(rows["validation"], evaluator),
+            figures=pictures.relevance,
         )
-        if named.negative:
-            return made | {str(named.text_pair): right, named.negative: wrong}
-        label = draw.randrange(2)
-        return made | {str(named.text_pair): right if label else wrong, str(named.label): label}
 
-    return {split: [row(kind) for kind in synthetic.classes(n, 4, draw)] for split, n in synthetic.splits().items()}
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        embeddings.library(self.name)
+        self.begin(self._opened(), chosen)
+        return self.made(collator=self._padding())
+
+    def inputs(self, rows: Rows) -> reranking.RerankEvaluator:
+        found = queries.read(rows)
+        encoded = _encoded(rows, found, self.tokenizer, self.longest)
+        return reranking.RerankEvaluator(found, encoded, None, self._padding())
+
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
+        found: Iterator[dict[str, Any]] = inputs.rows(trainer.model)
+        return found
+
+    def _opened(self) -> tuple[Any, Choice[str]]:
+        labels.override(self.checkpoint.config(), self.recipe.config_overrides)  # refuses a key that it does not have
+        model = self.checkpoint.cross_encoder(self.device, self.recipe.config_overrides)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        kind = type(model[0].model).__name__
+        return model, Choice(self.checkpoint.name, f"{kind} with one score, {count / 1e6:.1f} M parameters")
+
+    def _padding(self) -> Any:
+        from transformers import DataCollatorWithPadding
+
+        return self.length.value.collator(DataCollatorWithPadding(self.tokenizer), self.tokenizer)
+
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return queries that name a kind of thing, and documents of sentences about one kind each."""
+        draw, named = random.Random(recipe.seed), recipe.data.columns
+
+        def row(kind: int) -> dict[str, Any]:
+            kinds = [kind, *draw.choices([other for other in range(4) if other != kind], k=LISTED - 1)]
+            draw.shuffle(kinds)
+            texts = [synthetic.sentence(draw, one) for one in kinds]
+            made: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
+            if named.documents:
+                return made | {named.documents: texts, str(named.label): [int(one == kind) for one in kinds]}
+            right, wrong = (
+                next(text for text, one in zip(texts, kinds, strict=True) if (one == kind) is so)
+                for so in (True, False)
+            )
+            if named.negative:
+                return made | {str(named.text_pair): right, named.negative: wrong}
+            label = draw.randrange(2)
+            return made | {str(named.text_pair): right if label else wrong, str(named.label): label}
+
+        return {split: [row(kind) for kind in synthetic.classes(n, 4, draw)] for split, n in synthetic.splits().items()}
 
 
-def _metrics(found: Mapping[str, Sequence[Query]]) -> tuple[str, ...]:
-    """Return what is measured where the recipe does not say: an order, where queries have one."""
-    if any(len(group) > 1 for group in queries.by_text(found["validation"])):
-        return ORDERED
-    return GRADED[:2] if _graded(found) else PAIRED[:1]
-
-
-def _allowed(found: Mapping[str, Sequence[Query]]) -> tuple[str, ...]:
-    return GRADED if _graded(found) else PAIRED
-
-
-def _graded(found: Mapping[str, Sequence[Query]]) -> bool:
-    return any(value not in (0.0, 1.0) for query in found["validation"] for value in query.relevance)
-
-
-def _why(name: str) -> str:
-    if name in reranking.LISTED:
-        return "the documents of a query are compared; LambdaLoss, which weighs places, makes Metal wait at each step"
-    return "each pair is judged by itself, relevant or not"
-
-
-def _described(found: Mapping[str, Sequence[Query]], without: int) -> Choice[str]:
-    train = found["train"]
+def _described(train: Sequence[Query], without: int) -> Choice[str]:
     documents = sum(len(query.documents) for query in train)
-    said = f"{len(train)} with {documents / len(train):.1f} documents each"
     relevant = sum(value > 0 for query in train for value in query.relevance)
     reason = f"{relevant / documents:.0%} of the training documents are relevant"
     if without:
         reason += f"; {without} of the validation queries have no order to measure, with all documents alike"
-    return Choice(said, reason)
+    return Choice(f"{len(train)} with {documents / len(train):.1f} documents each", reason)
 
 
-def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[Query]], name: str) -> None:
-    """Raise UserError for a relevance above 1 where the loss takes it for a probability."""
-    if name in reranking.LISTED:
-        return
+def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[Query]], loss: str) -> None:
+    """Raise UserError for a relevance above 1, which `loss` takes for a probability."""
     for split, some in found.items():
         for query in some:
-            if max(query.relevance) > 1:
-                most = max(query.relevance)
+            if (most := max(query.relevance)) > 1:
                 raise UserError(
-                    f"{rows[split].where}: row {query.number} has the label {most:g}, and {name} takes 0 to 1; next:"
+                    f"{rows[split].where}: row {query.number} has the label {most:g}, and {loss} takes 0 to 1; next:"
                     " labels of that range, or for lists of documents loss=LambdaLoss"
                 )
-
-
-def _model(recipe: Recipe, checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
-    config = checkpoint.config()
-    labels.override(config, recipe.config_overrides)
-    model = checkpoint.cross_encoder(device, recipe.config_overrides)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    kind = type(model[0].model).__name__
-    return model, Choice(checkpoint.name, f"{kind} with one score, {count / 1e6:.1f} M parameters")
-
-
-def _padding(tokenizer: Any) -> Any:
-    from transformers import DataCollatorWithPadding
-
-    return DataCollatorWithPadding(tokenizer)
 
 
 def _encoded(rows: Rows, found: Sequence[Query], tokenizer: Any, longest: int) -> Dataset:

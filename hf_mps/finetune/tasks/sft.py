@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,22 +13,16 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema, training_section
-from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._language import Asked, ChatTask
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
-from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-METRICS = ("perplexity", "accuracy")
-TRUTH = ("output",)
-OPTIONAL = ("input", "system")
-CHATS = True
 ASK = "Say it in other words: "
 
 
@@ -52,80 +47,67 @@ class Recipe(language.Decoder):
     packing: bool | None = None
 
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make features, model, collator and metrics. Raises UserError for rows or a checkpoint that cannot be used."""
-    from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
+class SFT(ChatTask):
+    """Learns the assistant's words in conversations."""
 
-    chosen = choose(recipe.metrics, METRICS, recipe.task)
-    loaded = language.load(recipe, checkpoint)
-    template = chat.template(loaded.tokenizer, recipe.chat_template)
-    loaded.content = tokens.digest(loaded.tokenizer)
-    features = {split: _tokenised(rows[split], loaded) for split in rows}
-    counts = {split: tokens.counts(features[split]) for split in features}
-    loaded.choices |= {"chat_template": template, "learned": conversations.learned(rows, features)}
-    model = language.model(recipe, checkpoint, loaded, device=device)
-    defaults, baseline = language.untrained(recipe)
-    train, trained = features["train"], counts["train"]
-    packed = packing.decide(recipe, recipe.packing, model, trained, loaded.longest)
-    if packed.value:
-        train = packing.Packed(train, trained, loaded.longest, loaded.tokenizer.pad_token_id)
-        trained = [loaded.longest] * len(train)
-        defaults["per_device_train_batch_size"] = train.batch(training_section.DEFAULT_BATCH)
-    train = _streamed(rows["train"], train, loaded, packed=packed.value)
-    others = [count for some in counts.values() for count in some]
-    length = lengths.decide(
-        recipe,
-        counts["validation" if packed.value else "train"],
-        loaded.longest,
-        others=others,
-        grouped=False if packed.value else None,
-    )
-    if packed.value:
-        length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
-    return Prepared(
-        splits={**features, "train": train},
-        model=model,
-        processing_class=loaded.tokenizer,
-        collator=packing.Collator(length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer)),
-        metrics=chosen,
-        compute_metrics=lambda evaluated: measured(evaluated.predictions, chosen),
-        baseline=baseline,
-        auto_class=language.AUTO_CLASS,
-        pipeline_tag="text-generation",
-        choices={"packing": packed, "lengths": length, **loaded.choices},
-        trainer=TokenTrainer,
-        arguments_defaults=defaults,
-        trainer_settings={"untrained": baseline},
-        token_counts=trained,
-        predict=(lambda trainer: _answered(trainer, rows["validation"], loaded.tokenizer, recipe.generate))
-        if recipe.generate.rows
-        else None,
-        **language.saved(recipe),
-    )
+    name = "sft"
+    recipe_class = Recipe
+    truth = ("output",)
+    optional = ("input", "system")
+    architectures = ("ForCausalLM", "LMHeadModel")
+    needs_template = True
+    recipe: Recipe
 
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe = self.recipe
+        chosen = self.measures()
+        self.begin()
+        loaded, tokenizer = self.loaded, self.loaded.tokenizer
+        features = {split: _tokenised(rows[split], loaded) for split in rows}
+        counts = {split: tokens.counts(features[split]) for split in features}
+        loaded.choices["learned"] = conversations.learned(rows, features)
+        self.load_language()
+        parts = self.by_token(chosen)
+        train, trained = features["train"], counts["train"]
+        packed = packing.decide(recipe, recipe.packing, self.model, trained, loaded.longest)
+        if packed.value:
+            train = packing.Packed(train, trained, loaded.longest, tokenizer.pad_token_id)
+            trained = [loaded.longest] * len(train)
+            parts["arguments_defaults"]["per_device_train_batch_size"] = train.batch(training_section.DEFAULT_BATCH)
+        length = lengths.decide(
+            recipe,
+            counts["validation" if packed.value else "train"],
+            loaded.longest,
+            others=itertools.chain(*counts.values()),
+            grouped=False if packed.value else None,
+        )
+        if packed.value:
+            length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
+        return self.made(
+            splits={**features, "train": _streamed(rows["train"], train, loaded, packed=packed.value)},
+            collator=packing.Collator(length.value.collator(language.Labelled(tokenizer), tokenizer)),
+            choices={"packing": packed, "lengths": length, **loaded.choices},
+            token_counts=trained,
+            predict=self.answers_to(rows["validation"], recipe.generate.rows, conversations.conversation),
+            **parts,
+        )
 
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved model answers conversations. Raises UserError for a checkpoint that cannot be used."""
-    loaded = language.load(recipe, checkpoint)
-    loaded.choices["chat_template"] = chat.template(loaded.tokenizer, recipe.chat_template)
-    model = language.model(recipe, checkpoint, loaded, chunks=False, device=device)
+    def inputs(self, rows: Rows) -> list[Asked]:
+        return [(conversations.prompt(rows, row, index), None) for index, row in enumerate(rows.dataset)]
 
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-        asked = [conversations.prompt(rows, row, index) for index, row in enumerate(rows.dataset)]
-        return language.answered(trainer, loaded.tokenizer, asked, recipe.generate)
+    def generates(self) -> language.Generate:
+        return self.recipe.generate
 
-    return language.answering(model, loaded, answers)
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return made-up sentences, each with another one as its answer."""
+        draw = random.Random(recipe.seed)
 
+        def row() -> dict[str, Any]:
+            asked, answer = synthetic.sentences(draw, 2)
+            return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
 
-def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return made-up sentences, each with another one as its answer."""
-    draw = random.Random(recipe.seed)
-
-    def row() -> dict[str, Any]:
-        asked, answer = synthetic.sentences(draw, 2)
-        return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
-
-    return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
+        return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
 
 
 def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
@@ -192,16 +174,3 @@ def _streamed(rows: Rows, sample: Any, loaded: Loaded, *, packed: bool) -> Any:
 
     filler = tokenizer.pad_token_id
     return train(sample, rows, Making(encode, longest, pack=pack if packed else None, filler=filler))
-
-
-def _answered(trainer: Any, rows: Rows, tokenizer: Any, settings: language.Generate) -> Iterator[dict[str, Any]]:
-    """Yield the first validation rows: the last answer's prompt, the answer in the data, and the model's own."""
-    prompts, truths = [], []
-    for index in range(min(settings.rows, len(rows.dataset))):
-        conversation = conversations.read(rows, rows.dataset[index], index)
-        last = max(place for place, message in enumerate(conversation) if message["role"] == "assistant")
-        prompts.append(chat.render(tokenizer, conversation[:last], prompt=True))
-        truths.append(conversation[last]["content"])
-    answers = language.answers(trainer, tokenizer, prompts, settings)
-    for prompt, truth, answer in zip(prompts, truths, answers, strict=True):
-        yield {"prompt": prompt, "reference": truth, "generated": answer}

@@ -14,18 +14,11 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio, ctc_vocabulary, synthetic_sound, transcripts
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._answering import Answering
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import GENERATES, Prepared, Task
 from hf_mps.finetune.text import tokens
-from hf_mps.metrics.selection import choose
 
-AUTO_CLASS = "AutoModelForCTC"
-TRUTH = ("text",)
-# Decoded sound is large, and a batch alone is held; so many rows are read at a time.
-AT_A_TIME = 128
 # Samples for each frame of wav2vec 2.0, where a configuration does not say.
 HOP = 320
 
@@ -48,130 +41,113 @@ class Recipe(schema.Recipe):
     config_overrides: dict[str, Any] = Field(default_factory=dict)
 
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make features, model, collator and metrics from the rows of both splits.
-
-    Raises UserError for sound, text, a configuration or a checkpoint that cannot be used.
-    """
-    for split in rows.values():
-        tokens.refuse_other_than_text(split, ["text"])
-    measured = metrics.load(choose(recipe.metrics, ["wer", "cer"], recipe.task).names)
-    config, extractor = checkpoint.config(), _extractor(checkpoint)
-    spelling = ctc_vocabulary.decide(recipe, rows, checkpoint, config)
-    choices = dict(spelling.choices)
-    tokenizer = spelling.tokenizer
-    choices["ctc"] = _configure(config, recipe, tokenizer)
-    encoded = {split: _encoded(rows[split], spelling, extractor.sampling_rate) for split in ("train", "validation")}
-    counts = {split: encoded[split]["samples"][:] for split in encoded}
-    most = recipe.max_duration_in_seconds
-    short_enough = {"train": transcripts.short_enough(rows["train"], counts["train"], most, extractor.sampling_rate)}
-    missing = len(counts["train"]) - len(short_enough["train"])
-    choices |= transcripts.left_out({"training": {f"longer than {most:g} seconds": missing}})
-    short_enough["validation"] = list(range(len(counts["validation"])))
-    hop = getattr(config, "inputs_to_logits_ratio", HOP)
-    frames = {split: [-(-counts[split][row] // hop) for row in short_enough[split]] for split in encoded}
-    length = audio.durations(recipe, frames["train"], frames["validation"], hop, extractor.sampling_rate)
-    choices["lengths"] = length
-    model = _model(recipe, checkpoint, config, choices)
-    sounds = {
-        split: audio.Sounds(rows[split], encoded[split]["labels"][:], short_enough[split], extractor)
-        for split in SPLITS
-    }
-    truths = [spelling.clean(text) for text in rows["validation"].dataset["text"]]
-    evaluator = ASREvaluator(
-        rows["validation"], counts["validation"], tokenizer, model, extractor.sampling_rate, truths
-    )
-    widest = max(map(len, encoded["train"]["labels"][:]))
-    return Prepared(
-        splits=sounds,
-        model=model,
-        processing_class=_processor(extractor, tokenizer),
-        collator=length.value.collator(audio.collator(extractor, widest)),
-        metrics=measured,
-        compute_metrics=lambda evaluated: measured.compute(evaluator.texts(evaluated.predictions), evaluator.truths),
-        baseline=metrics.Baseline("answers nothing", measured.compute([""] * len(evaluator.truths), evaluator.truths)),
-        auto_class=AUTO_CLASS,
-        pipeline_tag="automatic-speech-recognition",
-        choices=choices,
-        trainer_settings={"preprocess_logits_for_metrics": _best_letters},
-        token_counts=frames["train"],
-        predict=lambda trainer: evaluator.rows(evaluator.texts(trainer.predict(trainer.eval_dataset).predictions)),
-        figures=pictures.transcripts,
-        snippet=transcripts.SNIPPET,
-    )
+def _best_letters(logits: Any, labels: Any) -> Any:
+    """Return each frame's likeliest letter; on the device, because logits are larger by the vocabulary's size."""
+    return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
 
 
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved model writes down sound. Raises UserError for a checkpoint that cannot be used."""
-    config, extractor, tokenizer = checkpoint.config(), _extractor(checkpoint), checkpoint.tokenizer()
-    choices: dict[str, Choice[Any]] = {}
-    rate = extractor.sampling_rate
-    model = _model(recipe, checkpoint, config, choices)
-    choices["lengths"] = length = audio.kept(chosen, getattr(config, "inputs_to_logits_ratio", HOP), rate)
+class SpeechRecognition(Task):
+    """Learns to write down sound, letter by letter."""
 
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
-        every = range(len(rows.dataset))
-        evaluator = ASREvaluator(rows, [audio.samples(rows, at, rate) for at in every], tokenizer, model, rate)
-        return evaluator.rows(evaluator.texts(trainer.predict(audio.Sounds(rows, None, every, extractor)).predictions))
+    name = "speech-recognition"
+    recipe_class = Recipe
+    pipeline_tag = "automatic-speech-recognition"
+    metrics = ("wer", "cer")
+    truth = ("text",)
+    at_a_time = 128  # decoded sound is large
+    architectures = ("ForCTC",)
+    shape = "sound"
+    unsharded = GENERATES
+    keep = staticmethod(_best_letters)
+    family = ("wav2vec2", "sound")
+    recipe: Recipe
 
-    return Answering(
-        model=model,
-        processing_class=_processor(extractor, tokenizer),
-        collator=length.value.collator(audio.collator(extractor, 0)),
-        answers=answers,
-        choices=choices,
-        trainer_settings={"preprocess_logits_for_metrics": _best_letters},
-        at_a_time=AT_A_TIME,
-    )
-
-
-def _model(recipe: Recipe, checkpoint: Checkpoint, config: Any, choices: dict[str, Choice[Any]]) -> Any:
-    """Load the model, with its feature encoder frozen where the recipe says so; adds both to `choices`."""
-    import transformers
-
-    model, choices["model"] = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer assumes that it does, and loss
-    # and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
-    model.accepts_loss_kwargs = False
-    if recipe.freeze_feature_encoder and hasattr(model, "freeze_feature_encoder"):  # not those that read spectrograms
-        model.freeze_feature_encoder()
-        choices["feature_encoder"] = Choice("frozen", "its filters are learned in pretraining; freeze_feature_encoder")
-    return model
-
-
-def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Write words spelled in tones, a tone for a letter, as wav files into `folder`, and return their rows."""
-    named = recipe.data.columns
-    return synthetic_sound.rows(folder, named.audio, named.text)
-
-
-def _extractor(checkpoint: Checkpoint) -> Any:
-    extractor = checkpoint.feature_extractor()
-    if extractor.model_input_names[0] != "input_values":
-        raise UserError(
-            f"model {checkpoint.name}: it takes {extractor.model_input_names[0]}; allowed: models that take the wave"
-            " itself, such as wav2vec2, hubert, wavlm, sew; next: for Whisper task=speech-seq2seq"
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe = self.recipe
+        for split in rows.values():
+            tokens.refuse_other_than_text(split, ["text"])
+        measured = metrics.load(self.measures().names)
+        config, extractor = self._begin()
+        spelling = ctc_vocabulary.decide(recipe, rows, self.checkpoint, config)
+        self.tokenizer = spelling.tokenizer
+        self.choices |= spelling.choices
+        self.choices["ctc"] = _configure(config, recipe, self.tokenizer)
+        rate = extractor.sampling_rate
+        encoded = {split: _encoded(rows[split], spelling, rate) for split in SPLITS}
+        counts = {split: encoded[split]["samples"][:] for split in SPLITS}
+        most = recipe.max_duration_in_seconds
+        kept = {split: list(range(len(counts[split]))) for split in SPLITS}
+        kept["train"] = transcripts.short_enough(rows["train"], counts["train"], most, rate)
+        missing = len(counts["train"]) - len(kept["train"])
+        self.choices |= transcripts.left_out({"training": {f"longer than {most:g} seconds": missing}})
+        hop = getattr(config, "inputs_to_logits_ratio", HOP)
+        frames = {split: [-(-counts[split][row] // hop) for row in kept[split]] for split in SPLITS}
+        length = audio.durations(recipe, frames["train"], frames["validation"], hop, rate)
+        self.choices["lengths"] = length
+        self._load(config)
+        truths = [spelling.clean(text) for text in rows["validation"].dataset["text"]]
+        evaluator = ASREvaluator(rows["validation"], counts["validation"], self.tokenizer, self.model, rate, truths)
+        labels_of = {split: encoded[split]["labels"][:] for split in SPLITS}
+        sounds = {split: audio.Sounds(rows[split], labels_of[split], kept[split], extractor) for split in SPLITS}
+        return self.made(
+            splits=sounds,
+            collator=length.value.collator(audio.collator(extractor, max(map(len, labels_of["train"])))),
+            metrics=measured,
+            compute_metrics=lambda evaluated: measured.compute(evaluator.texts(evaluated.predictions), truths),
+            baseline=metrics.Baseline("answers nothing", measured.compute([""] * len(truths), truths)),
+            token_counts=frames["train"],
+            predicted=(rows["validation"], (sounds["validation"], evaluator)),
+            figures=pictures.transcripts,
+            snippet=transcripts.SNIPPET,
         )
-    return extractor
 
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        config, extractor = self._begin()
+        self.tokenizer = self.checkpoint.tokenizer()
+        self._load(config)
+        length = audio.kept(chosen, getattr(config, "inputs_to_logits_ratio", HOP), extractor.sampling_rate)
+        return self.made(collator=length.value.collator(audio.collator(extractor, 0)))
 
-def _processor(extractor: Any, tokenizer: Any) -> Any:
-    from transformers import Wav2Vec2Processor
+    def inputs(self, rows: Rows) -> tuple[audio.Sounds, ASREvaluator]:
+        every, rate = range(len(rows.dataset)), self.extractor.sampling_rate
+        counts = [audio.samples(rows, at, rate) for at in every]
+        evaluator = ASREvaluator(rows, counts, self.tokenizer, self.model, rate)
+        return audio.Sounds(rows, None, every, self.extractor), evaluator
 
-    return Wav2Vec2Processor(feature_extractor=extractor, tokenizer=tokenizer)
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
+        sounds, evaluator = inputs
+        yield from evaluator.rows(evaluator.texts(trainer.predict(sounds).predictions))
 
+    def _begin(self) -> tuple[Any, Any]:
+        """Open configuration and feature extractor. Raises UserError for a model that does not take the wave."""
+        self.extractor = extractor = self.checkpoint.feature_extractor()
+        if extractor.model_input_names[0] != "input_values":
+            raise UserError(
+                f"model {self.checkpoint.name}: it takes {extractor.model_input_names[0]}; allowed: models that take"
+                " the wave itself, such as wav2vec2, hubert, wavlm, sew; next: for Whisper task=speech-seq2seq"
+            )
+        return self.checkpoint.config(), extractor
 
-def _configure(config: Any, recipe: Recipe, tokenizer: Any) -> Choice[str]:
-    """Set what CTC needs; the recipe's `config_overrides` win."""
-    config.vocab_size = len(tokenizer)
-    config.pad_token_id = tokenizer.pad_token_id
-    config.ctc_loss_reduction = "mean"
-    # A text with more letters than the sound has frames has no alignment; its infinite loss is left out.
-    config.ctc_zero_infinity = True
-    config.layerdrop = 0.0
-    labels.override(config, recipe.config_overrides)
-    reason = "mean over the batch, rows with more letters than frames left out, no layer dropped"
-    return Choice(f"{config.vocab_size} letters and signs", reason)
+    def _load(self, config: Any) -> None:
+        """Load the model, with its feature encoder frozen where the recipe says so."""
+        from transformers import Wav2Vec2Processor
+
+        self.load(config)
+        # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer assumes that it does, and
+        # loss and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
+        self.model.accepts_loss_kwargs = False
+        # Those that read spectrograms have no such encoder.
+        if self.recipe.freeze_feature_encoder and hasattr(self.model, "freeze_feature_encoder"):
+            self.model.freeze_feature_encoder()
+            reason = "its filters are learned in pretraining; freeze_feature_encoder"
+            self.choices["feature_encoder"] = Choice("frozen", reason)
+        self.processing_class = Wav2Vec2Processor(feature_extractor=self.extractor, tokenizer=self.tokenizer)
+
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Write words spelled in tones, a tone for a letter, as wav files into `folder`, and return their rows."""
+        named = recipe.data.columns
+        return synthetic_sound.rows(folder, named.audio, named.text)
 
 
 def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:
@@ -197,9 +173,17 @@ def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:
     )
 
 
-def _best_letters(logits: Any, labels: Any) -> Any:
-    """Return each frame's likeliest letter; on the device, because logits are larger by the vocabulary's size."""
-    return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+def _configure(config: Any, recipe: Recipe, tokenizer: Any) -> Choice[str]:
+    """Set what CTC needs; the recipe's `config_overrides` win."""
+    config.vocab_size = len(tokenizer)
+    config.pad_token_id = tokenizer.pad_token_id
+    config.ctc_loss_reduction = "mean"
+    # A text with more letters than the sound has frames has no alignment; its infinite loss is left out.
+    config.ctc_zero_infinity = True
+    config.layerdrop = 0.0
+    labels.override(config, recipe.config_overrides)
+    reason = "mean over the batch, rows with more letters than frames left out, no layer dropped"
+    return Choice(f"{config.vocab_size} letters and signs", reason)
 
 
 class ASREvaluator:

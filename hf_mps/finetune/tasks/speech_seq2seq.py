@@ -15,24 +15,15 @@ from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio, ctc_vocabulary, synthetic_sound, transcripts, whisper
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.checkpoint import Checkpoint
-from hf_mps.finetune.models.seq2seq import ARGUMENTS, SETTLED
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._answering import Answering
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import GENERATES, Prepared, Task
+from hf_mps.finetune.tasks._seq2seq import SETTLED, SOURCE
 from hf_mps.finetune.text import lengths, tokens
-from hf_mps.metrics.selection import choose
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["ARGUMENTS", "SETTLED", "TRUTH", "Recipe", "answer", "prepare", "smoke_rows"]
-
-AUTO_CLASS = "AutoModelForSpeechSeq2Seq"
-TRUTH = ("text",)
-# Rows that are read and answered at a time: their sound is decoded, at a megabyte for half a minute.
-AT_A_TIME = 64
 # What transformers' run_speech_recognition_seq2seq.py generates at most (its README's generation_max_length).
 TARGET = 225
 
@@ -58,106 +49,147 @@ class Recipe(schema.Recipe):
     config_overrides: dict[str, Any] = Field(default_factory=dict)
 
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make features, model, collator and metrics from the rows of both splits.
+class SpeechSeq2Seq(Task):
+    """Learns to write down what is said, or its English translation."""
 
-    Raises UserError for sound, text, a language, a configuration or a checkpoint that cannot be used.
-    """
-    from transformers import Seq2SeqTrainingArguments, WhisperProcessor
+    name = "speech-seq2seq"
+    recipe_class = Recipe
+    auto_class = "AutoModelForSpeechSeq2Seq"
+    pipeline_tag = "automatic-speech-recognition"
+    metrics = ("wer", "cer")
+    truth = ("text",)
+    at_a_time = 64  # half a minute of decoded sound is a megabyte
+    architectures = ("WhisperForConditionalGeneration",)
+    arguments_source = SOURCE
+    settled = SETTLED
+    unsharded = GENERATES
+    family = ("whisper", "sound")
+    recipe: Recipe
 
-    from hf_mps.finetune.models.speech_trainer import SpeechTrainer, Transcriber
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        from hf_mps.finetune.models.speech_trainer import Transcriber
 
-    for split in rows.values():
-        tokens.refuse_other_than_text(split, ["text"])
-    measured = metrics.load(choose(recipe.metrics, ["wer", "cer"], recipe.task).names)
-    config = _config(recipe, checkpoint)
-    said = whisper.spoken(checkpoint, recipe.language, recipe.speech_task)
-    extractor, tokenizer = checkpoint.feature_extractor(), checkpoint.tokenizer(**said.settings())
-    longest = _longest_target(recipe, config)
-    heard = {split: _Heard(rows[split], tokenizer, recipe, extractor.sampling_rate, longest) for split in SPLITS}
-    model, choices = _model(recipe, checkpoint, config, said, tokenizer)
-    truths = [ctc_vocabulary.cleaned(text, recipe.letter_case, "") for text in heard["validation"].of("text")]
-    clean, choices["normalizer"] = whisper.normaliser(recipe.normalizer, said, tokenizer, truths)
-    if not any(map(clean, truths)):
-        raise UserError(f"{rows['validation'].where}: no text has a word left to measure; next: normalizer=none")
-    targets = {split: [len(row) for row in one.of("labels")] for split, one in heard.items()}
-    shapes = _target_lengths(recipe, targets, longest)
-    choices["lengths"] = width = _width(extractor)
-    missing = {name: heard[split].missing for split, name in (("train", "training"), ("validation", "validation"))}
-    choices |= {"target_lengths": shapes, **transcripts.left_out(missing)}
-    valid = heard["validation"]
-    transcriber = Transcriber(rows["validation"], valid.kept, valid.seconds, truths, tokenizer, clean)
-    defaults, baseline = language.untrained(recipe)  # type: ignore[arg-type]
-    sounds = {split: audio.Sounds(rows[split], one.labels, one.kept, extractor) for split, one in heard.items()}
-    return Prepared(
-        splits=sounds,
-        model=model,
-        processing_class=WhisperProcessor(extractor, tokenizer),
-        collator=width.value.collator(audio.collator(extractor, 0), tokenizer, labels=shapes.value),
-        metrics=measured,
-        compute_metrics=lambda evaluated: transcriber.measure(evaluated, measured),
-        baseline=baseline,
-        auto_class=AUTO_CLASS,
-        pipeline_tag="automatic-speech-recognition",
-        choices=choices,
-        trainer=SpeechTrainer,
-        arguments=Seq2SeqTrainingArguments,
-        arguments_defaults={"predict_with_generate": True, "generation_max_length": longest, **defaults},
-        trainer_settings={"untrained": baseline},
-        predict=lambda trainer: transcriber.lines(trainer, sounds["validation"]),
-        figures=pictures.transcripts,
-        snippet=transcripts.SNIPPET,
-    )
+        recipe = self.recipe
+        for split in rows.values():
+            tokens.refuse_other_than_text(split, ["text"])
+        measured = metrics.load(self.measures().names)
+        config = self._config()
+        said = whisper.spoken(self.checkpoint, recipe.language, recipe.speech_task)
+        self._begin(config, said)
+        tokenizer, longest = self.tokenizer, self.longest
+        heard = {split: _Heard(rows[split], tokenizer, recipe, self.rate, longest) for split in SPLITS}
+        self._load(config, said)
+        truths = [ctc_vocabulary.cleaned(text, recipe.letter_case, "") for text in heard["validation"].of("text")]
+        clean, self.choices["normalizer"] = whisper.normaliser(recipe.normalizer, said, tokenizer, truths)
+        if not any(map(clean, truths)):
+            raise UserError(f"{rows['validation'].where}: no text has a word left to measure; next: normalizer=none")
+        targets = {split: [len(row) for row in one.of("labels")] for split, one in heard.items()}
+        # The recipe's settings as `lengths.decide` reads them: labels have no keys of their own.
+        padded = lengths.Padded.model_construct(
+            padding=None, optimizations=recipe.optimizations, training=recipe.training
+        )
+        shapes = lengths.decide(
+            padded, targets["train"], longest, others=targets["validation"], grouped=False, name="target_lengths"
+        )
+        missing = {name: heard[split].missing for split, name in (("train", "training"), ("validation", "validation"))}
+        self.choices |= {"target_lengths": shapes, **transcripts.left_out(missing)}
+        valid = heard["validation"]
+        transcriber = Transcriber(rows["validation"], valid.kept, valid.seconds, truths, tokenizer, clean)
+        defaults, baseline = language.untrained(recipe)  # type: ignore[arg-type]
+        sounds = {
+            split: audio.Sounds(rows[split], one.labels, one.kept, self.extractor) for split, one in heard.items()
+        }
+        return self.made(
+            splits=sounds,
+            collator=self.width.collator(audio.collator(self.extractor, 0), tokenizer, labels=shapes.value),
+            metrics=measured,
+            compute_metrics=lambda evaluated: transcriber.measure(evaluated, measured),
+            baseline=baseline,
+            arguments_defaults=self.arguments_defaults | defaults,
+            trainer_settings={"untrained": baseline},
+            predict=lambda trainer: transcriber.lines(trainer, sounds["validation"]),
+            figures=pictures.transcripts,
+            snippet=transcripts.SNIPPET,
+        )
 
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        """Open a saved model for the language and the task that it was trained for.
 
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved model writes down sound, in the language and for the task that it was trained for.
+        A model that names no language hears which one it is.
+        """
+        recipe, config, stored = self.recipe, self._config(), self.checkpoint.stored_generation()
+        named, said = recipe.language or stored.get("language"), None
+        if named or not stored.get("is_multilingual", True):
+            said = whisper.spoken(self.checkpoint, named, recipe.speech_task or stored.get("task"))
+        self._begin(config, said)
+        self._load(config, said)
+        return self.made(collator=self.width.collator(audio.collator(self.extractor, 0), self.tokenizer))
 
-    A model that names no language hears which one it is. Raises UserError for a checkpoint that cannot be used.
-    """
-    from transformers import Seq2SeqTrainingArguments, WhisperProcessor
-
-    from hf_mps.finetune.models.seq2seq import decoded
-    from hf_mps.finetune.models.speech_trainer import SpeechTrainer
-
-    config, extractor = _config(recipe, checkpoint), checkpoint.feature_extractor()
-    stored = checkpoint.stored_generation()
-    language_of_it = recipe.language or stored.get("language")
-    said = None
-    if language_of_it or not stored.get("is_multilingual", True):
-        said = whisper.spoken(checkpoint, language_of_it, recipe.speech_task or stored.get("task"))
-    tokenizer = checkpoint.tokenizer(**(said.settings() if said else {}))
-    model, choices = _model(recipe, checkpoint, config, said, tokenizer)
-    choices["lengths"] = width = _width(extractor)
-    longest, rate = _longest_target(recipe, config), extractor.sampling_rate
-
-    def answers(trainer: Any, rows: Rows) -> Iterator[dict[str, Any]]:
+    def inputs(self, rows: Rows) -> tuple[audio.Sounds, list[float]]:
         every = range(len(rows.dataset))
-        seconds = [audio.samples(rows, at, rate) / rate for at in every]
+        seconds = [audio.samples(rows, at, self.rate) / self.rate for at in every]
         for at in every:
-            if seconds[at] > extractor.chunk_length:
+            if seconds[at] > self.extractor.chunk_length:
                 told = f"{rows.where}: row {rows.number(at)} has {seconds[at]:.1f} seconds"
-                raise UserError(f"{told}; allowed: up to {extractor.chunk_length}; next: cut it into parts")
-        sounds = audio.Sounds(rows, None, every, extractor)
-        return transcripts.lines(rows, seconds, decoded(trainer.predict(sounds).predictions, tokenizer))
+                raise UserError(f"{told}; allowed: up to {self.extractor.chunk_length}; next: cut it into parts")
+        return audio.Sounds(rows, None, every, self.extractor), seconds
 
-    return Answering(
-        model=model,
-        processing_class=WhisperProcessor(extractor, tokenizer),
-        collator=width.value.collator(audio.collator(extractor, 0), tokenizer),
-        answers=answers,
-        choices=choices,
-        trainer=SpeechTrainer,
-        arguments=Seq2SeqTrainingArguments,
-        arguments_defaults={"predict_with_generate": True, "generation_max_length": longest},
-        at_a_time=AT_A_TIME,
-    )
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
+        sounds, seconds = inputs
+        return transcripts.lines(rows, seconds, language.decoded(trainer.predict(sounds).predictions, self.tokenizer))
 
+    def _config(self) -> Any:
+        config = self.checkpoint.config()
+        if config.model_type != "whisper":
+            raise UserError(
+                f"model {self.checkpoint.name}: its architecture is {config.model_type}; allowed: whisper; next: for"
+                " wav2vec2 and its kind task=speech-recognition"
+            )
+        labels.override(config, self.recipe.config_overrides)
+        return config
 
-def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Write words spelled in tones as wav files into `folder`, and return their rows."""
-    named = recipe.data.columns
-    return synthetic_sound.rows(folder, named.audio, named.text)
+    def _begin(self, config: Any, said: whisper.Spoken | None) -> None:
+        """Open feature extractor and tokenizer, and settle the lengths of sound and of texts."""
+        from transformers import Seq2SeqTrainingArguments, WhisperProcessor
+
+        from hf_mps.finetune.models.speech_trainer import SpeechTrainer
+
+        self.extractor = self.checkpoint.feature_extractor()
+        self.tokenizer = self.checkpoint.tokenizer(**(said.settings() if said else {}))
+        self.rate, frames = self.extractor.sampling_rate, self.extractor.nb_max_frames
+        self.width = audio.Spectrograms(frames, "max_length", hop=self.extractor.hop_length, rate=self.rate)
+        asked, positions = self.recipe.max_target_length, int(config.max_target_positions)
+        if asked is not None and asked > positions:
+            raise UserError(f"max_target_length is {asked}; allowed: at most {positions}, the positions of this model")
+        self.longest = asked or min(TARGET, positions)
+        self.processing_class = WhisperProcessor(self.extractor, self.tokenizer)
+        self.trainer, self.arguments = SpeechTrainer, Seq2SeqTrainingArguments
+        self.arguments_defaults = {"predict_with_generate": True, "generation_max_length": self.longest}
+
+    def _load(self, config: Any, said: whisper.Spoken | None) -> None:
+        """Load the model for its language and task; without them it hears which."""
+        lent = tokens.set_pad_token(self.tokenizer, config)
+        self.load(config)
+        self.model.generation_config.pad_token_id = self.tokenizer.pad_token_id
+        self.choices |= lent
+        if said is None:
+            self.choices["speech"] = Choice("any language", "the model hears which one it is; language=NAME says so")
+        else:
+            whisper.settle(self.model, self.tokenizer, said)
+            written = "translated into English" if said.task == "translate" else "written down"
+            reason = "language and speech_task in the recipe" if said.language else "the model knows English alone"
+            self.choices["speech"] = Choice(f"{said.language or 'english'}, {written}", f"{reason}; without timestamps")
+            if self.recipe.freeze_encoder:
+                self.model.freeze_encoder()
+                self.choices["encoder"] = Choice("frozen", "freeze_encoder in the recipe")
+        reason = f"the encoder takes {self.extractor.nb_max_frames} frames, and silence fills up what is shorter"
+        self.choices["lengths"] = Choice(self.width, reason)
+
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Write words spelled in tones as wav files into `folder`, and return their rows."""
+        named = recipe.data.columns
+        return synthetic_sound.rows(folder, named.audio, named.text)
 
 
 class _Heard:
@@ -183,66 +215,6 @@ class _Heard:
         """The texts or the labels of the rows that take part."""
         every = self.labels if what == "labels" else self._rows.dataset["text"][:]
         return [every[row] for row in self.kept]
-
-
-def _config(recipe: Recipe, checkpoint: Checkpoint) -> Any:
-    config = checkpoint.config()
-    if config.model_type != "whisper":
-        raise UserError(
-            f"model {checkpoint.name}: its architecture is {config.model_type}; allowed: whisper; next: for wav2vec2"
-            " and its kind task=speech-recognition"
-        )
-    labels.override(config, recipe.config_overrides)
-    return config
-
-
-def _width(extractor: Any) -> Choice[audio.Spectrograms]:
-    frames = extractor.nb_max_frames
-    width = audio.Spectrograms(frames, "max_length", hop=extractor.hop_length, rate=extractor.sampling_rate)
-    return Choice(width, f"the encoder takes {frames} frames, and silence fills up what is shorter")
-
-
-def _target_lengths(recipe: Recipe, counts: Mapping[str, list[int]], longest: int) -> Choice[lengths.Lengths]:
-    """Choose what labels are padded to; a batch groups none of like length."""
-    train, others = counts["train"], counts["validation"]
-    return lengths.decide(_as_padded(recipe), train, longest, others=others, grouped=False, name="target_lengths")
-
-
-def _longest_target(recipe: Recipe, config: Any) -> int:
-    positions = int(config.max_target_positions)
-    asked = recipe.max_target_length
-    if asked is not None and asked > positions:
-        raise UserError(f"max_target_length is {asked}; allowed: at most {positions}, the positions of this model")
-    return asked or min(TARGET, positions)
-
-
-def _model(
-    recipe: Recipe, checkpoint: Checkpoint, config: Any, said: whisper.Spoken | None, tokenizer: Any
-) -> tuple[Any, dict[str, Choice[Any]]]:
-    """Load the model, settled on its language and task; return the choices behind it too. None: it hears which."""
-    import transformers
-
-    lent = tokens.set_pad_token(tokenizer, config)
-    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    choices: dict[str, Choice[Any]] = {"model": weights, **lent}
-    if said is None:
-        choices["speech"] = Choice("any language", "the model hears which one it is; language=NAME says so")
-        return model, choices
-    whisper.settle(model, tokenizer, said)
-    heard = said.language or "english"
-    written = "translated into English" if said.task == "translate" else "written down"
-    reason = "language and speech_task in the recipe" if said.language else "the model knows English alone"
-    choices["speech"] = Choice(f"{heard}, {written}", f"{reason}; without timestamps")
-    if recipe.freeze_encoder:
-        model.freeze_encoder()
-        choices["encoder"] = Choice("frozen", "freeze_encoder in the recipe")
-    return model, choices
-
-
-def _as_padded(recipe: Recipe) -> Any:
-    """The recipe's settings as `lengths.decide` reads them; labels have no keys of their own."""
-    return lengths.Padded.model_construct(padding=None, optimizations=recipe.optimizations, training=recipe.training)
 
 
 def _encoded(rows: Rows, tokenizer: Any, case: ctc_vocabulary.Case, rate: int) -> Dataset:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -14,12 +12,11 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, synthetic
-from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import classification
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._answering import Answering
 from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens, word_labels
 from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.finetune.text.word_labels import Tags
@@ -27,13 +24,6 @@ from hf_mps.metrics.tagged import of_tags
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-AUTO_CLASS = "AutoModelForTokenClassification"
-TRUTH = ("tags",)
-SNIPPET = """from transformers import pipeline
-
-tagger = pipeline("token-classification", model=".", aggregation_strategy="simple")
-print(tagger("Ada Lovelace lived in London."))"""
 
 
 class Columns(schema.Columns):
@@ -73,122 +63,114 @@ class Recipe(lengths.Padded):
         return values
 
 
-def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return sentences whose words reveal their tags: the recipe's own set of tags, or people and places."""
-    draw, named = random.Random(recipe.seed), recipe.data.columns
-    tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+class TokenClassification(TextTask):
+    """Learns a tag for each word."""
 
-    def row(first: int) -> dict[str, Any]:
-        chosen = [(first + step * draw.randrange(1, 3)) % len(tags) for step in range(draw.randrange(4, 9))]
-        return {
-            named.words: [synthetic.word(draw, kind) for kind in chosen],
-            named.tags: [tags[kind] for kind in chosen],
-        }
+    name = "token-classification"
+    recipe_class = Recipe
+    truth = ("tags",)
+    architectures = ("ForTokenClassification",)
+    shape = "encoder"
+    collator_class = "DataCollatorForTokenClassification"
+    has_probabilities = True
+    recipe: Recipe
 
-    rows = synthetic.splits_of(recipe.data)
-    return {split: [row(number) for number in range(count)] for split, count in rows.items()}
+    @staticmethod
+    def keep(logits: Any, labels: Any) -> tuple[Any, Any, Any]:
+        """Keep the tags' ids and probabilities, each (rows, tokens), and those of all tags, (rows, tokens, tags)."""
+        every = classification.logits_of(logits).float().softmax(-1)
+        shares, ids = every.max(-1)
+        return ids, shares, every
 
+    def tokenizer_of(self) -> Any:
+        """Return the checkpoint's tokenizer, which must tell the word of each token.
 
-def prepare(recipe: Recipe, rows: dict[str, Rows], checkpoint: Checkpoint, device: str) -> Prepared:
-    """Make features, model, collator and metrics from the rows of every split.
+        A tokenizer that marks the beginning of a word by the space before it (RoBERTa, GPT-2) gets a space before each.
+        """
+        tokenizer = self.checkpoint.tokenizer()
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"model {self.checkpoint.name}: its tokenizer cannot tell which word a token is of; allowed: a fast"
+                " tokenizer (https://huggingface.co/docs/transformers/fast_tokenizers)"
+            )
+        if getattr(tokenizer, "add_prefix_space", None) is False:
+            return self.checkpoint.tokenizer(add_prefix_space=True)
+        return tokenizer
 
-    Raises UserError for tags, lengths, a tokenizer or a checkpoint that cannot be used.
-    """
-    import transformers
-
-    tags = word_labels.decide(rows["train"], [rows[split] for split in rows if split != "train"], recipe.data.labels)
-    measured = of_tags(recipe.metrics, tags.names, recipe.task)
-    tokenizer = _tokenizer(checkpoint)
-    config = labels.configure(checkpoint.config(), tags.names, recipe.config_overrides)
-    longest = lengths.limit(recipe, tokenizer, config)
-    lent = tokens.set_pad_token(tokenizer, config)
-    content = tokens.digest(tokenizer)
-    features = {split: _tokenised(rows[split], tokenizer, content, longest, tags) for split in rows}
-    counts = {split: tokens.counts(features[split]) for split in features}
-    length = lengths.decide(recipe, counts["train"], longest, others=itertools.chain(*counts.values()))
-    unseen = {split: _unseen(rows[split], features[split]) for split in ("train", "validation")}
-    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-    inputs = {split: features[split].remove_columns("words_seen") for split in features}
-    truths = {split: _named(features[split]["labels"], tags.names) for split in ("train", "validation")}
-    return Prepared(
-        splits=inputs,
-        model=model,
-        processing_class=tokenizer,
-        collator=length.value.collator(transformers.DataCollatorForTokenClassification(tokenizer), tokenizer),
-        metrics=measured,
-        compute_metrics=lambda evaluated: measured.compute(
-            _named(evaluated.predictions[0], tags.names, evaluated.label_ids), _named(evaluated.label_ids, tags.names)
-        ),
-        baseline=measured.baseline(truths["validation"], truths["train"]),
-        auto_class=AUTO_CLASS,
-        pipeline_tag="token-classification",
-        choices={
-            "lengths": length,
-            "tags": word_labels.described(tags),
-            **labels.doubted("tags", labels.doubts(tags.names)),
-            **unseen_words(unseen),
-            **lent,
-            "model": weights,
-        },
-        trainer_settings={"preprocess_logits_for_metrics": lambda logits, _: _shares(logits)[:2]},
-        token_counts=counts["train"],
-        predict=lambda trainer: _predicted(
-            rows["validation"], features["validation"], trainer.predict(inputs["validation"]), tags
-        ),
-        figures=lambda predicted: _figures(predicted, tags.names),
-        snippet=SNIPPET if tags.chunked else None,
-    )
-
-
-def answer(recipe: Recipe, checkpoint: Checkpoint, chosen: Mapping[str, Any], device: str) -> Answering:
-    """Return how a saved tagger answers. Raises UserError for a tokenizer or checkpoint that cannot be used."""
-    import transformers
-
-    tokenizer, config = _tokenizer(checkpoint), checkpoint.config()
-    tags, content = word_labels.kept(config), tokens.digest(tokenizer)
-    length = lengths.kept(recipe, chosen, tokenizer, config)
-    lent = tokens.set_pad_token(tokenizer, config)
-    model, weights = checkpoint.model(getattr(transformers, AUTO_CLASS), config=config)
-
-    def answers(trainer: Any, rows: Rows, every: bool = False) -> list[dict[str, Any]]:
-        word_labels.refuse_other_than_lists(rows)
-        features = _tokenised(rows, tokenizer, content, length.value.longest, None)
-        return _predicted(rows, features, trainer.predict(features.remove_columns("words_seen")), tags, every)
-
-    return Answering(
-        model=model,
-        processing_class=tokenizer,
-        collator=length.value.collator(transformers.DataCollatorForTokenClassification(tokenizer), tokenizer),
-        answers=answers,
-        every=partial(answers, every=True),
-        choices={"model": weights, "lengths": length, "tags": word_labels.described(tags), **lent},
-        trainer_settings={"preprocess_logits_for_metrics": lambda logits, _: _shares(logits)},
-    )
-
-
-def unseen_words(counts: Mapping[str, tuple[int, int]]) -> dict[str, Choice[str]]:
-    """Report words without a token, which have no tag to learn or measure; `counts` is {split: (unseen, all)}."""
-    parts = [f"{unseen} of {total} {split} words" for split, (unseen, total) in counts.items() if unseen]
-    if not parts:
-        return {}
-    reason = "cut off at max_length, or nothing to the tokenizer: neither trained on nor measured"
-    return {"words_left_out": Choice(", ".join(parts), reason)}
-
-
-def _tokenizer(checkpoint: Checkpoint) -> Any:
-    """Return the checkpoint's tokenizer, which must tell the word of each token.
-
-    A tokenizer that marks the beginning of a word by the space before it (RoBERTa, GPT-2) gets a space before each.
-    """
-    tokenizer = checkpoint.tokenizer()
-    if not tokenizer.is_fast:
-        raise UserError(
-            f"model {checkpoint.name}: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
-            " (https://huggingface.co/docs/transformers/fast_tokenizers)"
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe, train = self.recipe, rows["train"]
+        others = [some for split, some in rows.items() if split != "train"]
+        tags = self.tags = word_labels.decide(train, others, recipe.data.labels)
+        measured = of_tags(recipe.metrics, tags.names, recipe.task)
+        self.choices["tags"] = word_labels.described(tags)
+        self.choices |= labels.doubted("tags", labels.doubts(tags.names))
+        self.begin(labels.configure(self.checkpoint.config(), tags.names, recipe.config_overrides))
+        features, counts = self.encoded(rows)
+        self.choices |= _unseen_words(rows, features)
+        self.finish()
+        truths = {split: _named(features[split]["labels"], tags.names) for split in SPLITS}
+        return self.made(
+            splits={split: features[split].remove_columns("words_seen") for split in features},
+            metrics=measured,
+            compute_metrics=lambda evaluated: measured.compute(
+                _named(evaluated.predictions[0], tags.names, evaluated.label_ids),
+                _named(evaluated.label_ids, tags.names),
+            ),
+            baseline=measured.baseline(truths["validation"], truths["train"]),
+            # Without the probabilities of all tags, which would be held for every row.
+            trainer_settings={"preprocess_logits_for_metrics": lambda logits, labels: self.keep(logits, labels)[:2]},
+            token_counts=counts,
+            predicted=(rows["validation"], features["validation"]),
+            figures=self._figures,
+            snippet=self.snippet if tags.chunked else None,
         )
-    if getattr(tokenizer, "add_prefix_space", None) is False:
-        return checkpoint.tokenizer(add_prefix_space=True)
-    return tokenizer
+
+    def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
+        self.tags = word_labels.kept(config)
+
+    def inputs(self, rows: Rows) -> Dataset:
+        word_labels.refuse_other_than_lists(rows)
+        tags = self.tags if "tags" in rows.dataset.column_names else None
+        return _tokenised(rows, self.tokenizer, self.content, self.longest, tags)
+
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield a row for each word; a word without a token has no prediction."""
+        evaluated, tags = trainer.predict(inputs.remove_columns("words_seen")), self.tags
+        for index, (row, numbers) in enumerate(zip(rows.dataset, inputs["words_seen"], strict=True)):
+            kept = evaluated.label_ids[index] != IGNORED
+            found = zip(*(table[index][kept] for table in evaluated.predictions), strict=True)
+            answered = dict(zip(numbers, found, strict=True))
+            for number, word in enumerate(row["words"]):
+                line = {"row": rows.number(index), "word": word}
+                if "tags" in row:
+                    line["label"] = tags.names[tags.keys[labels.key(row["tags"][number])]]
+                if number in answered:
+                    tag, share, *whole = answered[number]
+                    line |= {"prediction": tags.names[tag], "probability": round(float(share), 4)}
+                    line |= classification.by_name(whole[0], tags.names) if every else {}
+                yield line
+
+    def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
+        from hf_mps.finetune.report import classes
+
+        pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
+        return classes.confusion(pairs, self.tags.names, of="words")
+
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return sentences whose words reveal their tags: the recipe's own set of tags, or people and places."""
+        draw, named = random.Random(recipe.seed), recipe.data.columns
+        tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+
+        def row(first: int) -> dict[str, Any]:
+            chosen = [(first + step * draw.randrange(1, 3)) % len(tags) for step in range(draw.randrange(4, 9))]
+            return {
+                named.words: [synthetic.word(draw, kind) for kind in chosen],
+                named.tags: [tags[kind] for kind in chosen],
+            }
+
+        rows = synthetic.splits_of(recipe.data)
+        return {split: [row(number) for number in range(count)] for split, count in rows.items()}
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: Tags | None) -> Dataset:
@@ -217,48 +199,18 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: Tag
     )
 
 
-def _unseen(rows: Rows, features: Dataset) -> tuple[int, int]:
-    total = sum(tokens.counts(rows.dataset, "words"))
-    return total - sum(tokens.counts(features, "words_seen")), total
-
-
-def _predicted(rows: Rows, features: Dataset, evaluated: Any, tags: Tags, every: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of predictions.csv, one for each word; a word without a token has no prediction.
-
-    Rows without tags have no truth. With `every` the probabilities of all tags come by their names.
-    """
-    lines: list[dict[str, Any]] = []
-    for index, (row, numbers) in enumerate(zip(rows.dataset, features["words_seen"], strict=True)):
-        kept = evaluated.label_ids[index] != IGNORED
-        answers = zip(*(table[index][kept] for table in evaluated.predictions), strict=True)
-        answered = dict(zip(numbers, answers, strict=True))
-        for number, word in enumerate(row["words"]):
-            line = {"row": rows.number(index), "word": word}
-            if "tags" in row:
-                line["label"] = tags.names[tags.keys[labels.key(row["tags"][number])]]
-            if number in answered:
-                tag, share, *whole = answered[number]
-                line |= {"prediction": tags.names[tag], "probability": round(float(share), 4)}
-                line |= classification.by_name(whole[0], tags.names) if every else {}
-            lines.append(line)
-    return lines
-
-
-def _shares(logits: Any) -> tuple[Any, Any, Any]:
-    """Return the tags' ids and probabilities, each (rows, tokens), and those of all tags, (rows, tokens, tags)."""
-    every = classification.logits_of(logits).float().softmax(-1)
-    shares, ids = every.max(-1)
-    return ids, shares, every
-
-
 def _named(table: Any, names: Sequence[str], truths: Any = None) -> list[list[str]]:
     """Return the tags' names where `truths`, by default `table` itself, are not IGNORED; all are ids by row."""
     pairs = zip(table, table if truths is None else truths, strict=True)
     return [[names[tag] for tag, truth in zip(*pair, strict=True) if truth != IGNORED] for pair in pairs]
 
 
-def _figures(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:
-    from hf_mps.finetune.report import classes
-
-    pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
-    return classes.confusion(pairs, names, of="words")
+def _unseen_words(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> dict[str, Choice[str]]:
+    """Report the words without a token, which have no tag to learn or measure."""
+    parts = []
+    for split in SPLITS:
+        total = sum(tokens.counts(rows[split].dataset, "words"))
+        if unseen := total - sum(tokens.counts(features[split], "words_seen")):
+            parts.append(f"{unseen} of {total} {split} words")
+    reason = "cut off at max_length, or nothing to the tokenizer: neither trained on nor measured"
+    return {"words_left_out": Choice(", ".join(parts), reason)} if parts else {}

@@ -56,7 +56,7 @@ class QAWindowing:
             rows,
             lambda batch, indices: self._encode(rows, batch, indices),
             content=self.content,
-            key=("question-answering", self.longest, self.stride, self.tokenizer.padding_side),
+            key=("windows", self.longest, self.stride, self.tokenizer.padding_side),
             features=Features(
                 {**{name: List(Value("int32")) for name in lists}, **{name: Value("int64") for name in numbers}}
             ),

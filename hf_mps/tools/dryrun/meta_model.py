@@ -63,12 +63,12 @@ class MetaCheckpoint(Checkpoint):
         `config` is then told the number that stands for an image among the tiny model's words.
         """
         from hf_mps.finetune.models import checkpoint
-        from hf_mps.finetune.smoke import seeing
+        from hf_mps.finetune.smoke import processors
 
         try:
             return checkpoint.resolve(self.name).processor(config)
         except UserError:
-            seeing.image_processor(Path(self.source), config)
+            processors.seeing_images(Path(self.source), config)
             made = Checkpoint(self.name, self.source, local=True).processor(config)
             config.image_token_id = made.image_token_id
             return made

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune import tasks
 from hf_mps.finetune.data import load
 from hf_mps.finetune.models import checkpoint, known_configs, quantization
 from hf_mps.finetune.run.stages import PreparedRun, prepare_run
 from hf_mps.finetune.smoke import smoke_recipe
+from hf_mps.finetune.tasks._base import SENTENCE_TRANSFORMERS
 from hf_mps.tools.dryrun import batch
 from hf_mps.tools.dryrun.resolve import Target
 
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.tasks._base import Prepared
     from hf_mps.tools.dryrun.step import TrainingStep
 
-# sentence-transformers opens a whole model's folder, whose parts are then exchanged.
-OF_A_FOLDER = ("rerank", "sentence-embeddings", "sparse-embeddings")
 MADE_UP = Choice("made up", "a few rows of the task's own: it is their shapes that count")
 METAL = Choice("mps", "the step is looked at as a Mac's GPU would take it")
 
@@ -60,7 +60,9 @@ def weightless(
     from hf_mps.tools.dryrun.meta_model import MetaCheckpoint
 
     whole = target.resolved.recipe
-    with smoke_recipe(target.resolved, weights=whole.task in OF_A_FOLDER) as small, no_bars(), errors_only():
+    # sentence-transformers opens a whole model's folder, whose parts are then exchanged.
+    of_a_folder = tasks.find(whole.task).library == SENTENCE_TRANSFORMERS
+    with smoke_recipe(target.resolved, weights=of_a_folder) as small, no_bars(), errors_only():
         size, told = known_configs.config(whole)
         recipe = small.recipe.model_copy(
             update={

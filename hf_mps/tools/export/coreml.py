@@ -1,7 +1,7 @@
 """`export coreml`: coremltools converts the traced encoder to an ML program whose inputs have one of a few lengths.
 
-Conversion runs on Linux too; Core ML itself, and so a prediction, is on macOS alone. There the traced module stands in,
-which is what coremltools read.
+Conversion runs on Linux too, but Core ML predicts on macOS alone: elsewhere the traced module, from which coremltools
+converted, answers in its place.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import summary
-from hf_mps.tools.export import loading, merged
-from hf_mps.tools.export.compare import Comparison, difference
-from hf_mps.tools.export.formats import F16, F32
-from hf_mps.tools.export.loading import Job, Options
+from hf_mps.tools.export import base, merged
+from hf_mps.tools.export.base import F16, F32, Comparison, Format, Job, Options, difference
 from hf_mps.tools.saved.run import SavedRun
 
 PACKAGE = "model.mlpackage"
@@ -28,58 +26,90 @@ HIDDEN = -1e4
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def check(saved: SavedRun, options: Options) -> None:
-    """Raise UserError for lengths that the model does not have."""
-    from hf_mps.finetune.text.lengths import positions
+class CoreML(Format):
+    """An ML program for Apple's frameworks."""
 
-    if options.lengths is not None:
-        if len(set(options.lengths)) < 2:
-            raise UserError(
-                f"--lengths {options.lengths[0]}: allowed: two lengths or more, as EnumeratedShapes has them"
+    name = "coreml"
+    shapes = ("encoder",)
+    weights = (F16, F32)
+    default = "the Neural Engine and Core ML's GPU path compute in it"
+    modules = ("coremltools",)
+    packages = ("coremltools",)
+
+    def check(self, saved: SavedRun, options: Options) -> None:
+        """Raise UserError for lengths that the model does not have."""
+        from hf_mps.finetune.text.lengths import positions
+
+        if options.lengths is not None:
+            if len(set(options.lengths)) < 2:
+                raise UserError(
+                    f"--lengths {options.lengths[0]}: allowed: two lengths or more, as EnumeratedShapes has them"
+                )
+            most = positions(saved.checkpoint.tokenizer(), saved.checkpoint.config())
+            over = [length for length in options.lengths if not 2 <= length <= most]
+            if over:
+                raise UserError(f"--lengths {over[0]}: allowed: 2 to {most}, the positions that this model has")
+
+    def write(self, job: Job, folder: Path) -> None:
+        """Write model.mlpackage, the configuration and the tokenizer. Raises UserError for what it cannot convert."""
+        import coremltools
+        import numpy
+
+        lengths = _lengths(job)
+        names = [name for name in INPUTS if name in job.batches[0]]
+        model = merged.plain_model(job, folder.parent / "plain")
+        traced = job.traced = _traced(job, model, names, lengths.value[-1])
+        job.choices["lengths"] = Choice(", ".join(map(str, lengths.value)), lengths.reason)
+        job.choices["runs on"] = Choice("macOS 15, iOS 18", "before them Core ML takes one input of several lengths")
+        shapes = [[1, length] for length in lengths.value]
+        shape = coremltools.EnumeratedShapes(shapes, default=shapes[0])
+        try:
+            converted = coremltools.convert(
+                traced,
+                inputs=[coremltools.TensorType(name, shape, numpy.int32) for name in names],
+                outputs=[coremltools.TensorType(name) for name in job.saved.task_class.outputs],
+                convert_to="mlprogram",
+                minimum_deployment_target=coremltools.target.macOS15,
+                compute_precision=getattr(coremltools.precision, {F16: "FLOAT16", F32: "FLOAT32"}[job.weights]),
+                skip_model_load=True,
             )
-        most = positions(saved.checkpoint.tokenizer(), saved.checkpoint.config())
-        over = [length for length in options.lengths if not 2 <= length <= most]
-        if over:
-            raise UserError(f"--lengths {over[0]}: allowed: 2 to {most}, the positions that this model has")
+        except (NotImplementedError, ValueError, RuntimeError, TypeError, KeyError) as error:
+            raise UserError(
+                f"{job.saved.where}: coremltools {coremltools.__version__} does not convert"
+                f" {type(model).__name__}: {summary(error)}; next: hf-mps export onnx"
+            ) from error
+        folder.mkdir()
+        converted.save(str(folder / PACKAGE))
+        model.config.save_pretrained(folder)
+        base.copy_companions(job.saved, folder)
 
+    def compare(self, job: Job, folder: Path) -> Comparison:
+        """Open the package again; compare Core ML's logits on macOS, and elsewhere those of what it was converted from.
 
-def write(job: Job, folder: Path) -> None:
-    """Write model.mlpackage, the configuration and the tokenizer. Raises UserError for what it cannot convert."""
-    import coremltools
-    import numpy
+        Raises RunError where the package does not have the inputs and lengths that it should.
+        """
+        import coremltools
 
-    lengths = _lengths(job)
-    names = [name for name in INPUTS if name in job.batches[0]]
-    model = merged.plain_model(job, folder.parent / "plain")
-    traced = job.traced = _traced(job, model, names, lengths.value[-1])
-    job.choices["lengths"] = Choice(", ".join(map(str, lengths.value)), lengths.reason)
-    job.choices["runs on"] = Choice("macOS 15, iOS 18", "before them Core ML takes one input of several lengths")
-    shapes = [[1, length] for length in lengths.value]
-    shape = coremltools.EnumeratedShapes(shapes, default=shapes[0])
-    try:
-        converted = coremltools.convert(
-            traced,
-            inputs=[coremltools.TensorType(name, shape, numpy.int32) for name in names],
-            outputs=[coremltools.TensorType(name) for name in outputs(job)],
-            convert_to="mlprogram",
-            minimum_deployment_target=coremltools.target.macOS15,
-            compute_precision=getattr(coremltools.precision, {F16: "FLOAT16", F32: "FLOAT32"}[job.weights]),
-            skip_model_load=True,
+        version = f"coremltools {metadata.version('coremltools')}"
+        on_a_mac = platform.system() == "Darwin"
+        opened = coremltools.models.MLModel(str(folder / PACKAGE), skip_model_load=not on_a_mac)
+        _same_inputs(job, opened.get_spec().description)
+        if on_a_mac:
+            return Comparison(f"{version} and Core ML", _difference(job, opened.predict, job.weights))
+
+        def answer(inputs: dict[str, Any]) -> dict[str, Any]:
+            import torch
+
+            with torch.no_grad():
+                found = job.traced(*(torch.from_numpy(rows) for rows in inputs.values()))
+            return {name: one.numpy() for name, one in zip(job.saved.task_class.outputs, found, strict=True)}
+
+        alike = _same_weights(job, opened)
+        return Comparison(
+            f"{version}; the TorchScript that it converted was compared, and {alike} weights in the package",
+            _difference(job, answer, F32),
+            f"Core ML predicts on macOS alone, and this is {platform.system()}",
         )
-    except (NotImplementedError, ValueError, RuntimeError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{job.saved.where}: coremltools {coremltools.__version__} does not convert"
-            f" {type(model).__name__}: {summary(error)}; next: hf-mps export onnx"
-        ) from error
-    folder.mkdir()
-    converted.save(str(folder / PACKAGE))
-    model.config.save_pretrained(folder)
-    loading.copy_companions(job.saved, folder)
-
-
-def outputs(job: Job) -> tuple[str, ...]:
-    """Return the names of the model's outputs."""
-    return loading.SPAN if job.saved.task.value == "question-answering" else ("logits",)
 
 
 def _lengths(job: Job) -> Choice[tuple[int, ...]]:
@@ -87,7 +117,7 @@ def _lengths(job: Job) -> Choice[tuple[int, ...]]:
 
     if job.options.lengths is not None:
         return Choice(tuple(sorted(set(job.options.lengths))), "--lengths; a text is padded to the next one")
-    most = positions(job.tokenizer, loading.plain(job.model).config)
+    most = positions(job.tokenizer, base.plain(job.model).config)
     fitting = tuple(dict.fromkeys((*(length for length in LENGTHS if length < most), min(most, LENGTHS[-1]))))
     return Choice(fitting, "the default, within the model's positions; a text is padded to the next one")
 
@@ -112,15 +142,15 @@ def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
                 hidden = (1.0 - given["attention_mask"].to(torch.float32)) * HIDDEN
                 given["attention_mask"] = hidden[:, None, None, :]
             answer = self.model(**given)
-            return tuple(getattr(answer, name) for name in outputs(job))
+            return tuple(getattr(answer, name) for name in job.saved.task_class.outputs)
 
     model.set_attn_implementation("eager")
     short = min(range(len(job.batches[0]["input_ids"])), key=lambda at: int(job.batches[0]["attention_mask"][at].sum()))
     padded = _padded({name: rows[short : short + 1] for name, rows in job.batches[0].items()}, length, job.tokenizer)
     given = tuple(padded[name] for name in names)
     with torch.no_grad():
-        expected = loading.answered(model(**padded))
-        found = loading.answered(dict(zip(outputs(job), Encoder(True)(*given), strict=True)))
+        expected = base.answered(model(**padded))
+        found = base.answered(dict(zip(job.saved.task_class.outputs, Encoder(True)(*given), strict=True)))
         added = numpy.allclose(found, expected, rtol=1e-3, atol=1e-5)
         return torch.jit.trace(  # type: ignore[no-untyped-call]
             Encoder(added).eval(), given, strict=False, check_trace=False
@@ -143,35 +173,6 @@ def _padded(row: dict[str, Any], length: int, tokenizer: Any) -> dict[str, Any]:
     return padded
 
 
-def compare(job: Job, folder: Path) -> Comparison:
-    """Open the package again; compare Core ML's logits on macOS, and elsewhere those of what it was converted from.
-
-    Raises RunError where the package does not have the inputs and lengths that it should.
-    """
-    import coremltools
-
-    version = f"coremltools {metadata.version('coremltools')}"
-    on_a_mac = platform.system() == "Darwin"
-    opened = coremltools.models.MLModel(str(folder / PACKAGE), skip_model_load=not on_a_mac)
-    _same_inputs(job, opened.get_spec().description)
-    if on_a_mac:
-        return Comparison(f"{version} and Core ML", _difference(job, opened.predict, job.weights))
-
-    def answer(inputs: dict[str, Any]) -> dict[str, Any]:
-        import torch
-
-        with torch.no_grad():
-            found = job.traced(*(torch.from_numpy(rows) for rows in inputs.values()))
-        return {name: one.numpy() for name, one in zip(outputs(job), found, strict=True)}
-
-    alike = _same_weights(job, opened)
-    return Comparison(
-        f"{version}; the TorchScript that it converted was compared, and {alike} weights in the package",
-        _difference(job, answer, F32),
-        f"Core ML predicts on macOS alone, and this is {platform.system()}",
-    )
-
-
 def _same_inputs(job: Job, description: Any) -> None:
     """Raise RunError where a package's inputs are not of the lengths that were asked for."""
     asked = set(map(int, str(job.choices["lengths"].value).split(", ")))
@@ -180,12 +181,12 @@ def _same_inputs(job: Job, description: Any) -> None:
         found = {int(shape.shape[1]) for shape in array.enumeratedShapes.shapes} or {int(array.shape[1])}
         if found != asked:
             raise RunError(f"the package takes {given.name} of {sorted(found)} tokens, not {sorted(asked)}")
-    if {given.name for given in description.output} != set(outputs(job)):
+    if {given.name for given in description.output} != set(job.saved.task_class.outputs):
         raise RunError(f"the package gives {', '.join(given.name for given in description.output)}")
 
 
 def _same_weights(job: Job, opened: Any) -> int:
-    """Return how many of the traced model's weights stand in the package as they should, rounded to its type.
+    """Return how many of the traced model's weights are in the package as they should be, rounded to its type.
 
     coremltools calls them by their names in the model. Raises RunError for one that is another, by more than one
     step of its type: what float16 would round to 0 coremltools keeps as its least number (`_check_underflow_to_zero`).
@@ -219,7 +220,7 @@ def _difference(job: Job, answer: Any, weights: str) -> Any:
                 if length < tokens.sum():
                     continue
                 given = {name: one.numpy() for name, one in _padded(row, length, job.tokenizer).items()}
-                logits = loading.answered(answer(given))
+                logits = base.answered(answer(given))
                 wanted = reference[at : at + 1]
                 if wanted.ndim == 3:  # logits of each token: those of padding are nobody's
                     wanted, logits = wanted[:, tokens], logits[:, : tokens.sum()]

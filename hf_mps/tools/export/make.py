@@ -8,41 +8,52 @@ from __future__ import annotations
 import platform
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType, ModuleType
 from typing import Any
 
 from hf_mps.core import status
 from hf_mps.core.checkpoint_files import staged
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.errors import RunError, UserError, nearest
 from hf_mps.core.files import write_json
 from hf_mps.core.text import MIB, duration, memory, summary
+from hf_mps.finetune import tasks
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.report.results import versions
 from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.logging import no_bars
-from hf_mps.tools.export import coreml, formats, gguf, loading, merged, mlx, onnx
-from hf_mps.tools.export.compare import Comparison
-from hf_mps.tools.export.formats import Format
-from hf_mps.tools.export.loading import Job, Options
+from hf_mps.tools.export import base
+from hf_mps.tools.export.base import Comparison, Format, Job, Options
+from hf_mps.tools.export.coreml import CoreML
+from hf_mps.tools.export.merged import Merged
+from hf_mps.tools.export.runtimes import GGUF, MLX, ONNX
 from hf_mps.tools.saved.run import open_run
 
 RECORD = "hf-mps-export.json"
 SCHEMA = 1
-MODULES: Mapping[str, ModuleType] = MappingProxyType(
-    {"merged": merged, "gguf": gguf, "mlx": mlx, "coreml": coreml, "onnx": onnx}
-)
-PACKAGES = {
-    "merged": ("peft", "safetensors"),
-    "gguf": ("gguf",),
-    "mlx": ("mlx", "mlx-lm"),
-    "coreml": ("coremltools",),
-    "onnx": ("onnxruntime", "onnx", "onnxscript", "transformers"),
-}
+FORMATS: dict[str, Format] = {kind.name: kind() for kind in (Merged, GGUF, MLX, CoreML, ONNX)}
+
+
+def named(name: str) -> Format:
+    """Return the format of that name. Raises UserError for one that is not known."""
+    if name not in FORMATS:
+        raise UserError(f"export {name}: no such format; allowed: {', '.join(FORMATS)}{nearest(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def refuse_task(form: Format, task: str, who: str) -> None:
+    """Raise UserError where the format does not hold the model of `task`; `who` names that model."""
+    shape = tasks.find(task).shape
+    if shape not in form.shapes:
+        held = ", ".join(one.name for one in tasks.every() if one.shape in form.shapes)
+        holding = [one.name for one in FORMATS.values() if shape in one.shapes]
+        instead = f"hf-mps export {' or '.join(holding)}" if holding else "share the run's own folder: hf-mps push"
+        raise UserError(
+            f"{who} is of the task {task}, which export {form.name} does not hold; allowed: {held}; next: {instead}"
+        )
 
 
 def export(name: str, where: str, out: str, weights: str | None = None, options: Options | None = None) -> Path:
@@ -51,30 +62,30 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
     Raises UserError for what cannot be exported so, and RunError for a failure or for logits that are too far from the
     model's; nothing is then at `out`.
     """
-    form, options, target = formats.named(name), options or Options(), Path(out).expanduser()
+    form, options, target = named(name), options or Options(), Path(out).expanduser()
     _refuse(form, target, options)
-    kind, module = form.choose(weights), MODULES[name]
+    kind = form.choose(weights)
     saved = open_run(where)
-    form.refuse_task(saved.task.value, where)
+    refuse_task(form, saved.task.value, where)
     began = time.monotonic()
     with status.shown(f"loading {where} …"), no_bars():
-        with loading.silent():
-            module.check(saved, options)
-            dtype = loading.precision(saved)
-            model = loading.load(saved, dtype.value)
-            batches = loading.samples(saved, model)
-            reference = loading.logits(model, batches)
+        with base.silent():
+            form.check(saved, options)
+            dtype = base.precision(saved)
+            model = base.load(saved, dtype.value)
+            batches = base.samples(saved, model)
+            reference = base.logits(model, batches)
             choices: dict[str, Choice[Any]] = {"task": saved.task, "weights": kind, "compared in": dtype}
-            architecture = type(loading.plain(model)).__name__
+            architecture = type(base.plain(model)).__name__
             job = Job(saved, kind.value, model, architecture, batches, reference, options, choices)
         status.now(f"writing {name} …")
         with _in_one_line(form, where), staged(target, RECORD) as stage:
-            with loading.silent():
-                module.write(job, stage)
+            with base.silent():
+                form.write(job, stage)
             job.model = None  # its logits are here, and the export may need the room
             status.now("comparing its logits with the model's …")
-            with loading.silent():
-                comparison = module.compare(job, stage)
+            with base.silent():
+                comparison = form.compare(job, stage)
             comparison.refuse(f"export {name} of {where}")
             seconds = time.monotonic() - began
             write_json(stage / RECORD, _record(form, job, comparison, target, seconds, stage))
@@ -90,7 +101,7 @@ def _in_one_line(form: Format, where: str) -> Iterator[None]:
     except (UserError, RunError):
         raise
     except Exception as error:
-        library = " ".join(next(iter(_versions(PACKAGES[form.name][-1:]).items())))
+        library = " ".join(next(iter(_versions(form.packages[-1:]).items())))
         words = failures.describe(error) or f"{library} fails on it: {summary(error)}"
         raise RunError(f"export {form.name} of {where}: {words}; nothing was written") from error
 
@@ -103,7 +114,7 @@ def _refuse(form: Format, target: Path, options: Options) -> None:
         raise UserError(f"--lengths is for export coreml; {form.name} takes a text of any length; leave it out")
     if options.converter is not None and form.name != "gguf":
         raise UserError(f"--converter is for export gguf; leave it out of {form.name}")
-    form.check()
+    form.refuse_missing()
 
 
 def _record(
@@ -124,7 +135,7 @@ def _record(
         "texts": [list(next(iter(batch.values())).shape) for batch in job.batches],
         "files": sizes(stage),
         "seconds": round(seconds, 1),
-        "versions": versions() | _versions(PACKAGES[form.name]),
+        "versions": versions() | _versions(form.packages),
     }
 
 

@@ -7,8 +7,10 @@ weight in float32: a 4-bit base is dequantized weight by weight, never whole. sc
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +21,15 @@ from hf_mps.core.text import gib
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.lora import plain_name
 from hf_mps.finetune.run.logging import errors_only
-from hf_mps.tools.export import loading
-from hf_mps.tools.export.compare import Comparison, difference
-from hf_mps.tools.export.formats import BF16, F16, F32
-from hf_mps.tools.export.loading import Job, Options
+from hf_mps.tools.export import base
+from hf_mps.tools.export.base import BF16, F16, F32, Comparison, Format, Job, difference
 from hf_mps.tools.saved.run import SavedRun
 
 if TYPE_CHECKING:
     import torch
 
 SHARD = 10**9
-"""Bytes of a shard at most; a weight that is larger has one of its own. It is held twice while it is written."""
+"""Bytes of a shard at most; a larger weight has a shard for itself. A shard is held twice while it is written."""
 PATTERN = "model{suffix}.safetensors"
 INDEX = "model.safetensors.index.json"
 
@@ -44,35 +44,38 @@ class Weight:
 
     def size(self, width: int) -> int:
         """Bytes on the disk where a float takes `width`; whole numbers keep their type, of eight bytes at most."""
-        count = width if self.floats else 8
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape) * (width if self.floats else 8)
 
 
-def check(saved: SavedRun, options: Options) -> None:
-    """Every model that the format's tasks have can be merged; what an adapter must be is seen once it is loaded."""
+class Merged(Format):
+    """Safetensors that load without peft."""
 
+    name = "merged"
+    shapes = ("decoder", "seq2seq", "encoder", "choices", "image")
+    weights = (BF16, F16, F32)
+    default = "half the bytes of float32 with its range; the dtype that language models are published in"
+    packages = ("peft", "safetensors")
 
-def write(job: Job, folder: Path) -> None:
-    """Write the merged model into `folder`."""
-    layers = save(job.saved, job.model, folder, job.weights)
-    reason = "added in float32, weight by weight" if layers else "the model has none, and its weights alone are written"
-    job.choices["adapter"] = Choice(f"merged into {layers} layers" if layers else "none", reason)
+    def write(self, job: Job, folder: Path) -> None:
+        """Write the merged model into `folder`."""
+        layers = save(job.saved, job.model, folder, job.weights)
+        reason = (
+            "added in float32, weight by weight" if layers else "the model has none, and its weights alone are written"
+        )
+        job.choices["adapter"] = Choice(f"merged into {layers} layers" if layers else "none", reason)
 
+    def compare(self, job: Job, folder: Path) -> Comparison:
+        """Load the folder with transformers and compare its logits with those of base and adapter."""
+        import transformers
 
-def compare(job: Job, folder: Path) -> Comparison:
-    """Load the folder with transformers and compare its logits with those of base and adapter."""
-    import transformers
-
-    dtype = job.choices["compared in"].value
-    opened_by = f"transformers {transformers.__version__}"
-    needed, free = loading.room(job.saved, dtype)
-    if needed > free:
-        why = f"the merged model takes {gib(needed)} in {dtype}, and {gib(free)} are free"
-        return Comparison(opened_by, not_compared=why)
-    logits = loading.logits(_opened(job, folder, dtype), job.batches)
-    return Comparison(opened_by, difference(job.reference, logits, job.weights))
+        dtype = job.choices["compared in"].value
+        opened_by = f"transformers {transformers.__version__}"
+        needed, free = base.room(job.saved, dtype)
+        if needed > free:
+            why = f"the merged model takes {gib(needed)} in {dtype}, and {gib(free)} are free"
+            return Comparison(opened_by, not_compared=why)
+        logits = base.logits(_opened(job, folder, dtype), job.batches)
+        return Comparison(opened_by, difference(job.reference, logits, job.weights))
 
 
 def save(saved: SavedRun, model: Any, folder: Path, kind: str, shard: int = SHARD) -> int:
@@ -82,9 +85,9 @@ def save(saved: SavedRun, model: Any, folder: Path, kind: str, shard: int = SHAR
     """
     import torch
 
-    dtype = getattr(torch, loading.DTYPES[kind])
+    dtype = getattr(torch, base.DTYPES[kind])
     layers = _adapted(model, saved.where)
-    plain = loading.plain(model)
+    plain = base.plain(model)
     folder.mkdir(parents=True, exist_ok=True)
     _write_shards(plain, dict(_weights(plain, layers)), folder, dtype, shard)
     config = copy.deepcopy(plain.config)
@@ -95,7 +98,7 @@ def save(saved: SavedRun, model: Any, folder: Path, kind: str, shard: int = SHAR
         config.save_pretrained(folder)
         if plain.can_generate():
             plain.generation_config.save_pretrained(folder)
-    loading.copy_companions(saved, folder)
+    base.copy_companions(saved, folder)
     return len(layers)
 
 
@@ -119,11 +122,11 @@ def plain_model(job: Job, scratch: Path) -> Any:
 
 
 def _opened(job: Job, folder: Path, dtype: str) -> Any:
-    """Return what stands in `folder`, loaded as anybody would, on the CPU."""
+    """Return the model in `folder`, loaded as anybody would load it, on the CPU."""
     import torch
     import transformers
 
-    auto_class = getattr(transformers, loading.auto_class(job.saved.task.value))
+    auto_class = getattr(transformers, job.saved.task_class.auto_class)
     with errors_only():
         return auto_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
@@ -148,8 +151,22 @@ def _adapted(model: Any, who: str) -> dict[str, Any]:
 
 def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weight]]:
     """Yield the weights of the merged model by name; of tied ones the first, as safetensors asks for."""
-    packed = _packed(model)
-    for name, parameter in [*model.named_parameters(), *_buffers(model)]:
+
+    def weight(parameter: Any, packed: Any, adapted: Any) -> Any:
+        """Make one weight: of a quantized layer dequantized, and with the adapter's part in float32."""
+        made = parameter.data if packed is None else quantization.dequantized(packed)
+        if adapted is None:
+            return made
+        return made.float() + sum(adapted.get_delta_weight(one).float() for one in adapted.active_adapters)
+
+    packed = quantization.layers(model) if quantization.is_quantized(model) else {}  # bitsandbytes' layers by name
+    stored = [
+        (f"{prefix}.{name}" if prefix else name, buffer)
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    ]
+    for name, parameter in [*model.named_parameters(), *stored]:
         plain = plain_name(name)
         if plain is None:
             continue
@@ -159,34 +176,10 @@ def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weigh
             above = None
         layer = packed.get(owner) if attribute == "weight" else None
         shape = (layer.out_features, layer.in_features) if layer else tuple(parameter.shape)
-        make = _maker(parameter, layer, above)
-        yield plain, Weight(shape, make, layer is not None or parameter.is_floating_point())
-
-
-def _maker(parameter: Any, packed: Any, adapted: Any) -> Callable[[], Any]:
-    """Return the call that makes one weight: of a quantized layer dequantized, and the adapter's part in float32."""
-
-    def make() -> Any:
-        weight = parameter.data if packed is None else quantization.dequantized(packed)
-        if adapted is None:
-            return weight
-        added = sum(adapted.get_delta_weight(adapter).float() for adapter in adapted.active_adapters)
-        return weight.float() + added
-
-    return make
-
-
-def _packed(model: Any) -> dict[str, Any]:
-    """Return the layers whose weights are in bitsandbytes' packed form, by name."""
-    return quantization.layers(model) if quantization.is_quantized(model) else {}
-
-
-def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the buffers that a model stores."""
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+        yield (
+            plain,
+            Weight(shape, partial(weight, parameter, layer, above), layer is not None or parameter.is_floating_point()),
+        )
 
 
 def _write_shards(model: Any, weights: dict[str, Weight], folder: Path, dtype: Any, shard: int) -> None:

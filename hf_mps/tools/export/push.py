@@ -15,8 +15,7 @@ from hf_mps.core.text import aligned, counted, first_line
 from hf_mps.finetune.report.results import is_hub_id
 from hf_mps.finetune.run.logging import no_bars
 from hf_mps.tools.export.make import RECORD, told
-from hf_mps.tools.saved import adapter
-from hf_mps.tools.saved.run import open_run
+from hf_mps.tools.saved.run import ADAPTER, open_run
 
 CARD = "README.md"
 LOGIN = "hf auth login"
@@ -70,7 +69,7 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
 
 
 def chosen(folder: Path) -> Upload:
-    """Return which files of `folder` go to the hub. A folder that stays is told as one."""
+    """Return which files of `folder` go to the hub. A folder that stays is one entry."""
     upload = Upload()
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
@@ -129,7 +128,7 @@ def content(file: Path) -> Path | bytes:
 
     Here peft finds the model by that path; elsewhere its last part says which one it was.
     """
-    if file.name != adapter.FILE:
+    if file.name != ADAPTER:
         return file
     stored = json.loads(file.read_text(encoding="utf-8"))
     base = str(stored.get("base_model_name_or_path") or "")

@@ -53,7 +53,9 @@ class Measured:
     def of_the_run(self, split: str) -> Mapping[str, float]:
         """The metrics that the run itself had for a split; empty where it is another's rows."""
         found: Mapping[str, float] = (self.run.results or {}).get("metrics", {}) if self.own else {}
-        return found if split == "validation" else _without_prefix(found, split)
+        if split == "validation":
+            return found
+        return {name.removeprefix(f"{split}_"): one for name, one in found.items() if name.startswith(f"{split}_")}
 
 
 def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = None) -> Measured:
@@ -75,9 +77,10 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
             status.now(f"measuring {split} …")
             _refuse_other_classes(some, recipe)
             with lengths.those_of(run.chosen):
-                prepared = run.module.prepare(recipe, {"train": some, "validation": some}, run.checkpoint, device.value)
-            if hasattr(run.module, "reference"):
-                prepared.trainer_settings["ref_model"] = run.module.reference(run.recipe)
+                task = run.task_class(recipe, run.checkpoint, device.value)
+                prepared = task.prepare({"train": some, "validation": some})
+            if (reference := task.reference()) is not None:
+                prepared.trainer_settings["ref_model"] = reference
             trainer, chosen = measuring.trainer(prepared, recipe, device, folder, run.chosen, batch)
             if not found.metrics:
                 found.main, found.device, found.choices = prepared.metrics.main, device, {**chosen, **weights}
@@ -154,7 +157,3 @@ def _refuse_other_classes(rows: Rows, recipe: Recipe) -> None:
             f"{rows.where}: its classes are {labels.listed(names)}, and those of the model {labels.listed(known)};"
             " allowed: the same in the same order, or a column of their names"
         )
-
-
-def _without_prefix(metrics: Mapping[str, float], split: str) -> dict[str, float]:
-    return {name.removeprefix(f"{split}_"): value for name, value in metrics.items() if name.startswith(f"{split}_")}

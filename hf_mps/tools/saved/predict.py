@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
-import secrets
-import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from hf_mps.core.files import plain
 from hf_mps.core.text import counted, duration
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.report.predictions import cell
-from hf_mps.finetune.tasks._answering import Answering
+from hf_mps.finetune.tasks._base import Picture, Prepared
 from hf_mps.tools.saved import on_device, rows
 from hf_mps.tools.saved.run import SavedRun
 
@@ -46,7 +44,7 @@ def predict(
     The answers go to `out`, which appears once all are there, or to stdout as they come; as csv or jsonl (`kind`; by
     default what `out` is called, and csv). Answers that are pictures go to a folder beside `out`, and nowhere without
     it. At most `batch` rows are computed at once. With `probabilities` there is that of every class; the columns `keep`
-    of the input stand before the answers. Raises UserError for rows, files and models that cannot be used, RunError for
+    of the input come before the answers. Raises UserError for rows, files and models that cannot be used, RunError for
     a failure of the machine.
     """
     from hf_mps.finetune.run import measuring
@@ -55,18 +53,18 @@ def predict(
     began, read = 0.0, 0
     with (
         rows.opened(run, source, keep) as given,
-        on_device.answering(run, batch) as model,
-        _written(out) as file,
-        beside(out) as folder,
+        answering(run, batch) as (made, trainer),
+        _written(out) as (file, pictures),
     ):
-        answers = _answers(run, model.answering, probabilities)
+        if probabilities and not made.task.has_probabilities:
+            raise UserError(f"--probabilities is of classes, and {run.task.value} answers without any; leave it out")
         write = Writer(file, kind)
         began = time.monotonic()
         with status.shown("answering …"):
-            for some, kept in given.with_kept(model.answering.at_a_time):
-                found = folder.kept(answers(model.trainer, some))
+            for some, kept in given.batches(made.task.at_a_time):
+                found = pictures.kept(made.answers(trainer, some, probabilities))
                 write(_beside(found, some, kept) if keep else found)
-                measuring.forget_rows(model.trainer)
+                measuring.forget_rows(trainer)
                 read += len(some.dataset)
                 status.now(f"answered {read:,} rows, {read / max(time.monotonic() - began, 1e-9):,.0f} a second …")
     seconds = time.monotonic() - began
@@ -76,13 +74,21 @@ def predict(
     return read
 
 
-def _answers(run: SavedRun, answering: Answering, probabilities: bool) -> Callable[[Any, Rows], Iterable[Any]]:
-    """Return what answers rows. Raises UserError where the probabilities of classes are asked for without any."""
-    if not probabilities:
-        return answering.answers
-    if answering.every is None:
-        raise UserError(f"--probabilities is of classes, and {run.task.value} answers without any; leave it out")
-    return answering.every
+@contextmanager
+def answering(run: SavedRun, batch: int | None = None) -> Iterator[tuple[Prepared, Any]]:
+    """Load the model of `run` onto its device, and give it with a trainer that answers `batch` rows at once.
+
+    Prints a line about it on stderr. Raises UserError for a model that cannot be used, RunError for a failure of the
+    machine.
+    """
+    from hf_mps.finetune.run import measuring
+
+    with on_device.on_device(run) as (run, device, folder, weights), status.shown("loading the model …"):
+        made = run.task_class(run.to_use, run.checkpoint, device.value).open(run.chosen)
+        trainer, chosen = measuring.trainer(made, run.to_use, device, folder, run.chosen, batch)
+        on_device.say(run, device, {**chosen, **weights})
+        status.over()
+        yield made, trainer
 
 
 def _beside(answers: Iterable[Mapping[str, Any]], some: Rows, kept: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
@@ -142,37 +148,15 @@ def _kind(asked: str | None, out: Path | None) -> str:
     return kind
 
 
-@contextmanager
-def _written(out: Path | None) -> Iterator[IO[str]]:
-    """Give a file that is `out` once the context ended well, else not there; without `out` it is stdout."""
-    if out is None:
-        yield sys.stdout
-        return
-    work = hidden(out)
-    try:
-        with work.open("x", encoding="utf-8", newline="") as file:
-            yield file
-        # The finished file gets its name, unless another file has taken it meanwhile.
-        try:
-            os.link(work, out)  # unlike a rename, it takes no other file's place
-        except FileExistsError as error:
-            raise UserError(f"--out {out} is there by now, and nothing is overwritten; next: another name") from error
-        except OSError:  # a file system without links
-            work.rename(out)
-    finally:
-        with contextlib.suppress(OSError):
-            work.unlink()
-
-
 # Digits of a row's number in a file's name, so that a folder lists its rows in their order.
 DIGITS = 6
 
 
 @dataclass
-class Folder:
-    """Where pictures go: to `place` once one comes, and at the end to `whole`; nowhere without them."""
+class Pictures:
+    """Where pictures among the answers go: into `work`, which ends as the folder `whole`; nowhere without them."""
 
-    place: Path | None = None
+    work: Path | None = None
     whole: Path | None = None
 
     def kept(self, answers: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -180,47 +164,40 @@ class Folder:
 
         Raises UserError where the folder is there before.
         """
-        from hf_mps.finetune.tasks._answering import Picture
-
         for answer in answers:
-            found = {}
-            for name, value in answer.items():
-                if not isinstance(value, Picture):
-                    found[name] = value
-                elif self.place is not None and self.whole is not None:
-                    file = f"{int(answer['row']):0{DIGITS}}.png"
-                    self._write(self.place, self.whole, file, value.png)
-                    found[name] = f"{self.whole.name}/{file}"
+            found = {name: value for name, value in answer.items() if not isinstance(value, Picture)}
+            for name in answer.keys() - found.keys():
+                if self.work is None or self.whole is None:
+                    continue
+                if self.whole.exists():
+                    raise UserError(f"--out: the pictures' folder {self.whole} is there already; next: another name")
+                file = f"{int(answer[ROW]):0{DIGITS}}.png"
+                self.work.mkdir(exist_ok=True)
+                (self.work / file).write_bytes(answer[name])
+                found[name] = f"{self.whole.name}/{file}"
             yield found
-
-    @staticmethod
-    def _write(place: Path, whole: Path, file: str, content: bytes) -> None:
-        if not place.is_dir():
-            if whole.exists():
-                raise UserError(f"--out: the pictures' folder {whole} is there already; next: another name")
-            place.mkdir()
-        (place / file).write_bytes(content)
 
 
 @contextmanager
-def beside(out: Path | None) -> Iterator[Folder]:
-    """Give the folder of the pictures of the answers in `out`: masks.csv has those in masks.files.
+def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
+    """Give a file that is `out` once the context ended well, else not there; without `out` it is stdout.
 
-    It is there, whole, once the context ended well, where any came.
+    The pictures of masks.csv are then in the folder masks.files beside it.
     """
     if out is None:
-        yield Folder()
+        yield sys.stdout, Pictures()
         return
-    whole = out.with_name(f"{out.stem}.files")
-    place = hidden(whole)
-    try:
-        yield Folder(place, whole)
-        if place.is_dir():
-            place.rename(whole)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-def hidden(path: Path) -> Path:
-    """Return a name beside `path` that nothing has, for what is being written."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent) as folder:
+        work, whole = Path(folder, "answers"), out.with_name(f"{out.stem}.files")
+        pictures = Path(folder, "pictures")
+        with work.open("x", encoding="utf-8", newline="") as file:
+            yield file, Pictures(pictures, whole)
+        if pictures.is_dir():
+            pictures.rename(whole)
+        # The finished file gets its name, unless another file has taken it meanwhile.
+        try:
+            os.link(work, out)  # unlike a rename, it takes no other file's place
+        except FileExistsError as error:
+            raise UserError(f"--out {out} is there by now, and nothing is overwritten; next: another name") from error
+        except OSError:  # a file system without links
+            work.rename(out)

@@ -47,71 +47,72 @@ class Input:
     files: tuple[Path, ...] = ()
     keep: tuple[str, ...] = ()
 
-    def batches(self, size: int) -> Iterator[Rows]:
-        """Yield the rows, `size` at a time. Raises UserError for what cannot be read, missing columns, and no rows."""
-        return (rows for rows, _ in self.with_kept(size))
+    def batches(self, size: int) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
+        """Yield the rows, `size` at a time, with the columns `keep` of each row as the input has them.
 
-    def with_kept(self, size: int) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
-        """Yield as `batches` does, and of each row the columns `keep` as they stand in the input."""
+        Raises UserError for what cannot be read, missing columns, and no rows.
+        """
         first = 0
-        columns: Mapping[str, str] | None = None
+        columns: Mapping[str, str] = {}
         for table in self._tables(size):
-            rows = self._rows(table, first)
-            columns = columns if columns is not None else self._present(rows)
-            if len(rows.dataset):
-                yield _split_words(load.narrow(rows, columns, self.data)), self._kept(rows)
-            first += len(rows.dataset)
+            for start in range(0, max(1, len(table)), size):
+                rows = self._rows(table.slice(start, size), first)
+                columns = columns or self._present(rows)
+                if len(rows.dataset):
+                    kept = rows.dataset.select_columns(list(self.keep)).to_list() if self.keep else []
+                    yield _split_words(load.narrow(rows, columns, self.data)), kept
+                first += len(rows.dataset)
         if not first:
             raise UserError(f"{self.name}: {sources.NO_ROWS}")
 
-    def _kept(self, rows: Rows) -> list[dict[str, Any]]:
-        """Return each row's columns `keep`. Raises UserError for one that is not there."""
+    def _present(self, rows: Rows) -> dict[str, str]:
+        """Return the columns to read: without those that may be missing and are. Raises UserError for `keep`."""
         there = rows.dataset.column_names
         for name in self.keep:
             if name not in there:
                 shown = ", ".join(map(brief, there))
                 raise UserError(f"{self.name}: there is no column '{name}' for --keep; the columns are {shown}")
-        return rows.dataset.select_columns(list(self.keep)).to_list() if self.keep else []
-
-    def _present(self, rows: Rows) -> dict[str, str]:
-        """Return the columns to read: without those that may be missing and are."""
-        there = rows.dataset.column_names
         nested = {name.partition(".")[0] for name in there} | set(there)
-        missing = {
-            role
-            for role in self.optional
-            if role in self.columns and self.columns[role].partition(".")[0] not in nested
+        return {
+            role: column
+            for role, column in self.columns.items()
+            if role not in self.optional or column.partition(".")[0] in nested
         }
-        return {role: column for role, column in self.columns.items() if role not in missing}
 
     def _tables(self, size: int) -> Iterator[pyarrow.Table]:
-        for table in self._as_they_come(size):
-            for start in range(0, max(1, len(table)), size):
-                yield table.slice(start, size)
-
-    def _as_they_come(self, size: int) -> Iterator[pyarrow.Table]:
+        """Yield the rows as they come: `size` at a time of parquet and of single files."""
         import pyarrow
+        from pyarrow import parquet
 
         if self.files:
             column = next(self.columns[role] for role in MEDIA if role in self.columns)
             for start in range(0, len(self.files), size):
                 yield pyarrow.table({column: [str(file) for file in self.files[start : start + size]]})
         elif self.kind == "parquet":
-            yield from _parquet(self.path, self.name, size)
+            try:
+                for batch in parquet.ParquetFile(self.path).iter_batches(batch_size=size):
+                    yield pyarrow.Table.from_batches([batch])
+            except (pyarrow.ArrowException, OSError) as error:
+                raise UserError(f"{self.name}: cannot be read as parquet: {error}") from error
         elif self.kind == "text":
-            column = _text_column(self)
+            needed = [column for role, column in self.columns.items() if role not in self.optional]
+            needed = needed or list(self.columns.values())[:1]
+            if len(needed) != 1:
+                named = ", ".join(map(brief, needed))
+                raise UserError(
+                    f"{self.name}: a line of text is one column, and a row has {named}; allowed: csv, jsonl"
+                )
             for table in sources.reading(self.data, self.path, self.name, self.kind).make():
-                yield table.rename_columns([column])
+                yield table.rename_columns(needed)
         else:
-            yield from sources.reading(
-                self.data, self.path, self.name, self.kind, (*self.columns.values(), *self.keep)
-            ).make()
+            named_columns = (*self.columns.values(), *self.keep)
+            yield from sources.reading(self.data, self.path, self.name, self.kind, named_columns).make()
 
     def _rows(self, table: pyarrow.Table, first: int) -> Rows:
         from datasets import Dataset
         from datasets.table import InMemoryTable
 
-        # A fingerprint of its own: the default hashes the rows, and nothing of them is looked up again.
+        # A random fingerprint: the default hashes the rows, and nothing looks them up again.
         dataset = Dataset(InMemoryTable(table), fingerprint=secrets.token_hex(8))
         numbers = tuple(range(first, first + len(dataset)))
         folder = Path.cwd() if self.name == "stdin" else self.path.parent
@@ -147,12 +148,11 @@ def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input
 
 def _columns(run: SavedRun) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the columns that are read by their roles, and the roles among them that may be missing."""
-    module = run.module
-    truth, optional = getattr(module, "TRUTH", ()), tuple(getattr(module, "OPTIONAL", ()))
-    roles = getattr(module, "ASKED", {}) | run.recipe.data.columns.roles()
-    # Roles with columns of their own are numbered: label_0, label_1, …
-    known = {role: column for role, column in roles.items() if role.rstrip("0123456789").rstrip("_") not in truth}
-    return {role: column for role, column in known.items() if role not in truth}, optional
+    task = run.task_class
+    roles = {**task.asked, **run.recipe.data.columns.roles()}
+    # A role that has several columns numbers them: label_0, label_1, …
+    known = {role: name for role, name in roles.items() if role.rstrip("0123456789").rstrip("_") not in task.truth}
+    return known, task.optional
 
 
 def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], data: schema.Data) -> Input:
@@ -195,16 +195,6 @@ def _told_by_its_first_line(path: Path, columns: list[str]) -> str:
     return "text"
 
 
-def _text_column(rows: Input) -> str:
-    """Return the column that a line of text is. Raises UserError where a row has several."""
-    needed = [column for role, column in rows.columns.items() if role not in rows.optional]
-    needed = needed or list(rows.columns.values())[:1]
-    if len(needed) != 1:
-        named = ", ".join(map(brief, needed))
-        raise UserError(f"{rows.name}: a line of text is one column, and a row has {named}; allowed: csv, jsonl")
-    return needed[0]
-
-
 def _split_words(rows: Rows) -> Rows:
     """Return the rows with lists of words where they hold sentences: split at white space, as CoNLL's are."""
     if WORDS not in rows.dataset.column_names or getattr(rows.dataset.features[WORDS], "dtype", None) != "string":
@@ -213,15 +203,3 @@ def _split_words(rows: Rows) -> Rows:
 
     columns: dict[str, Any] = rows.dataset[:]
     return rows.with_columns(Dataset.from_dict({**columns, WORDS: [(text or "").split() for text in columns[WORDS]]}))
-
-
-def _parquet(path: Path, name: str, size: int) -> Iterator[Any]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        file = parquet.ParquetFile(path)
-        for batch in file.iter_batches(batch_size=size):
-            yield pyarrow.Table.from_batches([batch])
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{name}: cannot be read as parquet: {error}") from error

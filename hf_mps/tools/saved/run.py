@@ -5,28 +5,64 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest, neighbour
 from hf_mps.finetune import tasks
-from hf_mps.finetune.models import checkpoint
-from hf_mps.finetune.models.checkpoint import TOKENIZER, Checkpoint
+from hf_mps.finetune.models.checkpoint import PYPI, TOKENIZER, Checkpoint, resolve
 from hf_mps.finetune.recipe import overrides
 from hf_mps.finetune.recipe.resolve import validate
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.yaml import Document, read_yaml
 from hf_mps.finetune.run.failures import RESULTS
+from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.run.run_dir import MODEL_FILES, RECIPE, checkpoints
-from hf_mps.tools.saved import adapter
+from hf_mps.finetune.tasks import Task
 
+ADAPTER = "adapter_config.json"
 # The rows of a model without a run: `predict` brings its own, `evaluate` asks for them.
 NOWHERE = "no-rows"
 # What a recipe says of its training alone, at the values that leave a saved model as it is.
 TRAINED: dict[str, Any] = {"lora": None, "packing": False, "model_type": None, "chat_template": None}
 TRAINED |= {"config_overrides": {}}
+
+
+@dataclass(frozen=True)
+class Adapter(Checkpoint):
+    """peft's adapter in the folder `source`, and `base`, the checkpoint that it belongs to.
+
+    Tokenizer and template are the adapter's own where its folder holds them, as a run's does.
+    """
+
+    base: Checkpoint = field(kw_only=True)
+
+    def tokenizer(self, **settings: Any) -> Any:
+        try:
+            return super().tokenizer(**settings)
+        except UserError:  # somebody else's adapter, without a tokenizer
+            return self.base.tokenizer(**settings)
+
+    def stored_config(self) -> dict[str, Any]:
+        return self.base.stored_config()
+
+    def config(self) -> Any:
+        return self.base.config()
+
+    def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
+        """Load the base model, and the adapter onto it. Raises UserError as `Checkpoint.model`, and without peft."""
+        try:
+            from peft import PeftModel
+        except ImportError as error:
+            install = extras.install("lora")
+            raise UserError(f"model {self.name} is an adapter, and peft is not installed; next: {install}") from error
+        model, loaded = self.base.model(auto_class, **settings)
+        with errors_only():
+            adapted = self._load("adapter", lambda source: PeftModel.from_pretrained(model, source))
+        return adapted, Choice(self.name, f"an adapter of {loaded.value}: {loaded.reason}")
 
 
 @dataclass(frozen=True)
@@ -53,15 +89,15 @@ class SavedRun:
 
     @property
     def to_use(self) -> Recipe:
-        """The recipe without what changes a model before it is trained: the saved one has it."""
+        """The recipe without the keys that change a model before training: a saved model has those changes."""
         fields = type(self.recipe).model_fields
         said = {key: value for key, value in TRAINED.items() if key in fields}
         return self.recipe.model_copy(update=said)
 
     @property
-    def module(self) -> Any:
-        """The task's module."""
-        return tasks.module(self.task.value)
+    def task_class(self) -> type[Task]:
+        """The class of its task."""
+        return tasks.find(self.task.value)
 
     def with_words(self, words: Sequence[str]) -> SavedRun:
         """Return the same with the recipe's keys that `words` (KEY=VALUE) change. Raises UserError."""
@@ -72,7 +108,10 @@ class SavedRun:
 
     def in_dtype(self, dtype: str) -> SavedRun:
         """Return the same with weights of another type in memory: float32, bfloat16, float16."""
-        return replace(self, checkpoint=_in_dtype(self.checkpoint, dtype))
+        source = replace(self.checkpoint, dtype=dtype)
+        if isinstance(source, Adapter):
+            source = replace(source, base=replace(source.base, dtype=dtype))
+        return replace(self, checkpoint=source)
 
 
 def open_run(where: str, task: str | None = None) -> SavedRun:
@@ -82,11 +121,11 @@ def open_run(where: str, task: str | None = None) -> SavedRun:
     imported. Raises UserError for a folder that holds no model, and for what cannot be read.
     """
     path = Path(where).expanduser()
-    if where.startswith(checkpoint.PYPI) or not path.is_dir():
+    if where.startswith(PYPI) or not path.is_dir():
         if path.is_file() or (where.startswith((".", "/", "~")) or where.count("/") > 1):
             problem = "is a file" if path.is_file() else f"there is no such folder{neighbour(path)}"
             raise UserError(f"{where}: {problem}; allowed: a run's folder, one that save_pretrained wrote, a hub name")
-        return _without_run(where, checkpoint.resolve(where), None, task)
+        return _without_run(where, resolve(where), None, task)
     home = path.resolve()
     if home.name.startswith("checkpoint-") and _is_run(home.parent):
         home = home.parent
@@ -107,28 +146,18 @@ def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:
         way_on = f"{whole[-1]}, its newest checkpoint" if whole else "the command of its recipe.yaml, which goes on"
         raise UserError(f"{where} holds a run that has not ended and no model yet; next: {way_on}")
     stored = (home / RECIPE).is_file()
-    document = read_yaml(home / RECIPE) if stored else Document(_given(results or {}))
+    given = copy.deepcopy((results or {}).get("recipe"))
+    document = read_yaml(home / RECIPE) if stored else Document(given if isinstance(given, dict) else {})
     recipe = validate(document)
     if task not in (None, recipe.task):
         raise UserError(f"--task {task}: {where} is a run of {recipe.task}; leave --task out")
     source, _ = _model_in(where, path, base=recipe.model, dtype=recipe.weights)
-    base = _base(recipe.model, recipe.weights)
+    try:
+        base = replace(resolve(recipe.model), dtype=recipe.weights)
+    except UserError:  # it is not there any more
+        base = None
     said = Choice(recipe.task, f"its {RECIPE if stored else RESULTS}")
     return SavedRun(where, said, recipe, document, source, base, results)
-
-
-def _given(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the recipe in a results.json, as plain values."""
-    recipe = copy.deepcopy(results.get("recipe"))
-    return recipe if isinstance(recipe, dict) else {}
-
-
-def _base(model: str, dtype: str) -> Checkpoint | None:
-    """Return what a run was trained from, where it is still there."""
-    try:
-        return _in_dtype(checkpoint.resolve(model), dtype)
-    except UserError:
-        return None
 
 
 def _results(where: str, path: Path) -> dict[str, Any] | None:
@@ -145,8 +174,8 @@ def _without_run(where: str, source: Checkpoint, base: Checkpoint | None, task: 
     """Return a model that comes without a run: the task's defaults, for rows that are given later."""
     said = infer_task(source, task)
     values = {"task": said.value, "model": where, "data": {"files": {"train": NOWHERE, "validation": NOWHERE}}}
-    if said.value == "translation":
-        values["data"]["columns"] = {"source": "source", "target": "target"}  # type: ignore[index]
+    if columns := tasks.find(said.value).default_columns:
+        values["data"]["columns"] = dict(columns)  # type: ignore[index]
     document = Document(values)
     return SavedRun(where, said, validate(document), document, source, base)
 
@@ -155,8 +184,8 @@ def _model_in(
     where: str, folder: Path, base: str | None = None, dtype: str = "float32"
 ) -> tuple[Checkpoint, Checkpoint | None]:
     """Return the checkpoint in a folder, and the base model of an adapter. Raises UserError where it holds neither."""
-    if (folder / adapter.FILE).is_file():
-        found = adapter.read(where, folder, base, dtype)
+    if (folder / ADAPTER).is_file():
+        found = read_adapter(where, folder, base, dtype)
         return found, found.base
     if not any((folder / name).is_file() for name in MODEL_FILES):
         raise UserError(
@@ -165,45 +194,30 @@ def _model_in(
     return Checkpoint(where, str(folder), True, dtype=dtype), None
 
 
-def _in_dtype(source: Checkpoint, dtype: str) -> Checkpoint:
-    if isinstance(source, adapter.Adapter):
-        return replace(source, dtype=dtype, base=replace(source.base, dtype=dtype))
-    return replace(source, dtype=dtype)
+def read_adapter(where: str, folder: Path, base: str | None = None, dtype: str = "float32") -> Adapter:
+    """Return the adapter in `folder`, which a person called `where`; `base` names its model where the file does not do.
+
+    Raises UserError for a file that cannot be read, and for a base model that is not there.
+    """
+    try:
+        stored = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        named = base or str(stored["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{where}: its {ADAPTER} cannot be read: {error}; next: save the adapter again") from error
+    try:
+        source = resolve(named)
+    except UserError as error:
+        raise UserError(f"{where} is an adapter, and its base model is not there: {error}") from error
+    inner = Checkpoint(source.name, source.source, source.local, dtype=dtype)
+    return Adapter(where, str(folder), True, dtype=dtype, base=inner)
 
 
-# How the names of transformers' classes end, and the task of ours that they are for. Longer ends stand first.
-ARCHITECTURES = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMultipleChoice": "multiple-choice",
-    "ForImageClassification": "image-classification",
-    "ForObjectDetection": "object-detection",
-    "ForSemanticSegmentation": "image-segmentation",
-    "ForCTC": "speech-recognition",
-    "ForMaskedLM": "masked-lm",
-    **dict.fromkeys(
-        (f"{name}ForConditionalGeneration" for name in ("Idefics3", "SmolVLM", "VL", "Llava", "InternVL")), "image-text"
-    ),
-    "WhisperForConditionalGeneration": "speech-seq2seq",
-    "MTModel": "translation",
-    "M2M100ForConditionalGeneration": "translation",
-    "ForConditionalGeneration": "summarization",
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-}
+# The files of sentence-transformers' models: their modules, and since release 5 the kind of model (`model_type`).
 SENTENCES, SAVED = "modules.json", "config_sentence_transformers.json"
-"""The files of sentence-transformers' models: their modules, and since release 5 the kind of model (`model_type`)."""
-KINDS = {
-    "SentenceTransformer": "sentence-embeddings",
-    "SparseEncoder": "sparse-embeddings",
-    "CrossEncoder": "rerank",
-}
-"""Their kinds of models, and the task of ours that each is for."""
+# Their module that makes weights of words, where the kind is not stored.
 SPARSE = "SpladePooling"
-"""The module of theirs that makes weights of words."""
+# What a cross-encoder's own configuration has where it was saved by their release 4, and by older ones.
 SCORING = ("sentence_transformers", "sbert_ce_default_activation_function")
-"""What a cross-encoder's own configuration has where it was saved by their release 4, and by older ones."""
 TEMPLATE = "chat_template.jinja"
 
 
@@ -222,39 +236,44 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
         return _of_sentence_transformers(checkpoint, folder)
     stored = checkpoint.stored_config()
     if (said := next((key for key in SCORING if stored.get(key)), None)) and len(stored.get("id2label") or ()) == 1:
-        return Choice("rerank", f"its configuration has one score and {said}, as sentence-transformers' CrossEncoder")
-    classes = stored.get("architectures") or _of_the_hub(checkpoint)
+        reason = f"its configuration has one score and {said}, as sentence-transformers' CrossEncoder"
+        return Choice(str(_loaded_by("CrossEncoder")), reason)
+    classes = stored.get("architectures") or []
+    if not classes and not checkpoint.local:  # its file is not here yet, and is fetched
+        classes = list(getattr(checkpoint.config(), "architectures", None) or ())
+    template = folder is not None and (
+        (folder / TEMPLATE).is_file() or bool(_read(folder / TOKENIZER).get("chat_template"))
+    )
     for name in map(str, classes):
-        task = next((task for end, task in ARCHITECTURES.items() if name.endswith(end)), None)
-        if task == "causal-lm" and folder is not None and _chats(folder):
-            return Choice("sft", f"its configuration names {name}, and its tokenizer has a chat template")
-        if task is not None:
-            return Choice(task, f"its configuration names {name}")
+        ends = [
+            (len(end), task.needs_template, task.name)
+            for task in tasks.every()
+            for end in task.architectures
+            if name.endswith(end) and (template or not task.needs_template)
+        ]
+        if ends:
+            _, by_template, task = max(ends)
+            too = ", and its tokenizer has a chat template" if by_template else ""
+            return Choice(task, f"its configuration names {name}{too}")
     named = ", ".join(map(str, classes)) or "no class"
     raise UserError(f"{checkpoint.name}: its configuration names {named}, which tells no task; next: --task TASK")
+
+
+def _loaded_by(name: str) -> str | None:
+    """Return the task whose models the class `name` loads."""
+    return next((task.name for task in tasks.every() if task.auto_class == name), None)
 
 
 def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[str]:
     """Return the task of a model that sentence-transformers saved. Raises UserError for a kind without one."""
     if kind := _read(folder / SAVED).get("model_type"):
-        if kind in KINDS:
-            return Choice(KINDS[kind], f"its {SAVED} names {kind}")
+        if task := _loaded_by(kind):
+            return Choice(task, f"its {SAVED} names {kind}")
         raise UserError(f"{checkpoint.name}: its {SAVED} names {kind}, and no task is for that; next: --task TASK")
-    if SPARSE in (folder / SENTENCES).read_text(encoding="utf-8", errors="replace"):
-        return Choice("sparse-embeddings", f"its {SENTENCES} is sentence-transformers' and names {SPARSE}")
-    return Choice("sentence-embeddings", f"its {SENTENCES} is sentence-transformers'")
-
-
-def _of_the_hub(checkpoint: Checkpoint) -> list[str]:
-    """Return the classes that a configuration names whose file is not here yet: it is fetched."""
-    return [] if checkpoint.local else list(getattr(checkpoint.config(), "architectures", None) or ())
-
-
-def _chats(folder: Path) -> bool:
-    """Whether the tokenizer in `folder` has a chat template, in a file of its own or among its settings."""
-    if (folder / TEMPLATE).is_file():
-        return True
-    return bool(_read(folder / TOKENIZER).get("chat_template"))
+    sparse = SPARSE in (folder / SENTENCES).read_text(encoding="utf-8", errors="replace")
+    too = f" and names {SPARSE}" if sparse else ""
+    task = _loaded_by("SparseEncoder" if sparse else "SentenceTransformer")
+    return Choice(str(task), f"its {SENTENCES} is sentence-transformers'{too}")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def main() -> int:
     from hf_mps.finetune import tasks
     from hf_mps.finetune.run import stages  # noqa: F401
 
-    tasks.module(every_task.RECIPES[name]["task"])
+    tasks.find(every_task.RECIPES[name]["task"])
 
     ended = [train(name, "whole", int(world))]
     for where in places:

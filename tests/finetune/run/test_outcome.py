@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.tasks import text_classification
+from hf_mps.finetune.tasks.text_classification import TextClassification
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
 
@@ -23,7 +23,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def handed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Fields of Prepared that the task hands to the runner in the next run, in place of its own."""
     fields: dict[str, Any] = {}
-    prepare = text_classification.prepare
+    prepare = TextClassification.prepare
 
     def prepared(*arguments: Any) -> Any:
         made = prepare(*arguments)
@@ -31,7 +31,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             setattr(made, name, value)
         return made
 
-    monkeypatch.setattr(text_classification, "prepare", prepared)
+    monkeypatch.setattr(TextClassification, "prepare", prepared)
     return fields
 
 

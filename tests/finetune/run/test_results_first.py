@@ -66,9 +66,9 @@ def test_answers_that_fail_cost_themselves_alone(run: Any, monkeypatch: pytest.M
 
 
 def test_a_picture_of_the_answers_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.tasks import text_classification
+    from hf_mps.finetune.tasks.text_classification import TextClassification
 
-    monkeypatch.setattr(text_classification, "_figures", broken)
+    monkeypatch.setattr(TextClassification, "_figures", broken)
     place, said = run()
     assert said == f"hf-mps: a picture of the predictions is left out: {REST}"
     assert (results(place)["predictions"], results(place)["pictures"]) == ("predictions.csv", [])

@@ -153,8 +153,8 @@ def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], problem: str) -> 
 
 
 def test_trl_absent_is_one_line(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.tasks import dpo
+    from hf_mps.finetune.tasks import _language
 
-    monkeypatch.setattr(dpo, "find_spec", lambda name: None)
+    monkeypatch.setattr(_language, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"task dpo: trl is not installed; next: pip install 'peft>=0.15' 'trl>=1.16'"):
         builders.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100)

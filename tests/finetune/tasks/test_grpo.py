@@ -315,7 +315,7 @@ def test_a_prompt_is_a_text_or_messages_behind_the_systems_words() -> None:
     assert conversation({"prompt": [ASKED]}, "Be short.") == [system, ASKED]
     with pytest.raises(chat.ConversationError, match="has a prompt whose last words are the assistant's"):
         conversation({"prompt": [ASKED, {"role": "assistant", "content": "Yes."}]})
-    with pytest.raises(chat.ConversationError, match="has a system's message of its own beside system_prompt"):
+    with pytest.raises(chat.ConversationError, match="has a system message beside system_prompt"):
         conversation({"prompt": [system, ASKED]}, "Be long.")
 
 
@@ -335,8 +335,8 @@ def test_the_fields_are_those_of_trl(tmp_path: Path) -> None:
 
 
 def test_trl_absent_is_one_line(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.tasks import grpo
+    from hf_mps.finetune.tasks import _language
 
-    monkeypatch.setattr(grpo, "find_spec", lambda name: None)
+    monkeypatch.setattr(_language, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"task grpo: trl is not installed; next: pip install 'peft>=0.15' 'trl>=1.16'"):
         prepared(place, tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.smoke import seeing
+from hf_mps.finetune.smoke import processors
 from tests.finetune import builders, senses, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.senses import ASKED, COLOURS, photo, questions
@@ -24,7 +24,7 @@ def smol(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(senses.smol(tmp_path_factory.mktemp("models") / "smol"))
 
 
-@pytest.mark.parametrize("kind", seeing.KINDS)
+@pytest.mark.parametrize("kind", processors.KINDS)
 def test_every_kind_that_is_made_here_reads_images_and_learns_as_on_the_cpu(kind: str, tmp_path: Path) -> None:
     import torch
 

@@ -92,13 +92,13 @@ def test_every_choice_of_a_batch_is_padded_to_one_length_of_the_list(choosing: P
     from hf_mps.finetune.data import load
     from hf_mps.finetune.models import checkpoint
     from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.tasks import multiple_choice
+    from hf_mps.finetune.tasks.multiple_choice import MultipleChoice
 
     longer = [{**row, "context": row["context"] + " it" * (number % 5)} for number, row in enumerate(rows(48))]
     tiny.write_jsonl(choosing / "train.jsonl", longer)
     made = load_recipe("my.yaml")
     found = load.load(made.recipe.data, 1)
-    prepared = multiple_choice.prepare(made.recipe, found, checkpoint.resolve("model"), "mps")
+    prepared = MultipleChoice(made.recipe, checkpoint.resolve("model"), "mps").prepare(found)
     batch = prepared.collator([prepared.train[number] for number in range(4)])
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (4, 3, 16)
     assert prepared.choices["lengths"].value.shapes == (16,)

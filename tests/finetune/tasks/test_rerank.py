@@ -130,11 +130,11 @@ def test_the_losses_see_the_tokens_of_the_batch_and_not_the_texts(asking: Path) 
     from hf_mps.finetune.models import checkpoint
     from hf_mps.finetune.recipe.resolve import load_recipe
     from hf_mps.finetune.run.trainer import recipe_trainer
-    from hf_mps.finetune.tasks import rerank
+    from hf_mps.finetune.tasks.rerank import Rerank
 
     made = load_recipe("my.yaml", ["data.rows.train=8", "loss=LambdaLoss"])
     rows = load.load(made.recipe.data, 1)
-    prepared = rerank.prepare(made.recipe, rows, checkpoint.resolve("model"), "cpu")
+    prepared = Rerank(made.recipe, checkpoint.resolve("model"), "cpu").prepare(rows)
     args = prepared.arguments(output_dir="out", report_to="none", use_cpu=True)  # type: ignore[misc]
     trainer = recipe_trainer(prepared.trainer)(
         model=prepared.model,

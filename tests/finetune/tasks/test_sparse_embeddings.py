@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hf_mps.finetune.smoke import tiny_model
-from hf_mps.finetune.smoke.families import Family
+from hf_mps.finetune.smoke.processors import Family
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command

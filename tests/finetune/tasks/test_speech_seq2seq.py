@@ -102,11 +102,11 @@ def test_the_model_learns_language_task_and_text_and_begins_with_its_start_token
     from hf_mps.finetune.data import load
     from hf_mps.finetune.models import checkpoint
     from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.tasks import speech_seq2seq
+    from hf_mps.finetune.tasks.speech_seq2seq import SpeechSeq2Seq
 
     made = load_recipe("my.yaml", ["speech_task=translate", "letter_case=upper"])
     rows = load.load(made.recipe.data, 1)
-    prepared = speech_seq2seq.prepare(made.recipe, rows, checkpoint.resolve("ear"), "mps")
+    prepared = SpeechSeq2Seq(made.recipe, checkpoint.resolve("ear"), "mps").prepare(rows)
     tokenizer = prepared.processing_class.tokenizer
     row = prepared.train[0]
     assert row["input_features"].shape == (80, 200)

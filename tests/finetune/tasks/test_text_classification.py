@@ -125,11 +125,11 @@ def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finet
     from hf_mps.finetune.data import load
     from hf_mps.finetune.models import checkpoint
     from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.tasks import text_classification
+    from hf_mps.finetune.tasks.text_classification import TextClassification
 
     made = load_recipe("my.yaml", ["max_length=7"])
     rows = load.load(made.recipe.data, 1)
-    prepared = text_classification.prepare(made.recipe, rows, checkpoint.resolve("model"), "mps")
+    prepared = TextClassification(made.recipe, checkpoint.resolve("model"), "mps").prepare(rows)
     assert {len(row) for row in prepared.train["input_ids"]} == {7}
     assert {(row[0], row[-1]) for row in prepared.train["input_ids"]} == {(2, 3)}  # [CLS] and [SEP]
     assert list(prepared.token_counts or ()) == [7] * 48

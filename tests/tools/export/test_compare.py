@@ -6,8 +6,7 @@ import numpy
 import pytest
 
 from hf_mps.core.errors import RunError
-from hf_mps.tools.export.compare import Comparison, difference
-from hf_mps.tools.export.formats import TOLERANCE
+from hf_mps.tools.export.base import TOLERANCE, Comparison, difference
 
 
 def test_the_relative_difference_is_that_of_the_norms_whatever_the_scale() -> None:

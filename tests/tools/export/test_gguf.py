@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps.tools.export import gguf
+from hf_mps.tools.export import runtimes
 from tests.finetune.tiny import Ended
 from tests.tools.export import llama_to_gguf
 from tests.tools.export.conftest import record
@@ -24,7 +24,7 @@ OURS = Path(llama_to_gguf.__file__)
 @pytest.fixture
 def converter() -> Path:
     """The converter to run."""
-    found = next(filter(None, map(shutil.which, gguf.COMMANDS)), None)
+    found = next(filter(None, map(shutil.which, runtimes.COMMANDS)), None)
     return Path(found) if found else OURS
 
 
@@ -103,8 +103,8 @@ def test_a_command_on_the_path_is_found_by_its_name(tmp_path: Path, monkeypatch:
     command = tmp_path / "llama-convert-hf-to-gguf"
     command.write_text("#!/bin/sh\n", encoding="utf-8")
     command.chmod(0o755)
-    assert gguf.converter(None).value == [str(command)]
+    assert runtimes.converter(None).value == [str(command)]
     script = tmp_path / "convert_hf_to_gguf.py"
     script.write_text("", encoding="utf-8")
     script.chmod(0o755)
-    assert gguf.converter(None).value[1:] == [str(script)], "a script runs in this environment's Python"
+    assert runtimes.converter(None).value[1:] == [str(script)], "a script runs in this environment's Python"

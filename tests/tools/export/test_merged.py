@@ -13,7 +13,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from hf_mps.tools.export import loading, merged
+from hf_mps.tools.export import base, merged
 from hf_mps.tools.saved.run import open_run
 from tests.finetune.tiny import Ended
 from tests.tools.export.conftest import record
@@ -60,7 +60,7 @@ def test_the_merged_model_loads_without_peft_and_with_its_tokenizer(
 
 def test_shards_hold_every_weight_once_and_are_made_one_by_one(adapted: Path, tmp_path: Path) -> None:
     saved = open_run(str(adapted))
-    model = loading.load(saved, "float32")
+    model = base.load(saved, "float32")
     merged.save(saved, model, tmp_path / "many", "f32", shard=200_000)
     files = sorted((tmp_path / "many").glob("model-*.safetensors"))
     assert len(files) > 3
@@ -79,8 +79,8 @@ def test_shards_hold_every_weight_once_and_are_made_one_by_one(adapted: Path, tm
 def test_no_more_than_a_shard_is_held_beside_the_model(adapted: Path, tmp_path: Path) -> None:
     """Counted, not timed: the weights that are alive while one is made are those of its shard."""
     saved = open_run(str(adapted))
-    model = loading.load(saved, "float32")
-    plain = loading.plain(model)
+    model = base.load(saved, "float32")
+    plain = base.plain(model)
     alive: list[int] = []
     sizes: list[int] = []
 
@@ -148,7 +148,7 @@ def test_an_export_that_ends_early_leaves_nothing_under_its_name(
         assert (next(out.parent.glob(".out.saving-*")) / "out" / "model.safetensors").is_file(), "half of it is there"
         raise KeyboardInterrupt if end == "kill" else OSError(28, "No space left on device", str(out))
 
-    monkeypatch.setattr(loading, "copy_companions", stopped)
+    monkeypatch.setattr(base, "copy_companions", stopped)
     ended = hf_mps("export", "merged", classifier, out)
     assert ended.code == (130 if end == "kill" else 1)
     assert len(ended.err.splitlines()) == 1

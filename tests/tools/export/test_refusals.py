@@ -10,7 +10,8 @@ import pytest
 from hf_mps.core import extras
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
-from hf_mps.tools.export import formats
+from hf_mps.tools.export import base
+from hf_mps.tools.export.make import FORMATS, named
 from tests import CHECKOUT
 from tests.finetune.tiny import Ended
 
@@ -46,13 +47,14 @@ def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.Mo
         ("mlx stories out --converter x", "--converter is for export gguf; leave it out of mlx"),
         (
             "mlx sorter out",
-            "sorter is of the task text-classification, which export mlx does not hold; allowed: causal-lm, sft, dpo,"
-            " grpo; next: hf-mps export merged or coreml or onnx",
+            "sorter is of the task text-classification, which export mlx does not hold; allowed: causal-lm, dpo, grpo,"
+            " sft; next: hf-mps export merged or coreml or onnx",
         ),
         (
             "coreml stories out",
-            "stories is of the task causal-lm, which export coreml does not hold; allowed: text-classification,"
-            " token-classification, question-answering, masked-lm; next: hf-mps export merged or gguf or mlx or onnx",
+            "stories is of the task causal-lm, which export coreml does not hold; allowed: masked-lm,"
+            " question-answering, text-classification, token-classification; next: hf-mps export merged or gguf or"
+            " mlx or onnx",
         ),
         ("merged taken out", "taken: the folder holds no model; allowed: a run's folder, or one that save_pretrained"),
     ],
@@ -67,18 +69,19 @@ def test_each_refusal_is_one_line(words: str, said: str, hf_mps: Run, desk: Path
     assert sorted(path.name for path in desk.iterdir()) == before
 
 
-@pytest.mark.parametrize("name", [one.name for one in formats.FORMATS.values() if one.extra])
+@pytest.mark.parametrize("name", [one.name for one in FORMATS.values() if one.modules])
 def test_a_package_that_is_missing_is_named_with_what_installs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    form = formats.named(name)
-    monkeypatch.setattr(formats, "_installed", lambda package: package != form.packages[-1])
+    form = named(name)
+    monkeypatch.setattr(base, "installed", lambda module: module != form.modules[-1])
     monkeypatch.setattr(extras, "install", lambda extra: f"pip install 'hf-mps[{extra}]'")
     with pytest.raises(UserError) as refused:
-        form.check()
-    assert str(refused.value) == f"export {name} needs {form.packages[-1]}; next: pip install 'hf-mps[{form.extra}]'"
-    assert f"\n{form.extra} = [" in (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+        form.refuse_missing()
+    assert str(refused.value) == f"export {name} needs {form.modules[-1]}; next: pip install 'hf-mps[{name}]'"
+    assert f"\n{name} = [" in (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_formats_name_tasks_that_there_are() -> None:
-    known = {*tasks.names(), "grpo"}
-    assert {task for form in formats.FORMATS.values() for task in form.tasks} <= known
-    assert all(set(form.weights) <= set(formats.TOLERANCE) for form in formats.FORMATS.values())
+    assert {shape for form in FORMATS.values() for shape in form.shapes} == {
+        task.shape for task in tasks.every() if task.shape
+    }
+    assert all(set(form.weights) <= set(base.TOLERANCE) for form in FORMATS.values())

@@ -84,8 +84,8 @@ def test_commands_forget_set_the_system_prompt_and_end(instructed: Kept, command
 
 
 def voice(folder: Path, **manner: Any) -> Any:
+    from hf_mps.tools.saved.chat import Manner, voices
     from hf_mps.tools.saved.run import open_run
-    from hf_mps.tools.saved.talk import Manner, voices
 
     (own,), _ = voices(open_run(str(folder), "sft"), "cpu", Manner(**manner), base=False)
     return own

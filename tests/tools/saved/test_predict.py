@@ -133,8 +133,8 @@ def test_rows_are_answered_a_few_at_a_time_and_none_is_loaded_before(pairs: Kept
         end.write("one,two,too many\n")
     with rows.opened(open_run(str(pairs.folder)), str(file)) as given:
         batches = given.batches(1000)
-        assert next(batches).dataset[0] == {"text": "one 0", "text_pair": "two 0"}
-        assert [len(next(batches).dataset) for _ in range(19)] == [1000] * 19
+        assert next(batches)[0].dataset[0] == {"text": "one 0", "text_pair": "two 0"}
+        assert [len(next(batches)[0].dataset) for _ in range(19)] == [1000] * 19
         with pytest.raises(UserError, match=r"row 20001 .* has 3 fields and the header 2"):
             next(batches)
 
@@ -145,7 +145,7 @@ def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
     from datasets import Dataset
 
     from hf_mps.finetune.run import measuring
-    from hf_mps.tools.saved import on_device, rows
+    from hf_mps.tools.saved import predict, rows
     from hf_mps.tools.saved.run import open_run
 
     def alive() -> int:
@@ -154,10 +154,10 @@ def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
 
     run = open_run(str(pairs.folder))
     counts = []
-    with rows.opened(run, str(pairs.rows)) as given, on_device.answering(run) as model:
-        for some in given.batches(2):
-            assert len(list(model.answering.answers(model.trainer, some))) == 2
-            measuring.forget_rows(model.trainer)
+    with rows.opened(run, str(pairs.rows)) as given, predict.answering(run) as (made, trainer):
+        for some, _ in given.batches(2):
+            assert len(list(made.answers(trainer, some))) == 2
+            measuring.forget_rows(trainer)
             counts.append(alive())
     assert len(counts) >= 4
     assert counts[-1] <= counts[0]

@@ -11,8 +11,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.tools.saved.adapter import Adapter
-from hf_mps.tools.saved.run import open_run
+from hf_mps.tools.saved.run import Adapter, open_run
 from tests.snapshots import masked
 from tests.tools.saved.conftest import Made
 
@@ -44,12 +43,6 @@ def test_an_adapter_is_opened_with_its_base_model(kept: Made) -> None:
     assert opened.checkpoint.base.source == str(run.rows.parent / "model")
     assert opened.recipe.lora is not None
     assert opened.to_use.lora is None
-
-
-def test_every_task_says_how_its_saved_models_answer() -> None:
-    from hf_mps.finetune import tasks
-
-    assert [name for name in tasks.names() if not hasattr(tasks.module(name), "answer")] == []
 
 
 @pytest.mark.parametrize(

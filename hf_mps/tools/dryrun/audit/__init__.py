@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import summary
+from hf_mps.finetune import tasks
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
@@ -103,7 +104,7 @@ def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
         f"{TRACED} of {batches} batches", "the others of a step call what the second does; they are not counted"
     )
     less = {"gradient_accumulation_steps": TRACED}
-    if recipe.task == "grpo":
+    if tasks.find(recipe.task).in_groups:
         less["num_generations"] = TRACED * (training.get("per_device_train_batch_size") or 1)
     return {**training, **less}, {"accumulation": told}
 

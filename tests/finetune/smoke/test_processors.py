@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_mps.finetune.smoke import tokenizers
+from hf_mps.finetune.smoke import processors
 
 # Words that occur once, and letters that occur once: what a trainer that counts in a hash table ties over.
 TEXTS = [
@@ -15,8 +15,8 @@ TEXTS = [
 ]
 LEARN = f"""
 import json
-from hf_mps.finetune.smoke import tokenizers
-kinds = {{kind: tokenizers.train(kind, {TEXTS!r}, parts=False) for kind in tokenizers.SPECIAL}}
+from hf_mps.finetune.smoke import processors
+kinds = {{kind: processors.train(kind, {TEXTS!r}, parts=False) for kind in processors.TOKENIZERS}}
 print(json.dumps({{kind: json.loads(each.backend_tokenizer.to_str()) for kind, each in kinds.items()}}, sort_keys=True))
 """
 
@@ -27,10 +27,10 @@ def test_every_process_learns_the_same_ones(run_python: Any) -> None:
     assert said[0] == said[1] == said[2]
 
 
-@pytest.mark.parametrize("kind", tokenizers.SPECIAL)
+@pytest.mark.parametrize("kind", processors.TOKENIZERS)
 def test_words_that_were_seen_come_back_and_others_are_known_by_their_letters(kind: Any, tmp_path: Path) -> None:
-    tokenizer = tokenizers.train(kind, ["a cat sat on the mat", "the cats sat"], parts=False)
-    assert len(tokenizer) <= tokenizers.VOCABULARY
+    tokenizer = processors.train(kind, ["a cat sat on the mat", "the cats sat"], parts=False)
+    assert len(tokenizer) <= processors.VOCABULARY
     for text in ("the cat sat on a mat", "that comet"):
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.unk_token_id is None or tokenizer.unk_token_id not in ids

@@ -1,30 +1,39 @@
-"""The saved model that is exported: loaded on the CPU, what it is given to compare by, and its own logits."""
+"""What the formats share: a saved model, loaded and asked, and how an export's logits are compared with its own."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import logging
+import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from hf_mps.core import extras
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import RunError, UserError, nearest
 from hf_mps.core.text import gib
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.quantization import Kind
-from hf_mps.tools.export.formats import LANGUAGE, SEQUENCE_TO_SEQUENCE
 from hf_mps.tools.saved.run import SavedRun
 
 if TYPE_CHECKING:
     import numpy
 
     Batch = dict[str, Any]
+    Logits = Sequence[numpy.ndarray]
 
+F32, F16, BF16, Q8, Q4 = "f32", "f16", "bf16", "q8", "q4"
+
+# The relative difference of the logits that an export may show, by its weights (measured ones: docs/guide-mac.md).
+# float32 differs by the order of its additions alone; float16 rounds each weight to 11 bits, bfloat16 to 8, and groups
+# of 8 or 4 bits round to 1/255 or 1/15 of their range.
+TOLERANCE = {F32: 1e-3, F16: 1e-2, BF16: 3e-2, Q8: 5e-2, Q4: 4e-1}
 # Short and long, with words that tokenizers split, so that positions, padding and pieces of words all take part.
 TEXTS = (
     "Once upon a time there was a little girl who liked to play in the park.",
@@ -39,7 +48,70 @@ SECONDS = 1
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 SPAN = ("start_logits", "end_logits")
 """What a model of question answering gives in place of `logits`."""
-DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+DTYPES = {F32: "float32", F16: "float16", BF16: "bfloat16"}
+
+
+COMPANIONS = {
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "generation_config.json",
+}
+
+
+class Format:
+    """A format that a model can be exported to. Importing one imports neither torch nor the format's library."""
+
+    name: ClassVar[str]
+    shapes: ClassVar[tuple[str, ...]]
+    """The shapes of the models that it holds (`Task.shape`)."""
+    weights: ClassVar[tuple[str, ...]]
+    """The kinds of weights that it writes, the default first."""
+    default: ClassVar[str]
+    """Why the first of `weights` is the default."""
+    modules: ClassVar[tuple[str, ...]] = ()
+    """The modules that it needs, which the extra of its name installs."""
+    packages: ClassVar[tuple[str, ...]]
+    """What a record names the version of; the last one is the library that writes."""
+
+    def refuse_missing(self) -> None:
+        """Raise UserError where a module that it needs is not installed."""
+        missing = [name for name in self.modules if not installed(name)]
+        if missing:
+            raise UserError(f"export {self.name} needs {missing[0]}; next: {extras.install(self.name)}")
+
+    def choose(self, said: str | None) -> Choice[str]:
+        """Return the kind of weights to write. Raises UserError for one that the format does not have."""
+        if said is None:
+            return Choice(self.weights[0], self.default)
+        if said not in self.weights:
+            allowed = f"{', '.join(self.weights)}{nearest(said, self.weights)}"
+            raise UserError(f"--weights {said}: export {self.name} does not write them; allowed: {allowed}")
+        return Choice(said, "--weights")
+
+    def check(self, saved: SavedRun, options: Options) -> None:
+        """Raise UserError for a model or options that the format cannot take."""
+
+    def write(self, job: Job, folder: Path) -> None:
+        """Write the model into `folder`, which is not there yet. Raises UserError for what cannot be converted."""
+        raise NotImplementedError
+
+    def compare(self, job: Job, folder: Path) -> Comparison:
+        """Open what was written and compare its logits with the model's."""
+        raise NotImplementedError
+
+
+def installed(module: str) -> bool:
+    """Whether a module can be imported."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 @contextlib.contextmanager
@@ -60,7 +132,7 @@ class Job:
 
     saved: SavedRun
     weights: str
-    """What the export's weights are: a key of `formats.TOLERANCE`."""
+    """What the export's weights are: a key of `TOLERANCE`."""
     model: Any
     """None from the comparison on."""
     architecture: str
@@ -75,7 +147,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The model's name for files: the last part of where it lies."""
+        """The model's name for files: the last part of its path."""
         return re.sub(r"[^\w.-]+", "-", Path(self.saved.where).name) or "model"
 
     @property
@@ -90,18 +162,6 @@ class Options:
 
     lengths: tuple[int, ...] | None = None
     converter: str | None = None
-
-
-def auto_class(task: str) -> str:
-    """Return the name of transformers' auto class that loads a model of `task`."""
-    from hf_mps.finetune import tasks
-    from hf_mps.finetune.models import language
-
-    if task in LANGUAGE:
-        return language.AUTO_CLASS
-    if task in SEQUENCE_TO_SEQUENCE:
-        return "AutoModelForSeq2SeqLM"
-    return str(tasks.module(task).AUTO_CLASS)
 
 
 def precision(saved: SavedRun) -> Choice[str]:
@@ -146,10 +206,7 @@ def _stored(saved: SavedRun) -> tuple[str, int]:
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118  no mapping
                 part = opened.get_slice(name)
-                size = 1
-                for length in part.get_shape():
-                    size *= length
-                counts[part.get_dtype()] = counts.get(part.get_dtype(), 0) + size
+                counts[part.get_dtype()] = counts.get(part.get_dtype(), 0) + math.prod(part.get_shape())
     largest = max(counts, key=lambda kind: counts[kind], default="F32")
     return names.get(largest, "float32"), sum(counts.values())
 
@@ -161,7 +218,7 @@ def load(saved: SavedRun, dtype: str) -> Any:
     """
     import transformers
 
-    kind = getattr(transformers, auto_class(saved.task.value))
+    kind = getattr(transformers, saved.task_class.auto_class)
     source, packed = saved.in_dtype(dtype).checkpoint, quantized(saved)
     if packed is None:
         return source.model(kind)[0].eval()
@@ -184,11 +241,11 @@ def samples(saved: SavedRun, model: Any) -> list[Batch]:
     """
     import torch
 
-    task, draw = saved.task.value, torch.Generator().manual_seed(0)
-    if task == "image-classification":
+    shape, draw = saved.task_class.shape, torch.Generator().manual_seed(0)
+    if shape == "image":
         pixels = torch.randint(0, 256, (2, 224, 224, 3), generator=draw, dtype=torch.uint8).numpy()
         return [dict(saved.checkpoint.image_processor()(list(pixels), return_tensors="pt"))]
-    if task == "speech-recognition":
+    if shape == "sound":
         extractor = saved.checkpoint.feature_extractor()
         sound = torch.randn(2, SECONDS * extractor.sampling_rate, generator=draw).numpy()
         return [dict(extractor(list(sound), sampling_rate=extractor.sampling_rate, return_tensors="pt", padding=True))]
@@ -197,12 +254,12 @@ def samples(saved: SavedRun, model: Any) -> list[Batch]:
     tokenizer = saved.checkpoint.tokenizer()
     longest = min(LONGEST, positions(tokenizer, model.config))
     settings = {"return_tensors": "pt", "truncation": True, "max_length": longest}
-    if task in LANGUAGE:
+    if shape == "decoder":
         return [{"input_ids": tokenizer([text], **settings)["input_ids"]} for text in TEXTS]
-    if task in SEQUENCE_TO_SEQUENCE:
+    if shape == "seq2seq":
         batches = [dict(tokenizer([text], **settings)) for text in TEXTS]
         return [batch | {"decoder_input_ids": batch["input_ids"][:, :8]} for batch in batches]
-    if task == "multiple-choice":
+    if shape == "choices":
         flat = tokenizer([TEXTS[0]] * CHOICES, list(TEXTS), padding=True, **settings)
         return [{name: ids[None] for name, ids in flat.items()}]
     pairs = (TEXTS[:2], TEXTS[2:])
@@ -240,40 +297,88 @@ def masked(logits: numpy.ndarray, batch: Batch) -> numpy.ndarray:
     return numpy.where(numpy.asarray(mask)[..., None] > 0, logits, 0.0)
 
 
-def companions(saved: SavedRun) -> list[Path]:
-    """Return the files beside the weights that a model is used with: tokenizer, processor, template, generation.
+def copy_companions(saved: SavedRun, folder: Path) -> None:
+    """Copy into `folder` what the model is used with beside its weights, where it is not there yet.
 
-    An adapter's own come before those of its base model.
+    That is tokenizer, processor, template, generation; an adapter's own come before those of its base model.
     """
     from hf_mps.finetune.models.checkpoint import VOCABULARY
 
-    base = getattr(saved.checkpoint, "base", None)
-    found: dict[str, Path] = {}
-    for source in filter(None, (saved.checkpoint, base)):
-        folder = source._folder()
-        for path in sorted(folder.iterdir()) if folder else ():
-            if path.is_file() and (VOCABULARY.fullmatch(path.name) or path.name in COMPANIONS):
-                found.setdefault(path.name, path)
-        if any(VOCABULARY.fullmatch(name) for name in found):
+    for source in filter(None, (saved.checkpoint, getattr(saved.checkpoint, "base", None))):
+        place, vocabulary = source._folder(), False
+        for path in sorted(place.iterdir()) if place else ():
+            vocabulary = vocabulary or bool(VOCABULARY.fullmatch(path.name))
+            used = VOCABULARY.fullmatch(path.name) or path.name in COMPANIONS
+            if used and path.is_file() and not (folder / path.name).exists():
+                shutil.copyfile(path, folder / path.name)
+        if vocabulary:  # a tokenizer is whole: nothing of another one is mixed into it
             break
-    return list(found.values())
 
 
-def copy_companions(saved: SavedRun, folder: Path) -> None:
-    """Copy into `folder` what the model is used with, where it is not there yet."""
-    for path in companions(saved):
-        if not (folder / path.name).exists():
-            shutil.copyfile(path, folder / path.name)
+@dataclass(frozen=True)
+class Difference:
+    """Two lists of logits apart. `relative` is the norm of their difference over the norm of the model's own."""
+
+    largest: float
+    relative: float
+    tolerance: float
+    same: int
+    """Positions where both give the largest logit to the same class or token."""
+    positions: int
+
+    @property
+    def within(self) -> bool:
+        """Whether the export is as near as its weights promise; not so where a number is not finite."""
+        return self.relative <= self.tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"relative difference {self.relative:.2g} (allowed {self.tolerance:g}), largest {self.largest:.2g},"
+            f" the same answer at {self.same} of {self.positions} positions"
+        )
 
 
-COMPANIONS = {
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "generation_config.json",
-}
+@dataclass(frozen=True)
+class Comparison:
+    """What of an export was compared with the model: who opened it, and the difference, or why there is none."""
+
+    opened_by: str
+    difference: Difference | None = None
+    not_compared: str = ""
+
+    def lines(self) -> list[str]:
+        """Return it as lines for the screen."""
+        found = [f"logits   {self.difference}"] if self.difference is not None else []
+        return found + ([f"not compared: {self.not_compared}"] if self.not_compared else [])
+
+    def refuse(self, what: str) -> None:
+        """Raise RunError where the difference is over the tolerance."""
+        if self.difference is not None and not self.difference.within:
+            raise RunError(
+                f"{what}: its logits, opened by {self.opened_by}, are not the model's: {self.difference}; nothing was"
+                " written"
+            )
+
+
+def difference(model: Logits, export: Logits, weights: str) -> Difference:
+    """Return how far two lists of logits are apart, each of shape (…, classes), for an export of these `weights`.
+
+    Raises RunError where they are of different shapes.
+    """
+    import numpy
+
+    for ours, theirs in zip(model, export, strict=True):
+        if ours.shape != theirs.shape:
+            raise RunError(f"the export gives logits of shape {theirs.shape}, the model {ours.shape}")
+    pairs = [
+        (ours.astype(numpy.float64), theirs.astype(numpy.float64)) for ours, theirs in zip(model, export, strict=True)
+    ]
+    apart = numpy.concatenate([(ours - theirs).ravel() for ours, theirs in pairs])
+    whole = numpy.concatenate([ours.ravel() for ours, _ in pairs])
+    return Difference(
+        largest=float(numpy.abs(apart).max()),
+        relative=float(numpy.linalg.norm(apart) / (numpy.linalg.norm(whole) or 1.0)),
+        tolerance=TOLERANCE[weights],
+        same=sum(int((ours.argmax(-1) == theirs.argmax(-1)).sum()) for ours, theirs in pairs),
+        positions=sum(ours[..., 0].size for ours, _ in pairs),
+    )

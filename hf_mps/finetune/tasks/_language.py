@@ -1,0 +1,135 @@
+"""What the tasks of language models share: a checkpoint opened and loaded with its adapters, and measures by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hf_mps.core import extras
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
+from hf_mps.finetune.models import language
+from hf_mps.finetune.tasks._base import Input, Prepared, Shape, Task
+from hf_mps.finetune.text import chat, conversations, tokens
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.load import Rows
+    from hf_mps.metrics.selection import Chosen
+
+Conversation = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+Asked = tuple[list[dict[str, Any]], str | None]
+"""The messages before an answer, and the answer in the data where it is known."""
+
+
+class LanguageTask(Task):
+    """A task of a model that writes text."""
+
+    auto_class = language.AUTO_CLASS
+    pipeline_tag = "text-generation"
+    metrics: ClassVar[tuple[str, ...] | None] = ("perplexity", "accuracy")
+    shape: ClassVar[Shape | None] = "decoder"
+    family: ClassVar[tuple[str, Input]] = ("qwen2", "text")
+    recipe: language.Recipe
+    loaded: language.Loaded
+
+    def begin(self) -> None:
+        """Open tokenizer and configuration, with the chat template where the recipe has the key."""
+        self.loaded = loaded = language.load(self.recipe, self.checkpoint)
+        if hasattr(self.recipe, "chat_template"):
+            loaded.choices["chat_template"] = chat.template(loaded.tokenizer, self.recipe.chat_template)
+            loaded.content = tokens.digest(loaded.tokenizer)
+        self.processing_class, self.choices = loaded.tokenizer, loaded.choices
+
+    def load_language(self, **settings: Any) -> None:
+        """Load the model as `language.model` does with these settings."""
+        settings = {"device": self.device, "auto_class": self.auto_class, **settings}
+        self.model = language.model(self.recipe, self.checkpoint, self.loaded, **settings)
+
+    def by_token(self, chosen: Chosen) -> dict[str, Any]:
+        """Return the parts of `Prepared` for a training that is measured by token, before its first step too."""
+        from hf_mps.finetune.models.token_trainer import TokenTrainer, measured
+
+        defaults, baseline = language.untrained(self.recipe)
+        return {
+            "metrics": chosen,
+            "compute_metrics": lambda evaluated: measured(evaluated.predictions, chosen),
+            "baseline": baseline,
+            "trainer": TokenTrainer,
+            "arguments_defaults": defaults,
+            "trainer_settings": {"untrained": baseline},
+        }
+
+    def refuse_without_trl(self) -> None:
+        """Raise UserError where TRL is not installed."""
+        if find_spec("trl") is None:
+            raise UserError(f"task {self.name}: trl is not installed; next: {extras.install('preference')}")
+
+    def answers_to(
+        self, rows: Rows, count: int, messages: Conversation
+    ) -> Callable[[Any], Iterable[Mapping[str, Any]]] | None:
+        """Return `Prepared.predict` for the last answer of the first `count` conversations in `rows`; None for none."""
+        some = rows.sample(list(range(min(count, len(rows.dataset)))))
+        return (lambda trainer: self.answers(trainer, some, asked(some, messages, answered=True))) if count else None
+
+    def made(self, predicted: tuple[Rows, Any] | None = None, **parts: Any) -> Prepared:
+        return super().made(predicted, **{**language.saved(self.recipe, self.auto_class), **parts})
+
+
+class ChatTask(LanguageTask):
+    """A task whose saved model answers conversations."""
+
+    chats = True
+    at_a_time = 64  # answers take long, and each should be there soon
+    batch = language.PROMPTS
+    recipe: language.Decoder
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        self.begin()
+        self.load_language(chunks=False)
+        return self.made()
+
+    def answers(self, trainer: Any, rows: Rows, inputs: Sequence[Asked], every: bool = False) -> Iterator[Any]:
+        """Yield each conversation as the model reads it, the answer in the data, and what the model writes."""
+        kwargs = self.recipe.training.get("chat_template_kwargs") or {}
+        prompts = [chat.render(self.loaded.tokenizer, messages, prompt=True, **kwargs) for messages, _ in inputs]
+        written = language.answers(trainer, self.loaded.tokenizer, prompts, self.generates(), self.at_once(trainer))
+        for prompt, (_, truth), text in zip(prompts, inputs, written, strict=True):
+            yield {"prompt": prompt, **({} if truth is None else {"reference": truth}), "generated": text}
+
+    def generates(self) -> language.Generate:
+        """Return how answers are generated."""
+        return language.Generate()
+
+    def at_once(self, trainer: Any) -> int:
+        """Return how many answers are generated at once: a saved model's as --batch says."""
+        return language.PROMPTS if trainer.train_dataset is not None else int(trainer.args.eval_batch_size)
+
+
+def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list[Asked]:
+    """Return the `messages` of each row; of one that is `answered` those before its last answer, and that answer.
+
+    Raises UserError, naming the row, where `messages` raises ConversationError.
+    """
+    found: list[Asked] = []
+    for index, row in enumerate(rows.dataset):
+        try:
+            said = messages(row)
+        except chat.ConversationError as error:
+            raise conversations.row_error(rows, index, error) from error
+        if not answered:
+            found.append((said, None))
+            continue
+        last = max(place for place, message in enumerate(said) if message["role"] == "assistant")
+        content = said[last]["content"]
+        found.append((said[:last], content if isinstance(content, str) else content[0]["text"]))
+    return found
+
+
+def left_out(rows: Mapping[str, Rows], features: Mapping[str, Any], why: str, what: str = "") -> Choice[str]:
+    """Describe how many rows each split has, and how many were left out because they are `why`."""
+    left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
+    told = ", ".join(counted(count, f"{split} row") for split, count in left.items() if count)
+    out = f"left out, {why}: {told}" if told else "no row is left out"
+    return Choice(" + ".join(str(len(some)) for some in features.values()), f"{what}{out}")

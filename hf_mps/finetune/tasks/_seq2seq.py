@@ -1,0 +1,185 @@
+"""What summarization and translation share: the model reads one text, generates another, and is measured on that."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from hf_mps import metrics
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.models import language
+from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._base import GENERATES, Prepared
+from hf_mps.finetune.tasks._language import LanguageTask
+from hf_mps.finetune.text import lengths, tokens
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from hf_mps.finetune.data.load import Rows
+    from hf_mps.finetune.models.language import Loaded
+
+SOURCE = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
+SETTLED = {
+    "predict_with_generate": "the metrics are of generated texts, so it is always on; leave it out",
+    "generation_max_length": "it is the recipe's max_target_length",
+}
+TARGET = 128
+
+
+class Columns(schema.Columns):
+    """The columns of the data by their roles; `translation.en` is a key of a column of dicts."""
+
+    source: str
+    target: str
+
+
+class Recipe(language.Recipe):
+    """Adds the prefix of each source, and the longest target in tokens (128 where the model has the positions).
+
+    `source_prefix` defaults to the checkpoint's own for the task (T5's configurations have them).
+    """
+
+    source_prefix: str | None = None
+    max_length: int | None = Field(default=None, ge=3)
+    max_target_length: int | None = Field(default=None, ge=3)
+
+
+class Seq2SeqTask(LanguageTask):
+    """Learns to write a text from another one."""
+
+    auto_class = "AutoModelForSeq2SeqLM"
+    pipeline_tag = ""
+    metrics = None
+    truth = ("target",)
+    shape = "seq2seq"
+    family = ("t5", "text")
+    arguments_source = SOURCE
+    settled = SETTLED
+    unsharded = GENERATES
+    untrained: ClassVar[tuple[str, Callable[[str], str]]]
+    """The baseline in words, and its answer to a source."""
+    recipe: Recipe
+
+    @property
+    def prefix_key(self) -> str:
+        """The name of the source's prefix in a checkpoint's configuration (`task_specific_params`)."""
+        return self.name
+
+    def settle(self, tokenizer: Any, model: Any) -> None:
+        """Change the tokenizer, or once it is loaded the model. Raises UserError for what neither knows."""
+
+    def begin(self) -> None:
+        """Open tokenizer and configuration, and settle the longest target and the prefix of each source."""
+        from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+        super().begin()
+        recipe, config = self.recipe, self.loaded.config
+        positions = getattr(config, "max_position_embeddings", None) or 2**31  # T5 has no such limit
+        if recipe.max_target_length is not None and recipe.max_target_length > positions:
+            raise UserError(
+                f"max_target_length is {recipe.max_target_length}; allowed: at most {positions}, the positions of this"
+                " model"
+            )
+        self.longest_target = recipe.max_target_length or min(TARGET, positions)
+        self.settle(self.loaded.tokenizer, None)
+        own = (getattr(config, "task_specific_params", None) or {}).get(self.prefix_key, {}).get("prefix")
+        if recipe.source_prefix is not None:
+            self.prefix, reason = recipe.source_prefix, "source_prefix in the recipe"
+        elif own:
+            self.prefix, reason = own, f"the checkpoint's own for {self.prefix_key}"
+        else:
+            self.prefix, reason = "", "the recipe gives none, and neither does the checkpoint's configuration"
+        shown = repr(self.prefix) if recipe.source_prefix is not None or own else "none"
+        self.choices["source_prefix"] = Choice(shown, reason)
+        self.trainer, self.arguments = Seq2SeqTrainer, Seq2SeqTrainingArguments
+        self.arguments_defaults = {"predict_with_generate": True, "generation_max_length": self.longest_target}
+
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        chosen = self.measures()
+        measured = metrics.load(chosen.names)
+        self.begin()
+        tokenizer, (what, untrained) = self.loaded.tokenizer, self.untrained
+        features = {split: self.inputs(some) for split, some in rows.items()}
+        sources = self._lengths(features, "input_ids", self.loaded.longest)
+        # A batch groups sources by length; its targets have any length.
+        targets = self._lengths(features, "labels", self.longest_target, grouped=False, name="target_lengths")
+        self._load(sources, labels=targets.value)
+        self.choices["target_lengths"] = targets
+        validation = rows["validation"].dataset
+        return self.made(
+            splits=features,
+            metrics=chosen,
+            compute_metrics=lambda evaluated: measured.compute(
+                language.decoded(evaluated.predictions, tokenizer), language.decoded(evaluated.label_ids, tokenizer)
+            ),
+            baseline=metrics.Baseline(
+                what, measured.compute([untrained(one) for one in validation["source"]], validation["target"])
+            ),
+            choices={"lengths": sources, **self.choices},
+            token_counts=tokens.counts(features["train"]),
+            predicted=(rows["validation"], features["validation"]),
+        )
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        self.begin()
+        length = lengths.kept(self.recipe, chosen, self.loaded.tokenizer, self.loaded.config)
+        self.loaded.longest = length.value.longest
+        self._load(length)
+        return self.made()
+
+    def _load(self, length: Choice[lengths.Lengths], **labels: Any) -> None:
+        from transformers import DataCollatorForSeq2Seq
+
+        tokenizer = self.loaded.tokenizer
+        self.load_language(chunks=False)
+        self.settle(tokenizer, self.model)
+        self.collator = length.value.collator(DataCollatorForSeq2Seq(tokenizer, model=self.model), tokenizer, **labels)
+
+    def _lengths(
+        self, features: Mapping[str, Dataset], column: str, longest: int, **settings: Any
+    ) -> Choice[lengths.Lengths]:
+        counts = {split: tokens.counts(some, column) for split, some in features.items()}
+        others = itertools.chain(*counts.values())
+        return lengths.decide(self.recipe, counts["train"], longest, others=others, **settings)
+
+    def inputs(self, rows: Rows) -> Dataset:
+        return _tokenised(rows, self.loaded, self.prefix, self.longest_target)
+
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield each row's source, its target where it has one, and what the model generates."""
+        texts = language.decoded(trainer.predict(inputs).predictions, self.loaded.tokenizer)
+        for row, text in zip(rows.dataset, texts, strict=True):
+            truth = {"reference": row["target"]} if "target" in row else {}
+            yield {"prompt": row["source"], **truth, "generated": text}
+
+
+def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:
+    """Return sources with their prefix as ids and targets as labels, each cut to its longest length.
+
+    Rows without targets get one token: Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
+    """
+    from datasets import Features, List, Value
+
+    labelled = "target" in rows.dataset.column_names
+    tokens.refuse_other_than_text(rows, ("source", "target") if labelled else ("source",))
+    tokenizer, longest = loaded.tokenizer, loaded.longest
+    names = ("input_ids", "attention_mask", "labels")
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        sources = tokens.texts(rows, "source", batch, indices)
+        found = tokenizer([prefix + one for one in sources], truncation=True, max_length=longest)
+        labels = [[tokenizer.pad_token_id]] * len(sources)
+        if labelled:
+            targets = tokens.texts(rows, "target", batch, indices)
+            labels = tokenizer(text_target=targets, truncation=True, max_length=longest_target)["input_ids"]
+        return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"], "labels": labels}
+
+    languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
+    key = ("seq2seq", longest, longest_target, prefix, languages)
+    kinds = Features({name: List(Value("int32")) for name in names})
+    return tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)

@@ -1,0 +1,75 @@
+"""What the tasks share whose encoder reads a text: one tokenizer, rows padded to a few lengths, and one model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hf_mps.core.choice import Choice
+from hf_mps.finetune.tasks._base import Prepared, Task
+from hf_mps.finetune.text import lengths, tokens
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.load import Rows
+    from hf_mps.finetune.text.lengths import Lengths
+
+
+class TextTask(Task):
+    """A task of an encoder; `inputs` makes features of one tokenizer, which a collator of transformers pads."""
+
+    collator_class: ClassVar[str] = "DataCollatorWithPadding"
+    longest_default: ClassVar[int] = lengths.DEFAULT
+    """The most tokens of a row where the recipe does not say."""
+    length: Choice[Lengths]
+
+    def tokenizer_of(self) -> Any:
+        """Return the checkpoint's tokenizer."""
+        return self.checkpoint.tokenizer()
+
+    def begin(self, config: Any, chosen: Mapping[str, Any] | None = None) -> None:
+        """Open the tokenizer, and settle the longest length of a row: that of `chosen` for a saved model."""
+        self.config, self.tokenizer = config, self.tokenizer_of()
+        if chosen is None:
+            self.longest = lengths.limit(self.recipe, self.tokenizer, config, self.longest_default)
+        else:
+            self.length = lengths.kept(self.recipe, chosen, self.tokenizer, config)
+            self.longest = self.length.value.longest
+        self.choices |= tokens.set_pad_token(self.tokenizer, config)
+        self.content = tokens.digest(self.tokenizer)
+        self.processing_class = self.tokenizer
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        config = self.checkpoint.config()
+        self.recall(config, chosen)
+        self.begin(config, chosen)
+        self.finish()
+        return self.made()
+
+    def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
+        """Take what a saved model's run decided from its configuration or choices, as `open` has them."""
+
+    def counts(self, features: Any) -> list[int]:
+        """Return the length in tokens that each row of `features` is padded from."""
+        return tokens.counts(features)
+
+    def encoded(self, rows: Mapping[str, Rows]) -> tuple[dict[str, Any], list[int]]:
+        """Return the features of each split, and the lengths of the training rows, from which all are chosen."""
+        features = {split: self.inputs(some) for split, some in rows.items()}
+        counts = {split: self.counts(some) for split, some in features.items()}
+        self.choose_lengths(counts["train"], itertools.chain(*counts.values()))
+        return features, counts["train"]
+
+    def choose_lengths(self, train: list[int], others: Iterable[int], **settings: Any) -> None:
+        """Choose what batches are padded to."""
+        self.length = lengths.decide(self.recipe, train, self.longest, others=others, **settings)
+
+    def finish(self) -> None:
+        """Load the model, and make the collator."""
+        import transformers
+        from transformers.data import data_collator
+
+        self.load(self.config)
+        self.choices = {"lengths": self.length, **self.choices}
+        kind = getattr(transformers, self.collator_class, None) or getattr(data_collator, self.collator_class)
+        self.collator = self.length.value.collator(kind(self.tokenizer), self.tokenizer)

@@ -1,0 +1,235 @@
+"""The formats of other runtimes: GGUF (llama.cpp), MLX and ONNX. Their converters write, and each is opened again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.text import first_line
+from hf_mps.finetune.run.logging import errors_only
+from hf_mps.tools.export import base, merged
+from hf_mps.tools.export.base import BF16, F16, F32, Q4, Q8, Comparison, Format, Job, Options, difference
+from hf_mps.tools.saved.run import SavedRun
+
+SCRIPT = "convert_hf_to_gguf.py"
+# The script itself, and the names that distributions give it (containers/ramalama#2786 calls the second).
+COMMANDS = (SCRIPT, "llama-convert-hf-to-gguf", "convert-hf-to-gguf")
+KINDS = {BF16: "bf16", F16: "f16", F32: "f32", Q8: "q8_0"}
+UNKNOWN = re.compile(r"Model (\S+) is not supported|Architecture '?(\S+?)'? not supported")
+ONNX_FILE = "model.onnx"
+# How many of an input's dimensions vary from call to call, by the shape of the model: batch, choices, length; of other
+# models it is two, batch and length.
+AXES = {"choices": 3, "image": 1}
+
+
+class GGUF(Format):
+    """One file that llama.cpp's own converter writes and transformers' GGUF reader opens again.
+
+    The `gguf` package reads and writes the container; which tensor of an architecture goes where, and how a tokenizer
+    is stored, only llama.cpp's `convert_hf_to_gguf.py` knows, which is no part of it.
+    """
+
+    name = "gguf"
+    shapes = ("decoder",)
+    weights = (BF16, F16, F32, Q8)
+    default = "the converter's best 16 bits, from which llama-quantize makes smaller ones"
+    modules = ("gguf",)
+    packages = ("gguf",)
+
+    def check(self, saved: SavedRun, options: Options) -> None:
+        """Raise UserError where llama.cpp's converter is not to be found."""
+        converter(options.converter)
+
+    def write(self, job: Job, folder: Path) -> None:
+        """Write one .gguf file into `folder`. Raises UserError for an architecture that llama.cpp does not know."""
+        found = converter(job.options.converter)
+        job.choices["converter"] = Choice(Path(found.value[-1]).name, found.reason)
+        source = merged.plain_folder(job, folder.parent / "plain")
+        folder.mkdir()
+        kind = KINDS[job.weights]
+        words = [str(source), "--outfile", str(folder / f"{job.name}-{kind}.gguf"), "--outtype", kind]
+        # The layer has no part in a conversion, and no name of ours is to be looked up on the hub.
+        settings = os.environ | {"HF_MPS": "0", "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(
+            [*found.value, *words, "--model-name", job.name], env=settings, capture_output=True, text=True, check=False
+        )
+        if done.returncode or not any(folder.glob("*.gguf")):
+            raise _failure(job, done)
+
+    def compare(self, job: Job, folder: Path) -> Comparison:
+        """Compare the logits of transformers' reader; not where that does not know the architecture."""
+        import torch
+        import transformers
+
+        [file] = folder.glob("*.gguf")
+        opened_by = f"transformers {transformers.__version__}, whose reader dequantizes GGUF into PyTorch"
+        auto_class = getattr(transformers, job.saved.task_class.auto_class)
+        dtype: Any = torch.float32 if job.choices["compared in"].value == "float32" else torch.bfloat16
+        try:
+            with errors_only():
+                # Without device_map the reader dequantizes on the accelerator, and leaves the model there.
+                settings = {"gguf_file": file.name, "dtype": dtype, "device_map": "cpu"}
+                opened = auto_class.from_pretrained(folder, **settings).eval()
+        except (ValueError, NotImplementedError, KeyError) as error:
+            if "not supported" not in str(error):
+                raise
+            return Comparison(opened_by, not_compared=f"transformers reads no GGUF of this architecture ({error})")
+        logits = base.logits(opened, job.batches)
+        return Comparison(opened_by, difference(job.reference, logits, job.weights))
+
+
+def converter(said: str | None) -> Choice[list[str]]:
+    """Return the command of llama.cpp's converter: `said`, a script or llama.cpp's folder, or one on the PATH.
+
+    Raises UserError where there is none.
+    """
+    if said is not None:
+        path = Path(said).expanduser()
+        script = path / SCRIPT if path.is_dir() else path
+        if not script.is_file():
+            raise UserError(f"--converter {said}: there is no {SCRIPT}; allowed: that file, or llama.cpp's folder")
+        return Choice(_command(script), "--converter")
+    for name in COMMANDS:
+        if found := shutil.which(name):
+            return Choice(_command(Path(found)), "on the PATH")
+    raise UserError(
+        f"export gguf needs llama.cpp's {SCRIPT}, which the package gguf does not bring, and none is on the PATH; next:"
+        " git clone https://github.com/ggml-org/llama.cpp, and --converter llama.cpp; or hf-mps export mlx"
+    )
+
+
+def _command(script: Path) -> list[str]:
+    """A Python script runs in this environment, whose torch and transformers it needs."""
+    return [sys.executable, str(script)] if script.suffix == ".py" else [str(script)]
+
+
+def _failure(job: Job, done: subprocess.CompletedProcess[str]) -> Exception:
+    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    unknown = next((found for line in lines if (found := UNKNOWN.search(line))), None)
+    if unknown is not None:
+        name = unknown.group(1) or unknown.group(2)
+        return UserError(f"{job.saved.where}: llama.cpp's converter does not know {name}; next: hf-mps export mlx")
+    errors = [line for line in lines if "Error" in line] or lines or [f"exit code {done.returncode}"]
+    return RunError(f"llama.cpp's converter failed: {errors[-1]}; nothing was written")
+
+
+class MLX(Format):
+    """A folder that mlx-lm converts and opens again; on Linux with MLX's CPU backend."""
+
+    name = "mlx"
+    shapes = ("decoder",)
+    weights = (BF16, F16, F32, Q8, Q4)
+    default = "the dtype that language models are published in; q4 takes a quarter of it"
+    modules = ("mlx_lm",)
+    packages = ("mlx", "mlx-lm")
+
+    def check(self, saved: SavedRun, options: Options) -> None:
+        """Raise UserError where MLX has no backend for this machine, or mlx-lm has no model of this architecture."""
+        try:
+            import mlx.core  # noqa: F401
+            from mlx_lm.utils import _get_classes
+        except ImportError as error:
+            raise UserError(
+                f"export mlx: MLX does not load here: {first_line(error)}; next: pip install 'mlx[cpu]' on Linux"
+            ) from error
+        config = saved.checkpoint.stored_config() or saved.checkpoint.config().to_dict()
+        try:
+            _get_classes(config)
+        except ValueError as error:
+            raise UserError(
+                f"{saved.where}: mlx-lm {metadata.version('mlx-lm')} has no model of the type"
+                f" {config.get('model_type')}; next: hf-mps export gguf, onnx or merged"
+            ) from error
+
+    def write(self, job: Job, folder: Path) -> None:
+        """Let mlx-lm write `folder`: weights, configuration and tokenizer."""
+        from mlx_lm import convert
+
+        source = merged.plain_folder(job, folder.parent / "plain")
+        bits = {Q8: 8, Q4: 4}.get(job.weights)
+        dtype = "bfloat16" if bits else base.DTYPES[job.weights]
+        convert(str(source), str(folder), dtype=dtype, quantize=bits is not None, q_bits=bits)
+
+    def compare(self, job: Job, folder: Path) -> Comparison:
+        """Open the folder with mlx-lm and compare its logits, computed in float32 from the weights as they are stored.
+
+        MLX's CPU backend adds up a bfloat16 product of quantized weights in bfloat16 (mlx 0.32: 3 % off, 5e-7 in
+        float32), which would be no fault of the export.
+        """
+        import mlx.core
+        import numpy
+        from mlx_lm.utils import load_model
+
+        opened, _ = load_model(folder)
+        opened.set_dtype(mlx.core.float32)
+        logits = [
+            numpy.array(opened(mlx.core.array(batch["input_ids"].numpy())).astype(mlx.core.float32))
+            for batch in job.batches
+        ]
+        device = str(mlx.core.default_device().type).rpartition(".")[2].upper()
+        versions = f"mlx-lm {metadata.version('mlx-lm')} with mlx {metadata.version('mlx')} on its {device}"
+        return Comparison(versions, difference(job.reference, logits, job.weights))
+
+
+class ONNX(Format):
+    """A file of transformers' own exporter, which goes by torch.export; ONNX Runtime opens it again.
+
+    optimum-onnx 0.1.0 asks for transformers below 4.58, so that it serves none that hf_mps runs with.
+    """
+
+    name = "onnx"
+    shapes = ("encoder", "choices", "image", "sound", "decoder")
+    weights = (F32,)
+    default = "ONNX Runtime's CPU kernels compute in it"
+    modules = ("onnx", "onnxscript", "onnxruntime")
+    packages = ("onnxruntime", "onnx", "onnxscript", "transformers")
+
+    def check(self, saved: SavedRun, options: Options) -> None:
+        """Raise UserError where the installed transformers has no exporter."""
+        try:
+            import transformers.exporters  # noqa: F401
+        except ImportError as error:
+            version = metadata.version("transformers")
+            raise UserError(
+                f"export onnx goes by transformers' own exporter, which {version} does not have; next:"
+                " pip install -U transformers"
+            ) from error
+
+    def write(self, job: Job, folder: Path) -> None:
+        """Write model.onnx with its weights beside it, configuration, and tokenizer or processor."""
+        from transformers.exporters import OnnxConfig, OnnxExporter
+
+        model = merged.plain_model(job, folder.parent / "plain")
+        # A batch of at least two rows: torch.export takes a dimension of one for a constant.
+        import torch
+
+        inputs = {name: torch.cat([rows, rows]) if len(rows) == 1 else rows for name, rows in job.batches[0].items()}
+        if job.saved.task_class.shape == "decoder":
+            model.config.use_cache = False
+            job.choices["cache"] = Choice("none", "one graph gives the logits of every position, and keeps no keys")
+        axes, dynamic = AXES.get(str(job.saved.task_class.shape), 2), torch.export.Dim.DYNAMIC
+        varying = {name: dict.fromkeys(range(min(rows.dim(), axes)), dynamic) for name, rows in inputs.items()}
+        OnnxExporter().export(model, inputs, OnnxConfig(dynamic_shapes=varying)).save_pretrained(folder)
+        base.copy_companions(job.saved, folder)
+
+    def compare(self, job: Job, folder: Path) -> Comparison:
+        """Open the file with ONNX Runtime on the CPU and compare its logits, batches of other sizes included."""
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(folder / ONNX_FILE, providers=["CPUExecutionProvider"])
+        asked = [given.name for given in session.get_inputs()]
+        found = []
+        for batch in job.batches:
+            fed = {name: batch[name].numpy() for name in asked}
+            named = dict(zip([one.name for one in session.get_outputs()], session.run(None, fed), strict=True))
+            found.append(base.masked(base.answered(named), batch))
+        opened_by = f"onnxruntime {onnxruntime.__version__} on the CPU"
+        return Comparison(opened_by, difference(job.reference, found, job.weights))
