@@ -37,7 +37,10 @@ class Machine:
 
     def macos_at_least(self, major: int, minor: int = 0) -> bool:
         """Whether the macOS version is known and at least `major.minor`."""
-        return self.macos is not None and _version(self.macos) >= (major, minor)
+        if self.macos is None:
+            return False
+        numbers = [int(part) if part.isdigit() else 0 for part in (*self.macos.split("."), "0")[:2]]
+        return numbers >= [major, minor]
 
 
 _overridden: Machine | None = None
@@ -70,11 +73,6 @@ def chip(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
     return str(torch.backends.mps.get_name()) if device == "mps" else present().chip
-
-
-def _version(text: str) -> tuple[int, int]:
-    numbers = [int(part) if part.isdigit() else 0 for part in text.split(".")[:2]]
-    return numbers[0], numbers[1] if len(numbers) > 1 else 0
 
 
 def _read_mac() -> Machine:

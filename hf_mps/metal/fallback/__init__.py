@@ -8,8 +8,7 @@ from __future__ import annotations
 import atexit
 
 from hf_mps.core.choice import Choice
-from hf_mps.metal.fallback.accounting import Entry, Report, ledger, monitor
-from hf_mps.metal.fallback.warnings import MetalFallbackWarning
+from hf_mps.metal.fallback.accounting import Entry, MetalFallbackWarning, Report, ledger, monitor, silence
 
 __all__ = [
     "Entry",
@@ -89,9 +88,9 @@ def refused() -> dict[str, str]:
 def _register(chosen: str, limit: float) -> None:
     from time import perf_counter
 
-    from hf_mps.metal.fallback import registration, warnings
+    from hf_mps.metal.fallback import registration
 
-    warnings.silence(chosen == "quiet")
+    silence(chosen == "quiet")
     registration.start()
     if chosen == "rescue":
         from hf_mps.metal.fallback import rescue

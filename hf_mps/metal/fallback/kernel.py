@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.fallback import fast_path
-from hf_mps.metal.fallback.accounting import OpStats
+from hf_mps.metal.fallback.accounting import OpStats, warn_float32, warn_operator
 from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, overlapping_storages
-from hf_mps.metal.fallback.op_schema import OpSchema
-from hf_mps.metal.fallback.output_specs import OutputSpec, OutputSpecs
+from hf_mps.metal.fallback.op_schema import OpSchema, OutputSpec, OutputSpecs
 
 # Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
 _NoTorchFunction = torch._C.DisableTorchFunction
@@ -51,7 +50,7 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
         if self.stats.calls == 0:
-            self.stats.announce(args, kwargs)
+            warn_operator(self.stats.name, (*args, *kwargs.values()))
         with _NoTorchFunction():
             return self.run(start, args, kwargs)
 
@@ -69,7 +68,7 @@ class Kernel:
                 raise
             result, view = self._run(args, kwargs, tensors, share=False)
         if view.became_float32:
-            self.stats.announce_float32()
+            warn_float32(self.stats.name)
         self.stats.book(start, view.copied, shared=view.shared)
         return result
 

@@ -18,10 +18,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.metal.fallback.accounting import ledger
+from hf_mps.metal.fallback.accounting import ledger, warn_rescued
 from hf_mps.metal.fallback.kernel import Kernel
 from hf_mps.metal.fallback.op_schema import OpSchema
-from hf_mps.metal.fallback.warnings import warn_rescued
 from hf_mps.metal.operators import dispatcher
 
 # What Metal's kernels say when they refuse, in torch 2.13 and 2.14 (aten/src/ATen/native/mps, EmptyTensor.cpp): before

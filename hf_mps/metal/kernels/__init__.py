@@ -35,9 +35,9 @@ def requested() -> tuple[str, bool] | None:
 
 def check(release: str) -> None:
     """Refuse what `enable` would, before there is a device. Raises UserError; imports no torch."""
-    from hf_mps.metal.kernels import modules, store
+    from hf_mps.metal.kernels import metallib, store
 
-    modules.require()
+    metallib.require()
     store.verify(release)
 
 

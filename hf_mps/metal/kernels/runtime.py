@@ -17,7 +17,7 @@ from hf_mps.metal.kernels import bounds
 from hf_mps.metal.kernels.lowering import entry
 from hf_mps.metal.kernels.lowering.parameters import LOCATIONS
 from hf_mps.metal.kernels.signature import THREADGROUP, Binding, Signature
-from hf_mps.metal.kernels.values import Pointers
+from hf_mps.metal.kernels.values import NoRule, Pointers
 
 Grid = tuple[int, int, int] | int
 
@@ -29,10 +29,6 @@ GRIDS = 1 << 10
 """Grids of a kernel whose seconds are known; all are forgotten when there are more."""
 ALIGNMENT = 32
 """Addresses of bound values are multiples of it, in bytes, as kernels that read a `long4` take for granted."""
-
-
-class NoRule(Exception):
-    """A call that no rule covers, or a kernel that the release has not, with the reason: it runs as without kernels."""
 
 
 class Kernel:

@@ -161,7 +161,7 @@ def _start(metal: ModuleType, profile: Profile) -> None:
 
 def _offer(torch: ModuleType, metal: ModuleType) -> None:
     """Let torch's own Python find the device: what a wheel with Metal has in torch._C."""
-    from hf_mps.metal.simulator import compiled, streams
+    from hf_mps.metal.simulator import compiled
 
     functions = metal.torch_functions
     for name in dir(functions):
@@ -172,8 +172,8 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
     # Both remember their answer, and something may have asked before the device was there.
     for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):
         asked.cache_clear()
-    compiled.install()
-    streams.install()
+    compiled.install_compiler()
+    compiled.install_streams()
     _make_storages(torch)
 
 
