@@ -154,31 +154,20 @@ def covered(counts: Counts, release: str) -> Coverage:
     for (operator, why), count in counts.reasons.items():
         told.setdefault(f"aten::{operator}", Counter())[why] += count
     missing, others = Counter[tuple[str, str]](), Counter[str]()
-    classes = table(release)
     for name, count in (counts.calls - ran).items():
-        _sort(name, count, told.get(name, Counter()), _ways(classes, name), missing, others)
+        reasons, ways = told.get(name, Counter[str]()), _ways(table(release), name)
+        # A call that no rule ran is missing where the release may launch a kernel and no reason says otherwise.
+        if ways and "metal" not in ways:
+            others[CLASSES[ways[0]] if len(ways) == 1 else " or ".join(ways)] += count  # type: ignore[index]
+            continue
+        for why, number in reasons.items():
+            if any(word in why for word in NO_KERNEL):
+                others[why] += number
+            else:
+                missing[name, why] += number
+        if count > reasons.total():
+            missing[name, "no rule"] += count - reasons.total()
     return Coverage(release, ran.total(), len(counts.kernels), dict(missing.most_common()), dict(others.most_common()))
-
-
-def _sort(
-    name: str,
-    count: int,
-    told: Counter[str],
-    ways: tuple[str, ...],
-    missing: Counter[tuple[str, str]],
-    others: Counter[str],
-) -> None:
-    """Count calls that no rule ran: as missing where the release may launch a kernel and no reason says otherwise."""
-    if ways and "metal" not in ways:
-        others[CLASSES[ways[0]] if len(ways) == 1 else " or ".join(ways)] += count  # type: ignore[index]
-        return
-    for why, number in told.items():
-        if any(word in why for word in NO_KERNEL):
-            others[why] += number
-        else:
-            missing[name, why] += number
-    if count > told.total():
-        missing[name, "no rule"] += count - told.total()
 
 
 def _ways(classes: LaunchTable | None, name: str) -> tuple[str, ...]:

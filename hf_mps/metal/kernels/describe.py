@@ -15,30 +15,11 @@ from hf_mps.metal.kernels.metallib import Library
 from hf_mps.metal.kernels.signature import Binding, Signature
 
 # The element types of Metal as PyTorch's host code spells them, with the C and the Python spellings of some kernels.
-TYPES = frozenset(
-    [
-        *(
-            "bfloat",
-            "bool",
-            "char",
-            "double",
-            "float",
-            "half",
-            "int",
-            "long",
-            "short",
-            "uchar",
-            "uint",
-            "ulong",
-            "ushort",
-        ),
-        *("int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t", "uint64_t"),
-        *("float16", "float32", "bfloat16"),
-    ]
+_TYPE = re.compile(
+    r"bool|u?(char|short|int|long)|double|half|(bfloat|float)(16)?|float32|u?int(8|16|32|64)_t|(bfloat|float|half)[234]"
 )
 LAYOUTS = frozenset(["broadcast", "cast", "castout", "dense", "ilp", "ilp4", "lhs", "rhs", "scalar", "strided"])
 
-_VECTOR = re.compile(r"(bfloat|float|half)[234]")
 # 32, 64bit, u16 and i64 (the width of an index), tptg512, tg128, bq32 and the like (the tile), mask…, …Params.
 _SIZE = re.compile(r"\d+|\d+bit|[iu](8|16|32|64)|(bq|tg|tptg)\d+|mask\w+|\w+Params")
 
@@ -84,9 +65,9 @@ def table(kernels: Iterable[str]) -> list[Family]:
 def _type_at(words: list[str], place: int) -> str:
     """The element type that the words name from `place` on, or an empty string: int64_t is two words."""
     word, longer = words[place], "_".join(words[place : place + 2])
-    if longer in TYPES:
+    if "_" in longer and _TYPE.fullmatch(longer):
         return longer
-    return word if word in TYPES or _VECTOR.fullmatch(word) else ""
+    return word if _TYPE.fullmatch(word) else ""
 
 
 # A type that the compiler spelled out in C++, as the result of a functor, says nothing that its size does not.
@@ -100,20 +81,11 @@ def releases() -> list[dict[str, Any]]:
 
 def release_lines(found: list[dict[str, Any]]) -> Iterator[str]:
     """The fetched releases as a table: release, kernels, families, size, wheel."""
-    yield from aligned(
-        [
-            (
-                each["release"],
-                f"{each['kernels']:,} kernels",
-                f"{each['families']} families",
-                memory(each["size"]),
-                each["wheel"],
-            )
-            for each in found
-        ],
-        right=(1, 2, 3),
-        widest=80,
-    )
+    for each in found:
+        each |= {"kernels": f"{each['kernels']:,} kernels", "families": f"{each['families']} families"}
+        each["size"] = memory(each["size"])
+    rows = [tuple(each[name] for name in ("release", "kernels", "families", "size", "wheel")) for each in found]
+    yield from aligned(rows, right=(1, 2, 3), widest=80)
 
 
 def family_lines(found: list[Family]) -> Iterator[str]:

@@ -235,8 +235,8 @@ def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     made = wheel(tmp_path / "wheels")
     assert _refused(["fetch", "--wheel", str(made)], capsys, folder=tmp_path) == snapshot(
-        "<folder>/file/hf_mps/metal/kernels cannot be written (Not a directory); next: XDG_CACHE_HOME=FOLDER, a"
-        " folder that can"
+        "<folder>/file/hf_mps/kernels cannot be written (Not a directory); next: XDG_CACHE_HOME=FOLDER, a folder"
+        " that can"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -370,16 +371,9 @@ def elu(output: Tensor, self: Tensor, alpha: float = 1, scale: float = 1, input_
 
 
 @rule("elu_backward", source=ACTIVATIONS, outputs=lambda target, *given: as_common(target, given[0], given[-1]))
-def elu_backward(
-    grad_input: Tensor,
-    grad_output: Tensor,
-    alpha: float,
-    scale: float,
-    input_scale: float,
-    is_result: bool,
-    self_or_result: Tensor,
-) -> None:
+def elu_backward(grad_input: Tensor, grad_output: Tensor, *given: Any) -> None:
     """Its gradient, of the input or of the result."""
+    alpha, scale, input_scale, is_result, self_or_result = given
     refuse(is_result and alpha < 0, "PyTorch refuses the arguments: an in-place call with alpha below zero")
     beside = params("ELUBackwardParams", grad_input.dtype, alpha, scale, input_scale, truth=is_result)
     exec_binary(grad_input, grad_output, self_or_result, "elu_backward", beside=beside)

@@ -71,18 +71,10 @@ def choose_backward(grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: 
 
 @rule("_embedding_bag_dense_backward", source=SOURCE)
 def backward(
-    grad: Tensor,
-    indices: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    largest: Tensor,
-    rows: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    per_sample_weights: Tensor | None,
-    padding_idx: int = -1,
+    grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor, largest: Tensor, rows: int, *options: Any
 ) -> Tensor:
     """Atomic additions in the gradient's dtype; of maxima a thread for each of theirs."""
+    _, mode, per_sample_weights, padding_idx = (*options, -1)[:4]
     kernel = kernels[f"embedding_bag_backward_{metal(grad.dtype)}_{metal(indices.dtype)}"]
     size = grad.shape[1]
     _require_32_bits(grad)

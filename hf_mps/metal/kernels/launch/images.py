@@ -352,17 +352,16 @@ class Pool:
         stride: Ints = (),
         padding: Ints = (0,),
         ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-        *,
+        *divided: Any,
         out: Tensor | None = None,
     ) -> Tensor:
         """In two dimensions windows that may not reach over the end (`ceil_mode`) are MPSGraph's."""
+        include_pad, divisor = (*divided, *(True, None)[len(divided) :])
         refuse(self.pooled == 2 and not ceil_mode, "MPSGraph on this release")
         window = Window(given, self.pooled, kernel_size, stride, padding, (1,), ceil_mode)
         kernel = kernels[f"avg_pool_{metal(given.dtype)}"]
         output = _target(given, window.shape, out)
-        parameters = _average(given, output, window, count_include_pad, divisor_override)
+        parameters = _average(given, output, window, include_pad, divisor)
         kernel.launch({"input": given, "output": output, "params": parameters}, output.numel())
         return output
 

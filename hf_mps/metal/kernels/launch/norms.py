@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,17 +89,9 @@ BLOCK = 4
 
 
 @rule("native_group_norm", source=GROUP_NORM)
-def group_norm(
-    given: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    samples: int,
-    channels: int,
-    pixels: int,
-    groups: int,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def group_norm(given: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Where a weight has another dtype than the input (float32 beside bfloat16), the statistics have the weight's."""
+    samples, channels, pixels, groups, epsilon = sizes
     _check_groups(given, channels, groups)
     parameters = [each for each in (weight, bias) if each is not None]
     refuse(any(each.numel() != channels or each.dtype != parameters[0].dtype for each in parameters))
@@ -120,18 +113,10 @@ def group_norm(
 
 @rule("native_group_norm_backward", source=GROUP_NORM)
 def group_norm_backward(
-    gradient: Tensor,
-    given: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    samples: int,
-    channels: int,
-    pixels: int,
-    groups: int,
-    wanted: list[bool],
+    gradient: Tensor, given: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *sizes: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """One kernel for the input's gradient, one for both parameters'."""
+    samples, channels, pixels, groups, wanted = sizes
     _check_groups(given, channels, groups)
     image, upstream = given.contiguous(), gradient.contiguous()
     refuse(upstream.dtype != image.dtype or mean.dtype != rstd.dtype)

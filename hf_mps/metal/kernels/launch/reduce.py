@@ -140,28 +140,14 @@ class Reduction:
     def general(self) -> None:
         """A threadgroup for each result, whatever the strides."""
         params = parameters(self.divisor, self.length, self.sizes, self.strides, self.out_sizes, self.out_strides)
-        kernels[self.kernel_name("")].launch(
-            {"input": self.given, "output": self.output, "params": params},
-            groups=self.output.numel(),
-            group=simdgroups(self.length),
-        )
+        bound = {"input": self.given, "output": self.output, "params": params}
+        kernels[self.kernel_name("")].launch(bound, groups=self.output.numel(), group=simdgroups(self.length))
 
 
-def parameters(
-    number: float,
-    length: int,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    out_sizes: Sequence[int],
-    out_strides: Sequence[int],
-) -> bytes:
-    """The bytes of NormParams (kernels/ReduceOps.h)."""
-    fields = [*_sixteen(sizes), *_sixteen(strides), *_sixteen(out_sizes), *_sixteen(out_strides)]
+def parameters(number: float, length: int, sizes: Sequence[int], *others: Sequence[int]) -> bytes:
+    """The bytes of NormParams (kernels/ReduceOps.h): `others` are the strides, and sizes and strides of the output."""
+    fields = [number for each in (sizes, *others) for number in (*each, *[0] * (DIMENSIONS - len(each)))]
     return _PARAMS.pack(number, length, len(sizes), *fields)
-
-
-def _sixteen(values: Sequence[int]) -> list[int]:
-    return [*values, *[0] * (DIMENSIONS - len(values))]
 
 
 def simdgroups(length: int) -> int:

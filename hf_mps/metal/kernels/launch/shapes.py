@@ -66,13 +66,12 @@ def _new(target: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 @rule("im2col", source="operations/Im2Col.mm", outputs=_unfolded)
-def im2col(
-    output: Tensor, self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]
-) -> None:
+def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     """A thread for each window of each plane; 64 of them a group."""
+    kernel_size, dilation, padding, stride = windows
     given, into = _batched(self, 4), _batched(output, 3)
     batch, planes, height, width = given.shape
-    across = _columns((height, width), kernel_size, dilation, padding, stride)[1]
+    across = _columns((height, width), *windows)[1]
     _refuse_long(given, into)
     if into.numel() == 0:
         return
@@ -85,19 +84,12 @@ def im2col(
 
 
 @rule("col2im", source="operations/Col2Im.mm", outputs=_folded)
-def col2im(
-    output: Tensor,
-    self: Tensor,
-    output_size: list[int],
-    kernel_size: list[int],
-    dilation: list[int],
-    padding: list[int],
-    stride: list[int],
-) -> None:
+def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[int]) -> None:
     """A thread for each element of the image, which sums the windows that it is in."""
+    kernel_size, dilation, padding, stride = windows
     given, into = _batched(self, 3), _batched(output, 4)
     batch, planes, height, width = into.shape
-    columns = _columns(output_size, kernel_size, dilation, padding, stride)
+    columns = _columns(output_size, *windows)
     _refuse_long(given, into)
     if into.numel() == 0:
         return

@@ -137,12 +137,10 @@ def sort(
     """Without `stable` equal elements come in the order that the blocks' merge leaves."""
     rank = max(given.dim(), 1)
     refuse(not -rank <= dim < rank)
-    if values is None or indices is None:
-        values = torch.empty_like(given)
+    values = torch.empty_like(given) if values is None else _fitted(values, given.shape, given.dtype)
+    if indices is None:
         indices = torch.empty_like(values, dtype=torch.int64)
-    else:
-        _fit(values, given.shape, given.dtype)
-        _fit(indices, given.shape, torch.int64)
+    _fitted(indices, given.shape, torch.int64)
     _sorted(Work(given, values, indices, dim % rank, descending, bool(stable)))
     return values, indices
 
@@ -153,8 +151,7 @@ def topk(
     k: int,
     dim: int = -1,
     largest: bool = True,
-    ordered: bool = True,
-    *,
+    *_: bool,
     values: Tensor | None = None,
     indices: Tensor | None = None,
 ) -> Pair:
@@ -163,11 +160,8 @@ def topk(
     refuse(not -rank <= dim < rank or not 0 <= k <= (given.shape[dim] if given.dim() else 1))
     dim %= rank
     shape = [k if at == dim else size for at, size in enumerate(given.shape)]
-    if values is None or indices is None:
-        values, indices = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
-    else:
-        _fit(values, shape, given.dtype)
-        _fit(indices, shape, torch.int64)
+    values = _fitted(given.new_empty(shape) if values is None else values, shape, given.dtype)
+    indices = _fitted(given.new_empty(shape, dtype=torch.int64) if indices is None else indices, shape, torch.int64)
     if not given.numel() or not k:
         return values, indices
     if dim == rank - 1:
@@ -200,10 +194,10 @@ def kthvalue(given: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, val
     return values, indices
 
 
-def _fit(target: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+def _fitted(target: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Resize an empty tensor that is written, as PyTorch does; refuse another of another shape or dtype."""
     refuse_misfit(target, shape if target.numel() else target.shape, dtype)
-    target.resize_(shape)
+    return target.resize_(shape)
 
 
 def _sorted(work: Work) -> None:
