@@ -172,10 +172,14 @@ def verdict(readings: Readings) -> Choice[bool]:
     """Return whether Metal may be taken; each way in which it can be absent has its own sentence."""
     here = readings.machine
     if here.rosetta:
+        conda = (Path(sys.prefix) / "conda-meta").is_dir()
+        made = (
+            "CONDA_SUBDIR=osx-arm64 conda create -n metal python=3.12" if conda else "arch -arm64 python3 -m venv metal"
+        )
         return Choice(
             False,
             f"this Python is an x86-64 build that runs under Rosetta on {here.chip}, where PyTorch has no Metal; "
-            f"make an arm64 environment: {_arm64_command()}",
+            f"make an arm64 environment: {made}",
         )
     if not readings.built:
         return Choice(False, _not_built(readings))
@@ -197,12 +201,6 @@ def verdict(readings: Readings) -> Choice[bool]:
             f"trusted; look for a system update: softwareupdate --list",
         )
     return Choice(True, f"Metal passed its probe on {here.chip}, macOS {here.macos}{next_step}")
-
-
-def _arm64_command() -> str:
-    if (Path(sys.prefix) / "conda-meta").is_dir():
-        return "CONDA_SUBDIR=osx-arm64 conda create -n metal python=3.12"
-    return "arch -arm64 python3 -m venv metal"
 
 
 def _not_built(readings: Readings) -> str:
@@ -267,15 +265,11 @@ def _trial() -> bool:
 
     Drawing random numbers here would change the user's.
     """
-    with no_modes():
-        return _product_is_right()
-
-
-def _product_is_right() -> bool:
     import torch
 
-    # Small whole numbers: every sum stays below 2^11, so the product is exact in any precision that Metal may use.
-    ramp = torch.arange(32 * 32, dtype=torch.float32, device="cpu").reshape(32, 32)
-    left, right = ramp % 7 - 3, ramp % 5 - 2
-    there = left.to("mps") @ right.to("mps")
-    return bool(torch.equal(there.cpu(), left @ right))
+    with no_modes():
+        # Small whole numbers: every sum stays below 2^11, so the product is exact in any precision that Metal may use.
+        ramp = torch.arange(32 * 32, dtype=torch.float32, device="cpu").reshape(32, 32)
+        left, right = ramp % 7 - 3, ramp % 5 - 2
+        there = left.to("mps") @ right.to("mps")
+        return bool(torch.equal(there.cpu(), left @ right))

@@ -35,11 +35,24 @@ def start() -> Choice[str]:
     global _mode
     if _mode is not None:
         return _mode
+    from time import perf_counter
+
     from hf_mps.core import settings
 
     chosen, limit = settings.fallback(), settings.fallback_share()
     if chosen.value != "error":
-        _register(chosen.value, limit)
+        from hf_mps.metal.fallback import registration
+
+        silence(chosen.value == "quiet")
+        registration.start()
+        if chosen.value == "rescue":
+            from hf_mps.metal.fallback import rescue
+
+            rescue.start()
+        registration.watch()
+        monitor.limit = limit
+        monitor.restart(perf_counter())
+        atexit.register(ledger.print_report)
     _mode = chosen
     return chosen
 
@@ -83,20 +96,3 @@ def refused() -> dict[str, str]:
     from hf_mps.metal.fallback import registration
 
     return registration.refused()
-
-
-def _register(chosen: str, limit: float) -> None:
-    from time import perf_counter
-
-    from hf_mps.metal.fallback import registration
-
-    silence(chosen == "quiet")
-    registration.start()
-    if chosen == "rescue":
-        from hf_mps.metal.fallback import rescue
-
-        rescue.start()
-    registration.watch()
-    monitor.limit = limit
-    monitor.restart(perf_counter())
-    atexit.register(ledger.print_report)

@@ -98,38 +98,34 @@ def _plain(kind: Any) -> bool:
     return kind.kind() in ("IntType", "SymIntType", "FloatType", "BoolType", "StringType", "NumberType")
 
 
+def _inputs(op: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
+
+
+def _siblings(op: Any) -> list[Any]:
+    """The overloads of an operator's name that take the same arguments, out= ones aside, and have a CPU kernel.
+
+    One that PyTorch made up from the functional form would copy its result, and win nothing.
+    """
+    has, packet = torch._C._dispatch_has_kernel_for_dispatch_key, op.overloadpacket
+    others = [getattr(packet, name) for name in packet.overloads() if name != op._overloadname]
+    return [other for other in others if _inputs(other) == _inputs(op) and has(other.name(), "CPU")]
+
+
 def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
     """The out= overload of a functional operator: the same arguments, then one tensor for each result."""
-    import torch
-
-    arguments = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
-    for name in op.overloadpacket.overloads():
-        other = getattr(op.overloadpacket, name)
-        outs = [argument for argument in other._schema.arguments if argument.is_out]
-        others = [(argument.name, str(argument.type)) for argument in other._schema.arguments if not argument.is_out]
-        if not outs or others != arguments or len(outs) != len(op._schema.returns):
-            continue
-        # One that PyTorch made up from the functional form would copy its result, and win nothing.
-        if torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), "CPU"):
-            return other, tuple(argument.name for argument in outs)
+    for other in _siblings(op):
+        outs = tuple(argument.name for argument in other._schema.arguments if argument.is_out)
+        if outs and len(outs) == len(op._schema.returns):
+            return other, outs
     return None, ()
 
 
 def _functional_overload(op: Any) -> Any | None:
     """The overload with the same arguments but the out= ones, where the CPU has a kernel of its own for it."""
-    import torch
-
-    arguments = [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
-    for name in op.overloadpacket.overloads():
-        other = getattr(op.overloadpacket, name)
-        schema = other._schema
-        if any(argument.alias_info is not None for argument in schema.arguments) or len(schema.arguments) == len(
-            op._schema.arguments
-        ):
-            continue
-        if [(argument.name, str(argument.type)) for argument in schema.arguments] == arguments:
-            has = torch._C._dispatch_has_kernel_for_dispatch_key
-            return other if has(other.name(), "CPU") else None
+    for other in _siblings(op):
+        if not any(argument.alias_info is not None for argument in other._schema.arguments):
+            return other
     return None
 
 

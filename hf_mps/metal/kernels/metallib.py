@@ -166,20 +166,16 @@ def shared(module: ModuleRef) -> list[Shared]:
     """The threadgroup memory that a module's globals take: one instance for each threadgroup."""
     from llvmlite.binding import create_target_data
 
-    layout = create_target_data(module.data_layout)
-    return [
-        Shared(_plain(each.name), str(each.global_value_type), layout.get_abi_size(each.global_value_type))
-        for each in module.global_variables
-        if str(each.type).endswith(THREADGROUP)
-    ]
+    layout, found = create_target_data(module.data_layout), []
+    for each in module.global_variables:
+        if str(each.type).endswith(THREADGROUP):
+            # The mangled name of a function's static variable ends with its length and it (Itanium ABI).
+            last, kind = _LAST_NAME.fullmatch(each.name), each.global_value_type
+            name = last[2][: int(last[1])] if last else each.name
+            found.append(Shared(name, str(kind), layout.get_abi_size(kind)))
+    return found
 
 
 def compiled_with(text: str) -> list[str]:
     """The options that a module's metadata says it was compiled with: `denorms_disable`, `fast_math_disable`, …"""
     return sorted(set(_OPTION.findall(text)))
-
-
-def _plain(mangled: str) -> str:
-    """The name of a function's static variable without the function: the Itanium ABI ends with its length and it."""
-    found = _LAST_NAME.fullmatch(mangled)
-    return found[2][: int(found[1])] if found else mangled

@@ -129,7 +129,9 @@ def parse(content: bytes, python: bytes = b"") -> Table:
     """
     import yaml
 
-    entries = {_name(entry["func"]): entry for entry in yaml.load(content, Loader=loader())}
+    entries = {
+        "aten::" + entry["func"].split("(", 1)[0].strip(): entry for entry in yaml.load(content, Loader=loader())
+    }
     kinds: dict[str, TableKind] = {name: _kind(entry, entries) for name, entry in entries.items()}
     # The variants that torchgen writes itself are made of the operator they vary (native_function_generation.py:
     # generate_function registers CompositeExplicitAutograd). Those of composite operators are named but not made.
@@ -147,20 +149,15 @@ def parse(content: bytes, python: bytes = b"") -> Table:
         for name, entry in entries.items()
         if entry.get("structured_delegate") and kinds.get(name) == "composite"
     }
+    functions = {name: _functions(entry) for name, entry in entries.items()}
     return Table(
         **{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS},
         kernel_owners=kernel_owners,
-        sparse=_sparse(entries),
+        sparse={
+            key: {name: of[key] == of.get(twin) for name, of in sorted(functions.items()) if key in of}
+            for key, twin in SPARSE.items()
+        },
     )
-
-
-def _sparse(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
-    """Which operators have kernels for sparse tensors on Metal, and whether each is the CPU's own."""
-    functions = {name: _functions(entry) for name, entry in entries.items()}
-    return {
-        key: {name: of[key] == of.get(twin) for name, of in sorted(functions.items()) if key in of}
-        for key, twin in SPARSE.items()
-    }
 
 
 def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> TableKind:
@@ -189,10 +186,6 @@ def _functions(entry: Mapping[str, Any]) -> dict[str, str]:
 
 def listed(text: str | None) -> Iterator[str]:
     return (part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def _name(function: str) -> str:
-    return "aten::" + function.split("(", 1)[0].strip()
 
 
 def loader() -> Any:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import torch
 from torch import Tensor
@@ -226,9 +226,10 @@ SHAPE = "operations/Shape.mm"
 @rule("cat", "cat.out", source=SHAPE)
 def cat(tensors: list[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Into a new tensor: contiguous, unless every input suggests one channels-last format; or into one of its shape."""
-    shape, dtype = _shape(tensors, dim), _dtype(tensors)
+    shape, dtype = _shape(tensors, dim), reduce(torch.promote_types, (each.dtype for each in tensors))
     if out is None:
-        form = torch.contiguous_format if all(each.is_contiguous() for each in tensors) else _format(tensors)
+        formats = {suggest_memory_format(each) for each in tensors}
+        form = formats.pop() if len(formats) == 1 else torch.contiguous_format
         out = torch.empty(shape, dtype=dtype, device=tensors[0].device, memory_format=form)
     elif list(out.shape) != shape or not torch.can_cast(dtype, out.dtype):  # PyTorch resizes it
         raise NoRule(MISFIT)
@@ -249,19 +250,6 @@ def _shape(tensors: list[Tensor], dim: int) -> list[int]:
     shape = list(first.shape)
     shape[dim] = sum(each.shape[dim] for each in there)
     return shape
-
-
-def _dtype(tensors: list[Tensor]) -> torch.dtype:
-    found = tensors[0].dtype
-    for each in tensors:
-        if each.dtype != found:
-            found = torch.promote_types(found, each.dtype)
-    return found
-
-
-def _format(tensors: list[Tensor]) -> torch.memory_format:
-    formats = {suggest_memory_format(each) for each in tensors}
-    return formats.pop() if len(formats) == 1 else torch.contiguous_format
 
 
 def _join(output: Tensor, tensors: list[Tensor], dim: int) -> None:

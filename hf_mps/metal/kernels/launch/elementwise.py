@@ -131,11 +131,11 @@ def round_decimals(output: Tensor, self: Tensor, *, decimals: int) -> None:
         exec_unary(output, self, "round_decimals", valued(decimals, torch.int64))
 
 
-def _as_power(target: Tensor | None, self: Tensor, exponent: complex) -> Tensor:
-    return written(target, torch.result_type(self, exponent), self, exact=True)
-
-
-@rule("pow.Tensor_Scalar", source=UNARY, outputs=_as_power)
+@rule(
+    "pow.Tensor_Scalar",
+    source=UNARY,
+    outputs=lambda target, self, power: written(target, torch.result_type(self, power), self, exact=True),
+)
 def power(output: Tensor, self: Tensor, exponent: complex) -> None:
     """A power; squares, roots and reciprocals have kernels of their own."""
     dtype = torch.result_type(self, exponent)

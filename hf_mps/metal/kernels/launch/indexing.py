@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import expanded
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, fitting, result, walk
+from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, broadcast, fitting, result, walk
 from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, Pointers, i32, i64, metal, u32, u64
 
@@ -79,10 +79,7 @@ def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool =
             values = values.to(self.device)
     refuse(values.dtype != self.dtype or values.device != self.device)
     taken = Indexed(self, indices)
-    try:
-        values = values.expand(taken.source.shape)
-    except RuntimeError:
-        raise NoRule("PyTorch refuses the shapes") from None
+    values = expanded(values, taken.source)
     threads = values.numel()
     if accumulate:
         kernel = f"index_put_accumulate_{metal(self.dtype)}"
@@ -124,12 +121,10 @@ def _whole(tensor: Tensor, indices: Indices) -> Indices:
         refuse(not each.dim(), "a mask of no dimensions")
     given = [each for each in found if each is not None]
     refuse(not given or len(found) > tensor.dim(), "PyTorch refuses the indices")
-    if len(given) > 1:
-        try:
-            given = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            raise NoRule("PyTorch refuses the shapes") from None
-    shared = iter(given)
+    shape = broadcast(*(tuple(each.shape) for each in given))
+    if shape is None:
+        raise NoRule("PyTorch refuses the shapes")
+    shared = iter([each.expand(shape) for each in given])
     found = [None if each is None else _on_device(next(shared), tensor) for each in found]
     return [*found, *(None for _ in range(tensor.dim() - len(found)))]
 
@@ -203,10 +198,10 @@ def nonzero_into(self: Tensor, *, out: Tensor) -> Tensor:
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     """Mask and tensor broadcast, and the mask becomes indices."""
     refuse(mask.dtype != torch.bool or not mask.is_mps, "PyTorch refuses the mask")
-    try:
-        shape = torch.broadcast_shapes(self.shape, mask.shape) or (1,)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        raise NoRule("PyTorch refuses the shapes") from None
+    shape = broadcast(tuple(self.shape), tuple(mask.shape))
+    if shape is None:
+        raise NoRule("PyTorch refuses the shapes")
+    shape = shape or (1,)
     return self.expand(shape)[mask.expand(shape)]
 
 

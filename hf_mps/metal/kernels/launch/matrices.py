@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hf_mps.metal.kernels.launch.copies import expanded
 from hf_mps.metal.kernels.rules import MISFIT, by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, u32, u64
 from hf_mps.metal.operators.launch_class import COMPLEX_INNER
@@ -102,7 +103,8 @@ def add_product(
         return _launch("matmul", [first, second, output])
     if kernel == "naive_addbmm" and first.shape[0] == 0:
         return output.zero_()
-    return _launch(kernel, [first, second, output], (_bias(bias, first, shape), alpha, beta))
+    refuse(bias.dtype != first.dtype)
+    return _launch(kernel, [first, second, output], (expanded(bias, output), alpha, beta))
 
 
 def _launch(name: str, three: list[Tensor], scaled: tuple[Tensor, complex, complex] | None = None) -> Tensor:
@@ -121,19 +123,16 @@ def _launch(name: str, three: list[Tensor], scaled: tuple[Tensor, complex, compl
         bias, alpha, beta = scaled
         bound.append(bias.resolve_conj())
         arguments |= {"biasData": bound[-1], "alpha_beta": _scales(alpha, beta, output.dtype)}
-    order = (lambda each: each.stride()) if batches is None else _columns_first
-    sizes = u32(first.shape[-2:], output.shape[-1], *(() if batches is None else (batches,)))
-    arguments |= {"strides": u64(*map(order, bound)), "sizes": padded(sizes, 16)}
+    sizes, strides = u32(first.shape[-2:], output.shape[-1]), [each.stride() for each in bound]
+    if batches is not None:
+        # A result without a batch has its rows' stride in that place, which none reads.
+        sizes, strides = sizes + u32(batches), [(each.stride(-1), each.stride(-2), each.stride(0)) for each in bound]
+    arguments |= {"strides": u64(*strides), "sizes": padded(sizes, 16)}
     across, down = -(-output.shape[-1] // TILE), -(-first.shape[-2] // TILE)
     deep = output.shape[0] if output.dim() == 3 else 1
     kernel = kernels[f"{name}_{metal(output.dtype)}"]
     kernel.launch(arguments, groups=(across, down, deep), group=(TILE, TILE, 1))
     return output
-
-
-def _columns_first(given: Tensor) -> tuple[int, int, int]:
-    """Strides of columns, rows and batches; a result without a batch has its rows' in that place, which none reads."""
-    return given.stride(-1), given.stride(-2), given.stride(0)
 
 
 def _scales(alpha: complex, beta: complex, dtype: torch.dtype) -> bytes:
@@ -157,14 +156,6 @@ def _output(like: Tensor, shape: tuple[int, ...], out: Tensor | None) -> Tensor:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     refuse(out.shape != shape or out.dtype != like.dtype or out.is_conj(), MISFIT)
     return out
-
-
-def _bias(bias: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    refuse(bias.dtype != like.dtype)
-    try:
-        return bias.expand(shape)
-    except RuntimeError:
-        raise NoRule("PyTorch refuses the arguments") from None
 
 
 BLOCK = 32

@@ -186,7 +186,10 @@ def random_between(output: Tensor, low: int, high: int | None, *, generator: Gen
         # The first whole number from `low` that the dtype has (update_from in DistributionTemplates.h).
         after = int(torch.tensor(low + 1).to(dtype))
         low = low if after >= low else after + (1 << (abs(low + 1).bit_length() - _DIGITS[dtype]))
-        last = last if high is None else _rounded_down(high, dtype) - 1
+        if high is not None:
+            # The bound below `high` that the dtype has (update_to).
+            before = int(torch.tensor(high - 1).to(dtype))
+            last = (high if before < high else before - (1 << (abs(high - 1).bit_length() - _DIGITS[dtype]))) - 1
         refuse(low > last, "bounds that PyTorch refuses")
     count = last - low + 1
     return fill(output, "random_int", i64(low, count if count <= _HIGHEST else 0), generator)
@@ -215,12 +218,6 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
     if dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise NoRule("a dtype that PyTorch refuses")
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
-
-
-def _rounded_down(high: int, dtype: torch.dtype) -> int:
-    """The bound below `high` that the dtype has (update_to in DistributionTemplates.h)."""
-    before = int(torch.tensor(high - 1).to(dtype))
-    return high if before < high else before - (1 << (abs(high - 1).bit_length() - _DIGITS[dtype]))
 
 
 DROPOUT = "operations/Dropout.mm"
@@ -339,23 +336,17 @@ def permutation(n: int, *, generator: Generator | None = None, out: Tensor) -> T
         kernel.launch(arguments, groups=1, group=min(256, n))
         return out
     if n >= LARGE:
-        return out.copy_(_of_sorted_keys(n, generator, out))
+        # Keys of 24 bits in order, each run of equal ones shuffled by its first thread. The host sorts them by three
+        # passes of a radix sort, which keeps equal keys in order as a stable sort does.
+        kernel = kernels[f"randperm_dedup_islands_{metal(torch.int64)}"]
+        keys = torch.empty(n, dtype=torch.int32, device=out.device).random_(0, 1 << KEY_BITS, generator=generator)
+        ordered, order = torch.sort(keys, stable=True)
+        arguments = {"data": order, "keys": ordered, "seed_base_offset": drawn(generator, n), "n": u32(n)}
+        kernel.launch(arguments, n)
+        return out.copy_(order)
     keys = torch.empty(n, dtype=torch.float32, device=out.device)
     order = torch.argsort(fill(keys, "uniform_dist", f32(0.0, 1.0), generator))
     return out.copy_(order)
-
-
-def _of_sorted_keys(n: int, generator: Generator | None, out: Tensor) -> Tensor:
-    """Keys of 24 bits in order, each run of equal ones shuffled by its first thread.
-
-    The host sorts them by three passes of a radix sort, which keeps equal keys in order as a stable sort does.
-    """
-    kernel = kernels[f"randperm_dedup_islands_{metal(torch.int64)}"]
-    keys = torch.empty(n, dtype=torch.int32, device=out.device).random_(0, 1 << KEY_BITS, generator=generator)
-    ordered, order = torch.sort(keys, stable=True)
-    arguments = {"data": order, "keys": ordered, "seed_base_offset": drawn(generator, n), "n": u32(n)}
-    kernel.launch(arguments, n)
-    return order
 
 
 def _most(dtype: torch.dtype) -> int:
@@ -377,21 +368,15 @@ def multinomial(
         raise NoRule("arguments that PyTorch refuses")
     refuse(categories > CATEGORIES or weights.numel() == 0 or not _are_weights(weights), "weights that PyTorch refuses")
     if replacement and samples > 1:
-        return _by_sums(weights, samples, generator)
+        # Uniform numbers below the whole sum, looked up in the running sums, both in float32.
+        sums, shape = weights.cumsum(-1, dtype=torch.float32), [*weights.shape[:-1], samples]
+        drawn_numbers = torch.rand(shape, generator=generator, dtype=torch.float32, device=weights.device)
+        return torch.searchsorted(sums, drawn_numbers.mul_(sums[..., -1:])).clamp_(0, categories - 1)
     numbers = exponential(torch.empty_like(weights), 1.0, generator=generator)
     torch.div(weights, numbers, out=numbers)
     if samples == 1:
         return torch.argmax(numbers, dim=-1, keepdim=True)
     return torch.topk(numbers, samples).indices
-
-
-def _by_sums(weights: Tensor, samples: int, generator: Generator | None) -> Tensor:
-    """Uniform numbers below the whole sum, looked up in the running sums, both in float32."""
-    sums = weights.cumsum(-1, dtype=torch.float32)
-    shape = [*weights.shape[:-1], samples]
-    numbers = torch.rand(shape, generator=generator, dtype=torch.float32, device=weights.device)
-    found = torch.searchsorted(sums, numbers.mul_(sums[..., -1:]))
-    return found.clamp_(0, weights.shape[-1] - 1)
 
 
 def _are_weights(weights: Tensor) -> bool:

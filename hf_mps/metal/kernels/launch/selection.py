@@ -211,11 +211,28 @@ def index_fill(self: Tensor, dim: int, index: Tensor, value: complex) -> Tensor:
     refuse_outside(index, target.shape[dim])
     if target.numel() == 0 or index.numel() == 0:
         return self
-    dense = target.is_contiguous() and index.is_contiguous()
-    if index.numel() * FEW >= target.shape[dim]:
-        _fill_by_mask(target, dim, index, number, dense=dense)
+    layout = "dense" if target.is_contiguous() and index.is_contiguous() else "strided"
+    kind, size = metal(target.dtype), target.shape[dim]
+    if index.numel() * FEW < size:
+        slices = target.numel() // size
+        arguments = {"output": target, "indices": index, "fill_val": number, "dim_size": i64(size)}
+        arguments |= {"dim_stride": i64(target.stride(dim))} if layout == "dense" else _slices(target, dim, index)
+        threads = index.numel() * slices
+        kernels[f"index_fill_{layout}_{kind}"].launch({**arguments, "slice_numel": i64(slices)}, threads)
+        return self
+    fill = kernels[f"index_fill_{layout}_from_mask_{kind}"]
+    mask = torch.empty(size, dtype=torch.bool, device=target.device)
+    kernels["index_fill_zero_mask"].launch({"mask": mask}, size)
+    marked = {"mask": mask, "indices": index, "dim_size": i64(size), "indices_stride": i64(index.stride(0))}
+    kernels["index_fill_set_mask"].launch(marked, index.numel())
+    arguments = {"output": target, "mask": mask, "fill_val": number}
+    if layout == "dense":
+        inner = math.prod(target.shape[dim + 1 :])
+        grid = (inner, size, target.numel() // (size * inner))
+        fill.launch({**arguments, "dim_size": u32(size), "inner_size": u32(inner)}, grid)
     else:
-        _fill_each(target, dim, index, number, dense=dense)
+        sizes = {"sizes": i64(target.shape), "out_strides": i64(target.stride())}
+        fill.launch({**arguments, **sizes, "dim": u32(dim), "ndim": u32(target.dim())}, target.numel())
     return self
 
 
@@ -225,38 +242,6 @@ def index_fill_with_tensor(self: Tensor, dim: int, index: Tensor, value: Tensor)
     refuse(value.dim())
     self.index_fill_(dim, index, value.item())
     return self
-
-
-def _fill_by_mask(target: Tensor, dim: int, index: Tensor, number: bytes, *, dense: bool) -> None:
-    size = target.shape[dim]
-    mask = torch.empty(size, dtype=torch.bool, device=target.device)
-    layout = "dense" if dense else "strided"
-    fill = kernels[f"index_fill_{layout}_from_mask_{metal(target.dtype)}"]
-    kernels["index_fill_zero_mask"].launch({"mask": mask}, size)
-    marked = {"mask": mask, "indices": index, "dim_size": i64(size), "indices_stride": i64(index.stride(0))}
-    kernels["index_fill_set_mask"].launch(marked, index.numel())
-    arguments = {"output": target, "mask": mask, "fill_val": number}
-    if dense:
-        inner = math.prod(target.shape[dim + 1 :])
-        outer = target.numel() // (size * inner)
-        fill.launch(arguments | {"dim_size": u32(size), "inner_size": u32(inner)}, (inner, size, outer))
-        return
-    sizes = {"sizes": i64(target.shape), "out_strides": i64(target.stride())}
-    fill.launch(arguments | sizes | {"dim": u32(dim), "ndim": u32(target.dim())}, target.numel())
-
-
-def _fill_each(target: Tensor, dim: int, index: Tensor, number: bytes, *, dense: bool) -> None:
-    size = target.shape[dim]
-    slice_numel = target.numel() // size
-    arguments = {"output": target, "indices": index, "fill_val": number, "dim_size": i64(size)}
-    arguments["slice_numel"] = i64(slice_numel)
-    if dense:
-        arguments["dim_stride"] = i64(target.stride(dim))
-    else:
-        arguments |= _slices(target, dim, index)
-    layout = "dense" if dense else "strided"
-    kernel = kernels[f"index_fill_{layout}_{metal(target.dtype)}"]
-    kernel.launch(arguments, index.numel() * slice_numel)
 
 
 @rule("index_copy", source=INDEXING, outputs=as_self)
