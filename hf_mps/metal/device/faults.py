@@ -45,7 +45,7 @@ class Fault:
     """Whether the doctor names it; what Metal is like without being a problem of some release is not listed."""
 
     def concerns(self, chip: str, macos: str | None, release: str | tuple[int, ...]) -> bool:
-        """Whether a Mac with this chip and macOS has it with this release of the package."""
+        """Return whether a Mac with this chip and macOS has it with this release of the package."""
         there = chip.startswith(self.chips or "") and within(release, self.releases)
         return there and (not self.macos or (macos is not None and within(macos, self.macos)))
 
@@ -242,13 +242,13 @@ ABORTS = ("mixed-norm-backward", "vector-weight", "deep-linear", "empty-linear")
 
 
 def possible(*names: str) -> bool:
-    """Whether this Mac's chip and macOS, with the installed torch, have one of these faults."""
+    """Return whether this Mac's chip and macOS, with the installed torch, have one of these faults."""
     this, release = machine.present(), torch_release()
     return any(FAULTS[name].concerns(this.chip, this.macos, release) for name in names)
 
 
 def here(*names: str) -> Choice[bool]:
-    """The same with the reason, which names the Mac and torch."""
+    """Return the same with the reason, which names the Mac and torch."""
     import torch
 
     this = machine.present()
@@ -258,17 +258,17 @@ def here(*names: str) -> Choice[bool]:
 
 
 def end(names: Sequence[str]) -> str:
-    """The release from which on none of these faults is there. Raises ValueError where one has not ended."""
+    """Return the release from which on none of these faults is there. Raises ValueError where one has not ended."""
     return max((FAULTS[name].releases.removeprefix("<") for name in names), key=numbers)
 
 
 def cured_by(guard: str) -> tuple[str, ...]:
-    """The faults that a guard cures, by name."""
+    """Return the faults that a guard cures, by name."""
     return tuple(name for name, fault in FAULTS.items() if fault.guard == guard)
 
 
 def too_old(torch: str) -> str:
-    """The sentence about a version of torch that is older than OLDEST; empty where it is not."""
+    """Return the sentence about a version of torch that is older than OLDEST; empty where it is not."""
     return "" if within(torch, f">={OLDEST}") else f"torch {torch} is older than {OLDEST}: wrong results are known"
 
 

@@ -36,7 +36,7 @@ class Machine:
         return self.system == "Darwin"
 
     def macos_at_least(self, major: int, minor: int = 0) -> bool:
-        """Whether the macOS version is known and at least `major.minor`."""
+        """Return whether the macOS version is known and at least `major.minor`."""
         if self.macos is None:
             return False
         numbers = [int(part) if part.isdigit() else 0 for part in (*self.macos.split("."), "0")[:2]]
@@ -115,7 +115,7 @@ def _linux_chip() -> str:
 
 
 def _sysctl(name: str) -> bytes | None:
-    """The raw bytes of a macOS kernel value, or None where the kernel knows no such name."""
+    """Return the raw bytes of a macOS kernel value, or None where the kernel knows no such name."""
     library = ctypes.CDLL(None)
     size = ctypes.c_size_t(0)
     if library.sysctlbyname(name.encode(), None, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:

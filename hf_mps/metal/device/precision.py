@@ -59,7 +59,7 @@ def dtypes(device: str) -> dict[str, Choice[bool]]:
 
 
 def emulates_bfloat16() -> bool:
-    """Whether this Metal GPU computes bfloat16 in float32. Source: transformers, is_torch_bf16_gpu_available."""
+    """Return whether this Metal GPU computes bfloat16 in float32. Source: transformers, is_torch_bf16_gpu_available."""
     generation = re.match(r"Apple M(\d+)", machine.chip("mps"))
     return generation is not None and int(generation[1]) <= 2
 

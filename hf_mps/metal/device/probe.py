@@ -62,7 +62,7 @@ _known: _Known | None = None
 
 
 def metal(*, owned: bool = False) -> Choice[bool]:
-    """Whether Metal may be taken, with the reason; found out on the first call in a process.
+    """Return whether Metal may be taken, with the reason; found out on the first call in a process.
 
     `owned` says that the process is ours, a verb's and no plain script's: then Metal is tried on every machine.
     Otherwise it is tried in virtual machines, in CI and with HF_MPS_PROBE=1, where nobody uses it yet. A child process
@@ -118,7 +118,7 @@ def _trial_of(here: Machine) -> list[str | None]:
 
 
 def known() -> Choice[bool] | None:
-    """What `metal` last answered in this process, or None where nobody has asked; asks nothing of the device."""
+    """Return what `metal` last answered in this process, or None where nobody has asked; asks nothing of the device."""
     return None if _known is None else _known.verdict
 
 
@@ -222,7 +222,7 @@ def _not_built(readings: Readings) -> str:
 
 
 def oldest_macos(torch: str) -> tuple[int, int]:
-    """The oldest macOS that this version of PyTorch takes a Metal device from."""
+    """Return the oldest macOS that this version of PyTorch takes a Metal device from."""
     from packaging.version import Version
 
     return OLDEST_SINCE_2_15 if Version(torch).release >= (2, 15) else OLDEST_MACOS

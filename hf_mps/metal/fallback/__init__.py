@@ -58,7 +58,7 @@ def start() -> Choice[str]:
 
 
 def mode() -> Choice[str] | None:
-    """The mode that is on, with the reason, or None where the layer has not switched fallbacks on."""
+    """Return the mode that is on, with the reason, or None where the layer has not switched fallbacks on."""
     return _mode
 
 
@@ -81,7 +81,7 @@ def reset() -> None:
 
 
 def registered() -> list[str]:
-    """The operators without a Metal kernel that run on the CPU; empty where fallbacks are off."""
+    """Return the operators without a Metal kernel that run on the CPU; empty where fallbacks are off."""
     if _mode is None or _mode.value == "error":
         return []
     from hf_mps.metal.fallback import registration
@@ -90,7 +90,7 @@ def registered() -> list[str]:
 
 
 def refused() -> dict[str, str]:
-    """The operators without a Metal kernel that keep Metal's error, each with the reason."""
+    """Return the operators without a Metal kernel that keep Metal's error, each with the reason."""
     if _mode is None or _mode.value == "error":
         return {}
     from hf_mps.metal.fallback import registration

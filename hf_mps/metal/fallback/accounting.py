@@ -80,7 +80,7 @@ def _warn(key: str, text: str) -> None:
 
 
 def _shapes(values: tuple[Any, ...]) -> str:
-    """Dtypes and shapes of the tensors in words: " of float32[4, 10], int64[4]"."""
+    """Return dtypes and shapes of the tensors in words: " of float32[4, 10], int64[4]"."""
     shown = list(_tensors(values))
     words = ", ".join(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for value in shown[:4])
     if not words:
@@ -165,7 +165,7 @@ class Report:
         return self.seconds / self.wall if self.wall > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for a results file, in JSON's types."""
+        """Return the report for a results file, in JSON's types."""
         return {
             "seconds": round(self.seconds, 6),
             "share": round(self.share, 6),
@@ -194,7 +194,7 @@ class Ledger:
         self._reported = 0
 
     def stats(self, name: str) -> OpStats:
-        """The operator's figures, made on first use."""
+        """Return the operator's figures, made on first use."""
         return self._stats.setdefault(name, OpStats(name))
 
     def reset(self) -> None:
@@ -206,12 +206,12 @@ class Ledger:
             stats.seconds = 0.0
 
     def snapshot(self) -> Snapshot:
-        """The figures up to now, for `report(since=…)`."""
+        """Return the figures up to now, for `report(since=…)`."""
         used = [stats for stats in self._stats.values() if stats.calls]
         return perf_counter(), {stats.name: (stats.calls, stats.seconds, stats.bytes, stats.shared) for stats in used}
 
     def report(self, since: Snapshot | None = None) -> Report:
-        """What fell back since a snapshot, or since the layer was switched on (or `reset`)."""
+        """Return what fell back since a snapshot, or since the layer was switched on (or `reset`)."""
         end, figures = self.snapshot()
         start, before = since if since is not None else (self._start, {})
         wall = end - start
@@ -225,7 +225,7 @@ class Ledger:
         return Report(tuple(sorted(entries, key=lambda entry: -entry.seconds)), wall)
 
     def seconds(self) -> float:
-        """Seconds of all operators up to now."""
+        """Return seconds of all operators up to now."""
         return sum(stats.seconds for stats in self._stats.values())
 
     def _calls(self) -> int:
@@ -269,7 +269,7 @@ class OverheadMonitor:
 
 
 def _table(report: Report) -> str:
-    """The report in lines of at most 100 characters: one for each operator under a line that sums them up."""
+    """Return the report in lines of at most 100 characters: one for each operator under a line that sums them up."""
     count = len(report.operators)
     lines = [
         f"hf-mps: {counted(count, 'operator')} without a Metal kernel ran on the CPU: "
@@ -287,7 +287,7 @@ def _table(report: Report) -> str:
 
 
 def _size(count: int) -> str:
-    """Bytes in words, in powers of 1000: "12.3 MB"."""
+    """Return bytes in words, in powers of 1000: "12.3 MB"."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000 or unit == "GB":

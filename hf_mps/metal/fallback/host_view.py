@@ -43,7 +43,7 @@ class HostView:
         self._written: list[tuple[Tensor, Tensor, int]] = []
 
     def to_host(self, value: Any) -> Any:
-        """The CPU's side of an argument that is only read; anything but device tensors passes through."""
+        """Return the CPU's side of an argument that is only read; anything but device tensors passes through."""
         if isinstance(value, Tensor):
             if value.is_mps:
                 return self._shared(value) if value.nbytes > self._small else self._copy(value)
@@ -69,7 +69,7 @@ class HostView:
         return host
 
     def alias_output(self, device: Tensor) -> Tensor:
-        """The CPU's side of a result that lies in device memory already. Raises NotShared."""
+        """Return the CPU's side of a result that lies in device memory already. Raises NotShared."""
         host = host_alias(device)
         self.shared = True
         self._written.append((device, host, host.data_ptr()))
@@ -118,7 +118,7 @@ class HostView:
         return alias
 
     def _over(self, tensor: Tensor) -> Tensor:
-        """A CPU tensor of the same size and strides over the stand-in for the tensor's buffer."""
+        """Return a CPU tensor of the same size and strides over the stand-in for the tensor's buffer."""
         if tensor.numel() == 0:  # may have to grow, which an alias cannot
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
         storage = tensor.untyped_storage()
@@ -167,7 +167,7 @@ def host_alias(tensor: Tensor) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether the tensor fills its memory without gaps, in whatever order of dimensions."""
+    """Return whether the tensor fills its memory without gaps, in whatever order of dimensions."""
     order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim))
     expected = 1
     for dim in order:

@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 
 def make(op: Any, stats: OpStats, *, share: bool, small: float = SMALL) -> Function:
-    """The function to be registered for `op` (an overload of torch.ops) under the dispatch key MPS.
+    """Return the function to be registered for `op` (an overload of torch.ops) under the dispatch key MPS.
 
     It takes and gives device tensors as the operator's schema says, and books each call in `stats`. With `share`
     tensors of more than `small` bytes go without a copy. Errors are the CPU's own.
@@ -171,7 +171,7 @@ class Kernel:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """The device tensors in nested lists, tuples and dicts of arguments."""
+    """Return the device tensors in nested lists, tuples and dicts of arguments."""
     if isinstance(tree, Tensor):
         return [tree] if tree.is_mps else []
     if isinstance(tree, dict):

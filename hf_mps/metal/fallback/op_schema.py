@@ -103,7 +103,7 @@ def _inputs(op: Any) -> list[tuple[str, str]]:
 
 
 def _siblings(op: Any) -> list[Any]:
-    """The overloads of an operator's name that take the same arguments, out= ones aside, and have a CPU kernel.
+    """Return the overloads of an operator's name that take the same arguments, out= ones aside, and have a CPU kernel.
 
     One that PyTorch made up from the functional form would copy its result, and win nothing.
     """
@@ -113,7 +113,7 @@ def _siblings(op: Any) -> list[Any]:
 
 
 def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
-    """The out= overload of a functional operator: the same arguments, then one tensor for each result."""
+    """Return the out= overload of a functional operator: the same arguments, then one tensor for each result."""
     for other in _siblings(op):
         outs = tuple(argument.name for argument in other._schema.arguments if argument.is_out)
         if outs and len(outs) == len(op._schema.returns):
@@ -122,7 +122,7 @@ def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
 
 
 def _functional_overload(op: Any) -> Any | None:
-    """The overload with the same arguments but the out= ones, where the CPU has a kernel of its own for it."""
+    """Return the overload with the same arguments but the out= ones, where the CPU has a kernel of its own for it."""
     for other in _siblings(op):
         if not any(argument.alias_info is not None for argument in other._schema.arguments):
             return other
@@ -141,7 +141,7 @@ class OutputSpec:
     dtype: torch.dtype
 
     def empty(self) -> Tensor:
-        """An uninitialised device tensor of this shape, strides and dtype."""
+        """Return an uninitialised device tensor of this shape, strides and dtype."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="mps")
 
 

@@ -67,7 +67,7 @@ def _mach_o(content: mmap.mmap, start: int) -> tuple[int, int]:
 
 
 def _elf(content: mmap.mmap) -> tuple[int, int]:
-    """Where the strings of the dynamic section lie; the whole file where it has none."""
+    """Return where the strings of the dynamic section lie; the whole file where it has none."""
     table, entry_size, count = *struct.unpack_from("<Q", content, 32), *struct.unpack_from("<2H", content, 54)
     loads, entries = [], {}
     for at in range(table, table + entry_size * count, entry_size):
@@ -128,7 +128,7 @@ class Copies:
         self._hosts: dict[int, Tensor] = {}
 
     def to_cpu(self, value: Any) -> Any:
-        """The CPU's copy of a device tensor, one for each tensor; anything else passes through."""
+        """Return the CPU's copy of a device tensor, one for each tensor; anything else passes through."""
         if isinstance(value, Tensor) and value.is_mps:
             if id(value) not in self._hosts:
                 self._hosts[id(value)] = value.cpu()
@@ -197,12 +197,12 @@ def suspended() -> Iterator[None]:
 
 
 def registered() -> list[str]:
-    """The operators that run on the CPU, sorted."""
+    """Return the operators that run on the CPU, sorted."""
     return sorted(_libraries)
 
 
 def refused() -> dict[str, str]:
-    """The missing operators that keep Metal's error, each with the reason."""
+    """Return the missing operators that keep Metal's error, each with the reason."""
     return dict(sorted(_refused.items()))
 
 

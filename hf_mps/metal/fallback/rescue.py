@@ -79,7 +79,7 @@ def start() -> None:
 
 
 def _refused(func: Any, reason: str) -> bool:
-    """Whether an error is Metal's for want of a kernel, and left what the operator writes as it was."""
+    """Return whether an error is Metal's for want of a kernel, and left what the operator writes as it was."""
     if "out of memory" in reason:
         return False
     if REFUSALS.search(reason):
@@ -92,7 +92,7 @@ def _refused(func: Any, reason: str) -> bool:
 
 
 def _short(reason: str) -> str:
-    """An error's first sentence, or what it says of the kernel that is missing."""
+    """Return an error's first sentence, or what it says of the kernel that is missing."""
     unserved = UNSERVED.search(reason)
     return reason[unserved.start() :] if unserved else reason.partition(". ")[0]
 

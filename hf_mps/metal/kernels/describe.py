@@ -43,13 +43,13 @@ def family(kernel: str) -> str:
 
 
 def types(kernel: str) -> list[str]:
-    """The element types in a kernel's name, in its order; none where it has none."""
+    """Return the element types in a kernel's name, in its order; none where it has none."""
     words = kernel.split("_")
     return [found for place in range(1, len(words)) if (found := _type_at(words, place))]
 
 
 def table(kernels: Iterable[str]) -> list[Family]:
-    """The families of some kernels, by name."""
+    """Return the families of some kernels, by name."""
     counts: Counter[str] = Counter()
     found: dict[str, Counter[str]] = {}
     for kernel in kernels:
@@ -63,7 +63,7 @@ def table(kernels: Iterable[str]) -> list[Family]:
 
 
 def _type_at(words: list[str], place: int) -> str:
-    """The element type that the words name from `place` on, or an empty string: int64_t is two words."""
+    """Return the element type that the words name from `place` on, or an empty string: int64_t is two words."""
     word, longer = words[place], "_".join(words[place : place + 2])
     if "_" in longer and _TYPE.fullmatch(longer):
         return longer
@@ -75,7 +75,7 @@ LONGEST = 24
 
 
 def releases() -> list[dict[str, Any]]:
-    """What is known of each fetched release, oldest first."""
+    """Return what is known of each fetched release, oldest first."""
     return [asdict(store.facts(release)) for release in store.releases()]
 
 
@@ -125,7 +125,7 @@ def kernel(library: Library, name: str, release: str) -> dict[str, Any]:
 
 
 def in_short(library: Library, name: str) -> tuple[str, str]:
-    """A kernel's name, and its buffers by location, those that it writes with a star: `0 out* 1 input`."""
+    """Return a kernel's name, and its buffers by location, those that it writes with a star: `0 out* 1 input`."""
     known: Signature = signature.read(str(metallib.parse(library, name)), name)
     return name, " ".join(f"{each.location} {each.name}{'*' * each.writes}" for each in known.bindings)
 

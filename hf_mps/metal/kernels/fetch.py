@@ -49,7 +49,7 @@ class Contents(NamedTuple):
 
 
 def read_wheel(path: Path) -> Contents:
-    """What a macOS wheel of PyTorch says of itself.
+    """Return what a macOS wheel of PyTorch says of itself.
 
     Raises UserError for a file that is absent, is no whole wheel, or is another project's or another platform's.
     """
@@ -101,7 +101,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _fields(text: bytes) -> dict[str, str]:
-    """The fields of a METADATA or WHEEL file, the first of each name, in small letters."""
+    """Return the fields of a METADATA or WHEEL file, the first of each name, in small letters."""
     head = text.decode().split("\n\n", 1)[0]
     found: dict[str, str] = {}
     for line in head.splitlines():
@@ -112,7 +112,7 @@ def _fields(text: bytes) -> dict[str, str]:
 
 
 def _recorded(archive: zipfile.ZipFile) -> str:
-    """The hash that the wheel's RECORD has for its library, `sha256=…`, or an empty string."""
+    """Return the hash that the wheel's RECORD has for its library, `sha256=…`, or an empty string."""
     name = next((each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", each)), None)
     if name is None:
         return ""
@@ -192,7 +192,7 @@ def _pip(verb: str, release: str, work: Path, *more: str | Path) -> str:
 
 
 def _refusal(release: str, said: str) -> UserError | RunError:
-    """What pip's output says is wrong, in one line with the next command."""
+    """Return what pip's output says is wrong, in one line with the next command."""
     errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
     if "no such option" in said:
         return UserError("this pip is older than 22.2 and knows no --report; next: python -m pip install --upgrade pip")

@@ -55,12 +55,12 @@ class Library(Mapping[str, bytes]):
 
     @classmethod
     def open(cls, path: Path) -> Library:
-        """The library in a file, mapped and not read."""
+        """Return the library in a file, mapped and not read."""
         with path.open("rb") as file:
             return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def __getitem__(self, name: str) -> bytes:
-        """The plain bitcode of a kernel (KeyError when the library has none of that name)."""
+        """Return the plain bitcode of a kernel (KeyError when the library has none of that name)."""
         place = self._places[name]
         fields = self._numbers("<5I", place.start)
         if fields[0] != _WRAPPER or fields[2] + fields[3] > place.size:
@@ -116,7 +116,7 @@ class Library(Mapping[str, bytes]):
 
 
 def libraries(data: Buffer) -> list[memoryview]:
-    """The metallibs for macOS that lie anywhere in `data` (a Mach-O library), in their order there."""
+    """Return the metallibs for macOS that lie anywhere in `data` (a Mach-O library), in their order there."""
     whole, found, at = memoryview(data), [], 0
     search = data if isinstance(data, bytes | mmap.mmap) else bytes(data)
     while (at := search.find(MAGIC, at)) >= 0:
@@ -163,7 +163,7 @@ def parse(library: Library, name: str) -> ModuleRef:
 
 
 def shared(module: ModuleRef) -> list[Shared]:
-    """The threadgroup memory that a module's globals take: one instance for each threadgroup."""
+    """Return the threadgroup memory that a module's globals take: one instance for each threadgroup."""
     from llvmlite.binding import create_target_data
 
     layout, found = create_target_data(module.data_layout), []

@@ -42,7 +42,7 @@ class Objects:
         self.folder = store.folder(release) / "code" / (_key(release) + ("-checked" if checked else ""))
 
     def read(self, name: str) -> tuple[Signature, int, bytes] | None:
-        """The signature, bytes of threadgroup memory and object code of a kernel, or None where none is kept."""
+        """Return the signature, bytes of threadgroup memory and object code of a kernel, or None where none is kept."""
         try:
             if cache.open_to_others(self._file(name)) is not None:
                 return None
@@ -56,7 +56,7 @@ class Objects:
             _write(self._file(name), _packed(signature, threadgroup_bytes, code))
 
     def kept(self) -> tuple[int, int]:
-        """How many kernels there are, and their bytes."""
+        """Return how many kernels there are, and their bytes."""
         sizes = [file.stat().st_size for file in self.folder.glob("*.kernel")]
         return len(sizes), sum(sizes)
 
@@ -160,7 +160,7 @@ class Release:
         return name in self.library
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel of a name, compiled if this CPU has not had it yet.
+        """Return the kernel of a name, compiled if this CPU has not had it yet.
 
         Raises:
             NoRule: the release has no such kernel, or it calls what is not known here.
@@ -173,7 +173,7 @@ class Release:
         return found
 
     def signature(self, name: str) -> Signature:
-        """What the kernel says of its bindings. Raises NoRule where the release has no such kernel."""
+        """Return what the kernel says of its bindings. Raises NoRule where the release has no such kernel."""
         return self._described(name)[0]
 
     def _load(self, name: str) -> Kernel:

@@ -250,13 +250,13 @@ MISFIT = "the result has another shape or dtype than what it is written to"
 
 
 def refuse_misfit(target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
-    """Raises NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
+    """Raise NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
     if tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype):
         raise NoRule(MISFIT)
 
 
 def refuse_repeated(target: Tensor) -> None:
-    """Raises NoRule where a tensor that is written holds an element more than once."""
+    """Raise NoRule where a tensor that is written holds an element more than once."""
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         raise NoRule("what is written to holds elements more than once")
 
@@ -317,7 +317,7 @@ class Errors:
 
 
 def errors() -> Errors:
-    """The buffer, which begins empty."""
+    """Return the buffer, which begins empty."""
     found: Errors | None = getattr(_local, "errors", None)
     if found is None:
         found = _local.errors = Errors()
@@ -325,7 +325,7 @@ def errors() -> Errors:
 
 
 def refuse_outside(index: torch.Tensor, size: int) -> None:
-    """Raises NoRule where an index is out of bounds, of which a kernel says nothing: it would write beside the tensor.
+    """Raise NoRule where an index is out of bounds, of which a kernel says nothing: it would write beside the tensor.
 
     A kernel on a Mac does just that. The device's memory is the host's here, and is read where it lies.
     """

@@ -141,7 +141,7 @@ class Kernel:
         self._seconds[grid] = shares * (perf_counter() - start)
 
     def _took(self, grid: tuple[int, ...]) -> float:
-        """Seconds of a grid's last run, as if by one core; WORTH_SECONDS where it is the first."""
+        """Return seconds of a grid's last run, as if by one core; WORTH_SECONDS where it is the first."""
         if len(self._seconds) > GRIDS:
             self._seconds.clear()
         return self._seconds.get(grid, WORTH_SECONDS)

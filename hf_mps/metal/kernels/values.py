@@ -47,7 +47,7 @@ def f32(*numbers: float | Sequence[float]) -> bytes:
 
 
 def scalar(number: complex, dtype: torch.dtype) -> bytes:
-    """A number as the kernel's element type has it (getMPSScalar in OperationUtils.mm)."""
+    """Return a number as the kernel's element type has it (getMPSScalar in OperationUtils.mm)."""
     return torch.tensor([number]).to(dtype).view(torch.uint8).numpy().tobytes()
 
 
@@ -57,7 +57,7 @@ def span(tensor: Tensor) -> int:
 
 
 def padded(data: bytes, size: int) -> bytes:
-    """Bytes filled up with zeros, for vectors of three and structs with a hole at their end."""
+    """Return bytes filled up with zeros, for vectors of three and structs with a hole at their end."""
     return data.ljust(size, b"\0")
 
 

@@ -84,7 +84,7 @@ class LaunchTable:
         self.release, self._operators, self.macos = release, operators, macos
 
     def ways(self, operator: str) -> tuple[str, ...]:
-        """Every class that an operator's calls may have; empty where the release has no such operator."""
+        """Return every class that an operator's calls may have; empty where the release has no such operator."""
         return tuple(filter(None, self._found(operator).split("+")))
 
     def names(self) -> set[str]:
@@ -92,7 +92,7 @@ class LaunchTable:
         return set(self._operators)
 
     def of(self, call: Call) -> Choice[LaunchClass]:
-        """The class of a call, and why."""
+        """Return the class of a call, and why."""
         ways = self.ways(call.operator)
         if call.operator in MADE_OF_OTHERS:
             return Choice("mixed", "made of other operators")
@@ -132,12 +132,12 @@ class _Compact(LaunchTable):
 
 
 def known() -> tuple[str, ...]:
-    """The releases in the table, oldest first."""
+    """Return the releases in the table, oldest first."""
     return tuple(_facts()["releases"])
 
 
 def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | None:
-    """The classes of a release in the table ("2.13.0", or "2.13.0+cpu"), None for another.
+    """Return the classes of a release in the table ("2.13.0", or "2.13.0+cpu"), None for another.
 
     `macos` is the system that its host asks for in places.
     """
@@ -152,7 +152,7 @@ def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | No
 
 
 def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
-    """The classes of a release in the table. Raises UserError, with the releases that are in it, for another."""
+    """Return the classes of a release in the table. Raises UserError, with the releases that are in it, for another."""
     found = table(release, macos=macos)
     if found is None:
         raise UserError(
@@ -163,7 +163,7 @@ def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable
 
 
 def nearest(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
-    """The classes of the newest release in the table that is no newer than `release`, or of the oldest."""
+    """Return the classes of the newest release in the table that is no newer than `release`, or of the oldest."""
     name = [known()[0], *(each for each in known() if Version(each).release <= Version(release).release)][-1]
     return _Compact(name, _column(name), macos=macos)
 
@@ -208,7 +208,7 @@ Decision = Callable[["Call", Host], "Choice[LaunchClass] | None"]
 
 
 def decided(call: Call, ways: tuple[str, ...], release: Version, macos: tuple[int, int]) -> Choice[LaunchClass] | None:
-    """The class of a call that has a rule, or None: where there is one way alone, or none is known."""
+    """Return the class of a call that has a rule, or None: where there is one way alone, or none is known."""
     rule = RULES.get(call.base)
     if rule is None or len(ways) < 2:
         return None
@@ -221,7 +221,7 @@ def decided(call: Call, ways: tuple[str, ...], release: Version, macos: tuple[in
 
 
 def _given(call: Call, place: int) -> int | tuple[int, ...] | None:
-    """An argument of a call, or None where it was not given or is no number."""
+    """Return an argument of a call, or None where it was not given or is no number."""
     return call.arguments[place] if place < len(call.arguments) else None
 
 
@@ -389,7 +389,7 @@ Parts = tuple["LaunchClass", ...]
 
 @lru_cache(maxsize=65536)
 def encoded(call: Call, table: LaunchTable) -> Parts:
-    """The classes of all that a call encodes, in order; nothing of a view or a call of the CPU."""
+    """Return the classes of all that a call encodes, in order; nothing of a view or a call of the CPU."""
     kind, rule = table.of(call).value, PARTS.get(call.base)
     if kind in ("view", "cpu"):
         return ()
@@ -402,7 +402,7 @@ def encoded(call: Call, table: LaunchTable) -> Parts:
 
 
 def encoders(sequence: Iterable[Parts]) -> int:
-    """How many command encoders some calls need, one after the other (aten/src/ATen/mps/MPSStream.mm).
+    """Return how many command encoders some calls need, one after the other (aten/src/ATen/mps/MPSStream.mm).
 
     Kernels share one until something else ends it: a graph, which makes its own, or a blit; the blits of one call share
     theirs. MPSNDArrayMatrixMultiplication begins one, which the kernels after it use (Linear.mm).

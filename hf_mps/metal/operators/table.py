@@ -71,7 +71,7 @@ class Table:
     sparse: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
 
     def kind(self, name: str) -> TableKind:
-        """What `name` ("aten::add.Tensor") is on Metal.
+        """Return what `name` ("aten::add.Tensor") is on Metal.
 
         Raises KeyError for a name that is no aten operator of the installed torch.
         """
@@ -175,12 +175,12 @@ def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _dispatch_keys(entry: Mapping[str, Any]) -> Set[str]:
-    """The single keys of an entry's `dispatch:`. SparseMPS is another key than MPS."""
+    """Return the single keys of an entry's `dispatch:`. SparseMPS is another key than MPS."""
     return _functions(entry).keys()
 
 
 def _functions(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The C++ function of each key of an entry's `dispatch:`, whose keys are written as "CPU, CUDA, MPS"."""
+    """Return the C++ function of each key of an entry's `dispatch:`, whose keys are written as "CPU, CUDA, MPS"."""
     return {key: function for keys, function in entry.get("dispatch", {}).items() for key in listed(keys)}
 
 
@@ -196,7 +196,7 @@ def loader() -> Any:
 
 
 def _stored(path: Path) -> Table | None:
-    """What `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
+    """Return what `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
     try:
         sets = json.loads(path.read_bytes())
         kinds = {kind: frozenset(sets[kind]) for kind in SETS}
@@ -272,12 +272,12 @@ class OperatorSupport:
         return self._table.kernel_owners.get(name, name)
 
     def _elsewhere(self, name: str) -> Kind:
-        """What becomes of an operator of another library, which the running dispatcher knows."""
+        """Return what becomes of an operator of another library, which the running dispatcher knows."""
         return "fallback" if is_missing(name) else "native"
 
 
 def read(file: Path) -> Table:
-    """The table of another release. Raises UserError where `file` is no native_functions.yaml."""
+    """Return the table of another release. Raises UserError where `file` is no native_functions.yaml."""
     import yaml
 
     try:

@@ -221,7 +221,7 @@ class FallbackLedger:
         self._allowed.update(operators)
 
     def report(self) -> Report:
-        """What fell back up to now; print it, or read its `operators`."""
+        """Return what fell back up to now; print it, or read its `operators`."""
         return self._ledger.report(self._since)
 
     def check(self) -> None:
@@ -286,7 +286,7 @@ def _load(profile: str) -> None:
 
 
 def _layer() -> tuple[Any, ...]:
-    """The entry point by which `import torch` switches the layer on; empty where the layer is not installed."""
+    """Return the entry point by which `import torch` switches the layer on; empty where the layer is not installed."""
     return tuple(entry_points(group="torch.backends", name="hf_mps"))
 
 
@@ -311,7 +311,7 @@ def _set(name: str, value: str) -> None:
 
 
 def _counted() -> tuple[str, Counts] | None:
-    """The release whose kernels run in this process, and what ran up to now; None where none do."""
+    """Return the release whose kernels run in this process, and what ran up to now; None where none do."""
     from hf_mps.metal import kernels
 
     dispatch = kernels.running()

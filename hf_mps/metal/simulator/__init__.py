@@ -73,7 +73,7 @@ def load(profile: str | None = None) -> Profile:
 
 
 def loaded() -> Profile | None:
-    """The profile of the device that this process simulates, or None."""
+    """Return the profile of the device that this process simulates, or None."""
     return _profile
 
 

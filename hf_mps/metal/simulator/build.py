@@ -41,7 +41,7 @@ _running: ModuleType | None = None
 
 
 def extension() -> ModuleType:
-    """The compiled device, loaded; compiled first where the cache holds no build for the installed torch.
+    """Return the compiled device, loaded; compiled first where the cache holds no build for the installed torch.
 
     Needs torch imported. Prints progress on stderr only while it compiles (about a minute on two cores). Raises
     UserError, in one line, without a compiler or Python's headers, or where compilation fails (it names the log).
@@ -226,7 +226,7 @@ def _torch_folder() -> Path:
 
 
 def _compiler() -> list[str]:
-    """The command of the C++ compiler: $CXX, which may carry arguments as make allows, or c++."""
+    """Return the command of the C++ compiler: $CXX, which may carry arguments as make allows, or c++."""
     chosen = os.environ.get("CXX", "").strip()
     command = shlex.split(chosen) if chosen else ["c++"]
     if shutil.which(command[0]) is None:

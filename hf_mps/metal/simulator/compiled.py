@@ -65,7 +65,7 @@ def _refuse_source(*_: Any, **__: Any) -> Any:
 
 
 def _tensors(graph: Any, inputs: Iterable[Any]) -> Iterator[Any]:
-    """The inputs of the traced graph and the values inside it (a graph may make its own tensors)."""
+    """Return the inputs of the traced graph and the values inside it (a graph may make its own tensors)."""
     import torch
     from torch.utils._pytree import tree_leaves
 

@@ -116,7 +116,7 @@ class Counted(WithFigures):
         self._forget()
 
     def _counted(self) -> tuple[dict[str, int], list[Call]]:
-        """The device's own counts, and the calls in their order."""
+        """Return the device's own counts, and the calls in their order."""
         from hf_mps.metal.operators.calls import read
 
         if self._end is not None:
@@ -195,7 +195,7 @@ def caller(frame: FrameType | None) -> str:
 
 
 def short(file: str) -> str:
-    """A path without the folder that its packages lie in."""
+    """Return a path without the folder that its packages lie in."""
     folders = sorted((folder for folder in sys.path if folder and file.startswith(folder + os.sep)), key=len)
     return file.removeprefix(folders[-1] + os.sep) if folders else file
 
@@ -281,7 +281,7 @@ class Work(WithFigures):
 
 
 def _most(counts: Mapping[str, int]) -> list[str]:
-    """The most frequent of some names, a line each."""
+    """Return the most frequent of some names, a line each."""
     first = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     told = [f"{times:8}  {name}" for name, times in first[:SHOWN]]
     return [*told, f"{sum(times for _, times in first[SHOWN:]):8}  others"] if len(first) > SHOWN else told

@@ -131,5 +131,5 @@ def _prefill(four: list[Tensor], mask: Tensor | None, factor: float, is_causal: 
 
 
 def _unsigned(*numbers: int) -> bytes:
-    """Numbers as a `uint4` holds them: the host cuts strides to 32 bits."""
+    """Return numbers as a `uint4` holds them: the host cuts strides to 32 bits."""
     return padded(u32([number & 0xFFFF_FFFF for number in numbers]), 16)

@@ -88,7 +88,7 @@ def masked_fill_with_tensor(self: Tensor, mask: Tensor, value: Tensor) -> Tensor
 
 
 def host_number(value: complex, dtype: torch.dtype) -> bytes:
-    """A number as a tensor's dtype has it. Raises NoRule where PyTorch refuses the conversion."""
+    """Return a number as a tensor's dtype has it. Raises NoRule where PyTorch refuses the conversion."""
     if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
         limits = torch.iinfo(dtype)
         if not isinstance(value, int | float) or not limits.min <= value <= limits.max:
@@ -114,7 +114,7 @@ def _without_gaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def expanded(tensor: Tensor, like: Tensor) -> Tensor:
-    """A view of the shape of `like`. Raises NoRule where the shapes do not broadcast."""
+    """Return a view of the shape of `like`. Raises NoRule where the shapes do not broadcast."""
     try:
         return tensor.expand(like.shape)
     except RuntimeError:
@@ -240,7 +240,7 @@ def cat(tensors: list[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Te
 
 
 def _shape(tensors: list[Tensor], dim: int) -> list[int]:
-    """The result's shape; tensors of one dimension and no elements are passed over."""
+    """Return the result's shape; tensors of one dimension and no elements are passed over."""
     there = [each for each in tensors if each.dim() != 1 or each.shape[0]]
     first = there[0] if there else tensors[0]
     dim = wrapped(dim, first.dim())
@@ -296,7 +296,7 @@ def _join_rows(output: Tensor, tensors: list[Tensor], dim: int) -> None:
 
 @lru_cache(maxsize=1024)
 def _layout(wide: bool, strides: tuple[int, ...], shape: tuple[int, ...]) -> bytes:
-    """The strides and the shape of a tensor, as a struct has them: arrays, with what is left of them empty."""
+    """Return the strides and the shape of a tensor, as a struct has them: arrays, with what is left of them empty."""
     packed, size = (i64, 8 * DIMENSIONS) if wide else (i32, 4 * DIMENSIONS)
     return padded(packed(strides), size) + padded(packed(shape), size)
 
@@ -306,6 +306,6 @@ def _but(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 
 def wrapped(dim: int, dims: int) -> int:
-    """A dimension counted from the front. Raises NoRule where there is no such dimension."""
+    """Return a dimension counted from the front. Raises NoRule where there is no such dimension."""
     refuse(not -max(dims, 1) <= dim < max(dims, 1), "PyTorch refuses the dimension")
     return dim % max(dims, 1)

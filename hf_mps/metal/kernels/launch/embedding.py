@@ -107,7 +107,7 @@ def weights_backward(
 
 
 def _weighted(weights: Tensor | None) -> tuple[bool, int]:
-    """Whether samples have weights, and the stride of these."""
+    """Return whether samples have weights, and the stride of these."""
     return (False, 0) if weights is None else (True, weights.stride(0))
 
 

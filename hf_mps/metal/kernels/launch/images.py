@@ -83,18 +83,18 @@ def grid_sampler_3d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *mod
 
 
 def _check(given: Tensor, grid: Tensor, dimensions: int) -> None:
-    """Raises NoRule where PyTorch refuses the arguments."""
+    """Raise NoRule where PyTorch refuses the arguments."""
     fits = given.dim() == grid.dim() == dimensions and given.dtype == grid.dtype and given.shape[0] == grid.shape[0]
     refuse(not fits or grid.shape[-1] != dimensions - 2 or 0 in given.shape[2:])
 
 
 def _wide(*tensors: Tensor) -> bool:
-    """Whether an element lies farther than 32 bits count (canUse32BitIndexMath)."""
+    """Return whether an element lies farther than 32 bits count (canUse32BitIndexMath)."""
     return any(span(each) > 1 << 31 for each in tensors)
 
 
 def _kernel(family: str, names: list[str], wide: bool, dtype: torch.dtype) -> Kernel:
-    """The kernel for 32 or 64 bits."""
+    """Return the kernel for 32 or 64 bits."""
     return kernels["_".join([family, *names, "i64" if wide else "i32", metal(dtype)])]
 
 
@@ -131,7 +131,7 @@ Scales = Sequence[float | None]
 
 
 def scale(size: int, result: int, align_corners: bool, given: float | None) -> float:
-    """Elements of the input for one of the result (area_pixel_compute_scale)."""
+    """Return elements of the input for one of the result (area_pixel_compute_scale)."""
     if align_corners:
         return (size - 1) / (result - 1) if result > 1 else 0.0
     return 1.0 / given if given is not None and given > 0 else size / result
@@ -227,7 +227,7 @@ class Window:
         dilation: Ints = (1,),
         ceil_mode: bool = False,
     ) -> None:
-        """Raises NoRule where PyTorch refuses the arguments."""
+        """Raise NoRule where PyTorch refuses the arguments."""
         leading = given.dim() - pooled
         refuse(leading not in (1, 2) or any(size == 0 for size in given.shape[leading - 1 :]))
         self.pooled, self.kernel = pooled, _all(kernel, pooled)
@@ -252,7 +252,7 @@ def _size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil
 
 
 def _layout(given: Tensor) -> torch.memory_format:
-    """The memory format of the result: that of the input."""
+    """Return the memory format of the result: that of the input."""
     if given.is_contiguous():
         return torch.contiguous_format
     if given.dim() == 4 and given.is_contiguous(memory_format=torch.channels_last):
@@ -263,7 +263,7 @@ def _layout(given: Tensor) -> torch.memory_format:
 
 
 def _arrays(*tensors: Tensor, sizes: bool = True) -> bytes:
-    """Sizes and strides of each tensor, five numbers each; strides alone without `sizes`."""
+    """Return sizes and strides of each tensor, five numbers each; strides alone without `sizes`."""
     parts = []
     for each in tensors:
         parts += [each.shape, each.stride()] if sizes else [each.stride()]
@@ -271,7 +271,7 @@ def _arrays(*tensors: Tensor, sizes: bool = True) -> bytes:
 
 
 def _each(window: Window, *numbers: Ints) -> bytes:
-    """Numbers of the pooled dimensions, three places each."""
+    """Return numbers of the pooled dimensions, three places each."""
     return b"".join(padded(i32(part), 4 * (DIMENSIONS - 2)) for part in numbers)
 
 

@@ -108,7 +108,7 @@ def _launch(kernel: str, output: Tensor, given: Tensor, taken: Indexed, threads:
 
 
 def _whole(tensor: Tensor, indices: Indices) -> Indices:
-    """One tensor of int64, or None, for each dimension: masks become what they count, and all broadcast."""
+    """Return one tensor of int64, or None, for each dimension: masks become what they count, and all broadcast."""
     found: Indices = []
     for each in indices:
         if each is None or each.dtype not in (torch.bool, torch.uint8):
@@ -137,7 +137,7 @@ def _on_device(index: Tensor, tensor: Tensor) -> Tensor:
 
 
 def _adjacent(tensor: Tensor, indices: Indices) -> tuple[Tensor, Indices]:
-    """The tensor with its indexed dimensions in front where they do not lie side by side (transposeToFront)."""
+    """Return the tensor with its indexed dimensions in front where they do not lie side by side (transposeToFront)."""
     there = [dim for dim, index in enumerate(indices) if index is not None]
     if there[-1] - there[0] == len(there) - 1:
         return tensor, indices
@@ -146,7 +146,7 @@ def _adjacent(tensor: Tensor, indices: Indices) -> tuple[Tensor, Indices]:
 
 
 def _one_mask(tensor: Tensor, indices: Indices) -> Tensor | None:
-    """The mask that all indices are together, of the tensor's dimensions (canDispatchToMaskedFill); or None."""
+    """Return the mask that all indices are together, of the tensor's dimensions (canDispatchToMaskedFill); or None."""
     mask: Tensor | None = None
     dims = 0
     for each in indices:

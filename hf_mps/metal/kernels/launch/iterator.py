@@ -39,7 +39,7 @@ class Walk(NamedTuple):
 
 
 def walk(output: Tensor, *inputs: Tensor) -> Walk:
-    """The way through an output and its inputs, which broadcast to it.
+    """Return the way through an output and its inputs, which broadcast to it.
 
     Raises:
         NoRule: an operand spans 2 GiB or more, which the host cuts into several launches.
@@ -55,7 +55,7 @@ MANY = 1 << 27
 
 
 def plane(across: int, down: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """A grid of two dimensions, and its threadgroup of as many threads as it may have (mtl_dispatch2DJob)."""
+    """Return a grid of two dimensions, and its threadgroup of as many threads as it may have (mtl_dispatch2DJob)."""
     width = max(1, min(across, LARGEST_GROUP))
     return (across, down, 1), (width, max(1, min(down, LARGEST_GROUP // width)), 1)
 
@@ -98,7 +98,7 @@ def _one_order(operands: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
 
 
 def _ordered(shape: tuple[int, ...], operands: Sequence[Lying]) -> tuple[list[int], list[list[int]]]:
-    """The dimensions, fastest first, and each operand's strides in bytes over the broadcast shape."""
+    """Return the dimensions, fastest first, and each operand's strides in bytes over the broadcast shape."""
     rank = len(shape)
     strides = [_broadcast_strides(shape, *each) for each in operands]
     order = list(range(rank - 1, -1, -1))
@@ -154,7 +154,7 @@ def _merge(sizes: list[int], steps: list[list[int]]) -> int:
 
 
 def result(dtype: torch.dtype, *inputs: Tensor) -> Tensor:
-    """A new output for inputs, with the shape and strides that TensorIterator gives it, on the device.
+    """Return a new output for inputs, with the shape and strides that TensorIterator gives it, on the device.
 
     Raises:
         NoRule: the shapes do not broadcast, or no input is on the device.
@@ -170,7 +170,7 @@ def result(dtype: torch.dtype, *inputs: Tensor) -> Tensor:
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape that all of them broadcast to, or None."""
+    """Return the shape that all of them broadcast to, or None."""
     found = [1] * max(map(len, shapes))
     for shape in shapes:
         missing = len(found) - len(shape)
@@ -205,7 +205,7 @@ Operand = Tensor | complex
 
 
 def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand, exact: bool = False) -> Tensor:
-    """The output: `target` where it has the shape of the result and a dtype that takes `dtype`, else a new one.
+    """Return the output: `target` where it has the shape of the result and a dtype that takes `dtype`, else a new one.
 
     `exact` is for operators whose output has to be of `dtype` itself.
 
@@ -242,14 +242,14 @@ def _end(tensor: Tensor) -> int:
 
 
 def common(first: Operand, second: Operand) -> torch.dtype:
-    """The dtype that two inputs are promoted to; numbers count less than tensors (torch.result_type)."""
+    """Return the dtype that two inputs are promoted to; numbers count less than tensors (torch.result_type)."""
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dtype == second.dtype:
         return first.dtype
     return torch.result_type(first, second)
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a float function's result: whole numbers give the default dtype."""
+    """Return the dtype of a float function's result: whole numbers give the default dtype."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
 
 
@@ -293,7 +293,7 @@ def as_self(target: Tensor | None, self: Tensor, *others: Any, **_: Any) -> Tens
 
 
 def fitting(target: Tensor, shape: Sequence[int], dtype: torch.dtype, *inputs: Any) -> Tensor:
-    """What is written to, where it has the result's shape and dtype and shares no memory with the inputs."""
+    """Return what is written to, where it has the result's shape and dtype and shares no memory with the inputs."""
     refuse_misfit(target, shape, dtype)
     start = target.untyped_storage().data_ptr()
     if any(isinstance(each, Tensor) and each.untyped_storage().data_ptr() == start != 0 for each in inputs):

@@ -26,7 +26,7 @@ _SHORT, _PADDING = 16, 15
 
 
 def wants_metal(first: Tensor, second: Tensor) -> bool:
-    """Whether the host gives the product of two matrices to a Metal kernel (use_metal_mm)."""
+    """Return whether the host gives the product of two matrices to a Metal kernel (use_metal_mm)."""
     dtype = first.dtype
     if not dtype.is_floating_point and not dtype.is_complex:
         return True
@@ -45,7 +45,7 @@ def _overflows(first: Tensor, second: Tensor) -> bool:
 
 
 def _check_metals(first: Tensor, second: Tensor) -> None:
-    """Raises NoRule where no kernel of this file takes the product.
+    """Raise NoRule where no kernel of this file takes the product.
 
     From 2.14 on the host asks its vector kernels first (try_mps_gemv), for all floating-point dtypes.
     """
@@ -145,7 +145,7 @@ def _scales(alpha: complex, beta: complex, dtype: torch.dtype) -> bytes:
 
 
 def _shape(first: Tensor, second: Tensor, dimensions: int) -> tuple[int, ...]:
-    """The shape of the product. Raises NoRule where PyTorch refuses the arguments."""
+    """Return the shape of the product. Raises NoRule where PyTorch refuses the arguments."""
     fits = first.dim() == second.dim() == dimensions and first.dtype == second.dtype
     refuse(not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2])
     return (*first.shape[:-1], second.shape[-1])

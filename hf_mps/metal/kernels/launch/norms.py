@@ -48,7 +48,7 @@ def layer_norm(
 
 
 def _as_bound(parameter: Tensor | None, given: Tensor, checked: bool) -> Tensor | None:
-    """The weight or bias as the host binds it.
+    """Return the weight or bias as the host binds it.
 
     Before 2.14 this is whatever it is: of a wider dtype than the input's the kernel reads the first bytes as numbers of
     the input's (pytorch issue 190054). Raises NoRule for a narrower one, which it would read beyond, and from 2.14 on.
@@ -150,7 +150,7 @@ def _check_groups(given: Tensor, channels: int, groups: int) -> None:
 
 
 def _group_params(pixels: int, groups: int, channels: int, samples: int, epsilon: float) -> bytes:
-    """The bytes of GroupNormParams<uint32_t>."""
+    """Return the bytes of GroupNormParams<uint32_t>."""
     each = channels // groups
     return struct.pack("<6If", pixels, groups, each, each * pixels, channels, samples * pixels, epsilon)
 

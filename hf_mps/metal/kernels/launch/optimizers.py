@@ -33,12 +33,12 @@ class Batch:
         self.numels.append(numel)
 
     def metadata(self) -> bytes:
-        """The kernel's MetadataArguments: elements, tensor of each threadgroup, chunk of each threadgroup."""
+        """Return the kernel's MetadataArguments: elements, tensor of each threadgroup, chunk of each threadgroup."""
         tensors, chunks = [tensor for tensor, _ in self.chunks], [chunk for _, chunk in self.chunks]
         return _TABLE.pack(*_padded(self.numels, TENSORS), *_padded(tensors, GROUPS), *_padded(chunks, GROUPS))
 
     def addresses(self, lists: Sequence[Sequence[Tensor]]) -> Pointers:
-        """The kernel's argument buffer: 32 addresses for each list."""
+        """Return the kernel's argument buffer: 32 addresses for each list."""
         rest = [None] * (TENSORS - len(self.tensors))
         found = [tensor for each in lists for tensor in (*(each[number] for number in self.tensors), *rest)]
         return Pointers(found, 8 * len(found))

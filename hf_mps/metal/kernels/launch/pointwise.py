@@ -66,7 +66,7 @@ def valued(number: complex, dtype: torch.dtype) -> Alpha:
 
 
 def params(name: str, dtype: torch.dtype, *numbers: float, truth: bool | None = None) -> Alpha:
-    """A struct of numbers of a dtype, as `ELUParams<float>`, with a bool at its end where there is one."""
+    """Return a struct of numbers of a dtype, as `ELUParams<float>`, with a bool at its end where there is one."""
     data = b"".join(scalar(number, dtype) for number in numbers)
     if truth is not None:
         data = padded(data + u8(truth), len(data) + dtype.itemsize)
@@ -83,7 +83,7 @@ def one_dtype(kind: str, common: torch.dtype, first: Tensor, second: Tensor) -> 
 
 
 def on_device(tensor: Tensor | complex) -> Tensor:
-    """A number, Python's or a tensor on the CPU, as it is bound: of float where it is of double."""
+    """Return a number, Python's or a tensor on the CPU, as it is bound: of float where it is of double."""
     if not isinstance(tensor, Tensor):
         return _held(str(tensor).startswith("-"), type(tensor).__name__, tensor)
     if tensor.is_mps:

@@ -82,7 +82,7 @@ def normal(output: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Ge
 
 
 def _real(output: Tensor) -> Tensor:
-    """The numbers of a complex tensor in pairs. Raises NoRule where they are no floating-point ones."""
+    """Return the numbers of a complex tensor in pairs. Raises NoRule where they are no floating-point ones."""
     if output.is_complex():
         return torch.view_as_real(output)
     refuse(not output.is_floating_point(), "a dtype that PyTorch refuses")
@@ -210,7 +210,7 @@ def random_any(output: Tensor, *, generator: Generator | None = None) -> Tensor:
 
 
 def _limits(dtype: torch.dtype) -> tuple[int, int]:
-    """The smallest and largest number of a dtype. Raises NoRule for one that PyTorch's host refuses."""
+    """Return the smallest and largest number of a dtype. Raises NoRule for one that PyTorch's host refuses."""
     if dtype in _DIGITS:
         return int(torch.finfo(dtype).min), int(torch.finfo(dtype).max)
     if dtype == torch.bool:
@@ -350,7 +350,7 @@ def permutation(n: int, *, generator: Generator | None = None, out: Tensor) -> T
 
 
 def _most(dtype: torch.dtype) -> int:
-    """How many numbers from zero on a dtype tells apart (check_supported_max_int_with_precision)."""
+    """Return how many numbers from zero on a dtype tells apart (check_supported_max_int_with_precision)."""
     return 1 << _DIGITS[dtype] if dtype in _DIGITS else (2 if dtype == torch.bool else torch.iinfo(dtype).max)
 
 

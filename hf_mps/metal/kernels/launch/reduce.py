@@ -82,7 +82,7 @@ class Reduction:
             self.target = "char"
 
     def check(self) -> None:
-        """Raises NoRule where the release has no kernel for these dtypes."""
+        """Raise NoRule where the release has no kernel for these dtypes."""
         if self.kernel_name("") not in kernels:
             raise NoRule(f"{self.family.prefix}: no kernel for {self.source} to {self.target}")
 
@@ -97,7 +97,7 @@ class Reduction:
         return self.given.numel() // self.output.numel()
 
     def kernel_name(self, layout: str, source: str | None = None, target: str | None = None, prefix: str = "") -> str:
-        """The name of the kernel of a layout ("inner", "" for the general one)."""
+        """Return the name of the kernel of a layout ("inner", "" for the general one)."""
         middle = f"_{layout}" if layout else ""
         return f"{prefix or self.family.prefix}_reduction{middle}_{source or self.source}_{target or self.target}"
 
@@ -151,12 +151,12 @@ def parameters(number: float, length: int, sizes: Sequence[int], *others: Sequen
 
 
 def simdgroups(length: int) -> int:
-    """Threads of a threadgroup for `length` elements: whole simdgroups, GROUP at most."""
+    """Return threads of a threadgroup for `length` elements: whole simdgroups, GROUP at most."""
     return min(GROUP, -(-length // 32) * 32)
 
 
 def slices(length: int) -> int:
-    """The partial results of a reduction of all elements; below two it is done in one pass."""
+    """Return the partial results of a reduction of all elements; below two it is done in one pass."""
     if length <= GROUP * CHAINS:
         return 1
     groups = min(MOST_PARTIALS, -(-length // (GROUP * CHAINS)))
@@ -166,7 +166,7 @@ def slices(length: int) -> int:
 
 
 def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements lie side by side in order, the strides of dimensions of length 1 left aside."""
+    """Return whether elements lie side by side in order, the strides of dimensions of length 1 left aside."""
     expected = 1
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size != 1:
@@ -233,12 +233,12 @@ class Blocks(NamedTuple):
 
 
 def contiguous(outer: int, dim: int, inner: int) -> Blocks:
-    """Blocks of elements that lie side by side."""
+    """Return blocks of elements that lie side by side."""
     return Blocks(outer, dim, inner, inner, 1, dim * inner)
 
 
 def collapsed(sizes: Sequence[int], strides: Sequence[int], dim: int) -> Blocks | None:
-    """The blocks of a tensor whose dimensions before and after `dim` are one each, or None (collapse_dims)."""
+    """Return the blocks of a tensor whose dimensions before and after `dim` are one each, or None (collapse_dims)."""
     sides = []
     for span in (range(dim), range(dim + 1, len(sizes))):
         merged: list[tuple[int, int]] = []
@@ -279,7 +279,7 @@ def run_in_segments(work: Reduction) -> None:
 
 
 def partial(work: Reduction) -> torch.dtype:
-    """The dtype of results between two passes: sums keep their accumulator's."""
+    """Return the dtype of results between two passes: sums keep their accumulator's."""
     if work.family.predicate:
         return torch.uint8
     return _OPMATH.get(work.output.dtype, work.output.dtype) if work.family.divided else work.output.dtype
@@ -298,7 +298,7 @@ def _put_in_order(work: Reduction) -> None:
 
 
 def blocks_of(sizes: Sequence[int], strides: Sequence[int], dim: int, *, dense: bool) -> Blocks | None:
-    """The blocks of a tensor, or None where dimensions on one side of `dim` are not one."""
+    """Return the blocks of a tensor, or None where dimensions on one side of `dim` are not one."""
     if not dense:
         return collapsed(sizes, strides, dim)
     return contiguous(math.prod(sizes[:dim]), sizes[dim], math.prod(sizes[dim + 1 :]))
@@ -386,7 +386,7 @@ def _chunks(work: Reduction, output: Tensor, rows: int, columns: int, lanes: int
 
 
 def _bound(work: Reduction, given: Tensor, output: Tensor, sizes: bytes) -> dict[str, Tensor | bytes]:
-    """The arguments of a pass: sums divide in the pass that writes the output."""
+    """Return the arguments of a pass: sums divide in the pass that writes the output."""
     bound: dict[str, Tensor | bytes] = {"input": given, "output": output, "sizes": sizes}
     if work.family.divided:
         bound["divisor"] = f32(work.divisor if output is work.output else 0.0)
@@ -394,7 +394,7 @@ def _bound(work: Reduction, given: Tensor, output: Tensor, sizes: bytes) -> dict
 
 
 def _name(work: Reduction, layout: str, given: Tensor, output: Tensor) -> str:
-    """The kernel of a pass: the first has the family's name, the second that of what reduces partial results."""
+    """Return the kernel of a pass: the first has the family's name, the second that of what reduces partial results."""
     first = given is work.given
     source = work.source if first else _between(given)
     target = work.target if output is work.output else _between(output)

@@ -33,7 +33,7 @@ def wrapped(dims: Sequence[int] | int | None, rank: int) -> set[int]:
 
 
 def result(given: Tensor, dims: set[int], keepdim: bool, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-    """A new tensor for the result, or `out` where it has that shape and dtype."""
+    """Return a new tensor for the result, or `out` where it has that shape and dtype."""
     if keepdim:
         shape = [1 if at in dims else size for at, size in enumerate(given.shape)]
     else:
@@ -45,7 +45,7 @@ def result(given: Tensor, dims: set[int], keepdim: bool, dtype: torch.dtype, out
 
 
 def kept(output: Tensor, dims: set[int], rank: int) -> tuple[list[int], list[int]]:
-    """Sizes and strides of the output with the reduced dimensions kept."""
+    """Return sizes and strides of the output with the reduced dimensions kept."""
     if output.dim() == rank:
         return list(output.shape), list(output.stride())
     sizes, strides = [], []
@@ -173,7 +173,7 @@ def decided(
 
 
 def _need(family: Family) -> None:
-    """Raises NoRule where the release reduces with MPSGraph."""
+    """Raise NoRule where the release reduces with MPSGraph."""
     kind = "float_uchar" if family.predicate else "float_long" if family is reduce.COUNT_NONZERO else "float_float"
     kernels.need(f"{family.prefix}_reduction_{kind}")
 
@@ -260,7 +260,7 @@ def extremes(given: Tensor, dim: int, keepdim: bool = False, *, family: Family, 
 
 
 def _need_segments(family: Family) -> None:
-    """Raises NoRule where the release has these on MPSGraph: before reductions in segments."""
+    """Raise NoRule where the release has these on MPSGraph: before reductions in segments."""
     kernels.need(f"{family.prefix}_reduction_flat_float_float")
 
 
@@ -352,7 +352,7 @@ def _inner(places: Places, length: int) -> None:
 
 
 def _partial(places: Places, results: int, segments: int) -> dict[str, Tensor]:
-    """Room for a value and a place for each segment of each result."""
+    """Return room for a value and a place for each segment of each result."""
     shape = (results, segments)
     return {"val_out": places.given.new_empty(shape), "idx_out": places.given.new_empty(shape, dtype=torch.int32)}
 

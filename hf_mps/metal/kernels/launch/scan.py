@@ -22,7 +22,7 @@ TINY_TILE = 2048
 
 
 def _result(target: Tensor | None, given: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """The result's tensor: integers are summed into int64, in place into what they are."""
+    """Return the result's tensor: integers are summed into int64, in place into what they are."""
     refuse(not -max(given.dim(), 1) <= dim < max(given.dim(), 1))
     whole = not (given.is_floating_point() or given.is_complex())
     if target is None:
@@ -158,12 +158,12 @@ REDUCED = {torch.float16, torch.bfloat16}
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that a scan adds up in."""
+    """Return the dtype that a scan adds up in."""
     return torch.float32 if dtype in REDUCED else dtype
 
 
 def read_at_once(dtype: torch.dtype) -> int:
-    """Elements that a thread reads at a time, by the size of the accumulator."""
+    """Return elements that a thread reads at a time, by the size of the accumulator."""
     return 4 if accumulator(dtype).itemsize <= 4 else 2
 
 

@@ -156,7 +156,7 @@ def _one_dimension(tensor: Tensor) -> Tensor:
 
 
 def _refuse(given: Tensor, dim: int, index: Tensor) -> None:
-    """Raises NoRule for indices that PyTorch refuses: of another dtype, number of dimensions, or size."""
+    """Raise NoRule for indices that PyTorch refuses: of another dtype, number of dimensions, or size."""
     if index.dtype not in (torch.int64, torch.int32) or index.dim() != given.dim() or index.dim() > 16:
         raise NoRule("PyTorch refuses the indices")
     if any(mine > theirs for at, (mine, theirs) in enumerate(zip(index.shape, given.shape, strict=True)) if at != dim):
@@ -177,7 +177,7 @@ def _mode(reduce: str) -> str:
 
 
 def neutral(reduce: str, dtype: torch.dtype) -> float:
-    """The number that a reduction begins with where a tensor's own are left out."""
+    """Return the number that a reduction begins with where a tensor's own are left out."""
     if reduce in ("sum", "mean"):
         return 0
     if reduce == "prod":
@@ -269,7 +269,7 @@ def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Te
 
 
 def _slices(output: Tensor, dim: int, index: Tensor) -> dict[str, bytes]:
-    """How a kernel for any strides walks over the slices of a dimension, and over the indices."""
+    """Return how a kernel for any strides walks over the slices of a dimension, and over the indices."""
     found = {"dim_out_stride": i64(output.stride(dim)), "indices_stride": i64(index.stride(0))}
     found |= {"slice_sizes": _but(output.shape, dim), "slice_out_strides": _but(output.stride(), dim)}
     return {**found, "slice_ndim": u32(output.dim() - 1)}
@@ -297,7 +297,7 @@ def index_reduce(
 
 
 def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
-    """The dimension, counted from the front. Raises NoRule for arguments that PyTorch refuses."""
+    """Return the dimension, counted from the front. Raises NoRule for arguments that PyTorch refuses."""
     dim = wrapped(dim, self.dim())
     shape = list(self.shape)
     if index.dtype not in (torch.int64, torch.int32) or index.dim() > 1 or source.dtype != self.dtype or not shape:

@@ -19,7 +19,7 @@ from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, sp
 def _columns(
     sizes: Sequence[int], kernel: list[int], dilation: list[int], padding: list[int], stride: list[int]
 ) -> list[int]:
-    """Windows along the height and the width. Raises NoRule where PyTorch refuses the arguments."""
+    """Return windows along the height and the width. Raises NoRule where PyTorch refuses the arguments."""
     numbers = (*kernel, *dilation, *stride)
     refuse(any(len(each) != 2 for each in (kernel, dilation, padding, stride)) or min(numbers) < 1 or min(padding) < 0)
     found = [
@@ -250,7 +250,7 @@ def _first_row(row: int, col: int, offset: int) -> int:
 
 
 def _elements(row: int, col: int, offset: int) -> int:
-    """The elements of a lower triangle (get_tril_size in native/TensorFactories.h)."""
+    """Return the elements of a lower triangle (get_tril_size in native/TensorFactories.h)."""
     if row == 0 or col == 0:
         return 0
     first, last = _first_row(row, col, offset), max(0, min(col, row + offset))

@@ -223,7 +223,7 @@ def _sorted(work: Work) -> None:
 
 
 def _group(size: int, element: int, rows: int) -> int:
-    """Threads of a threadgroup (select_tptg): a power of two, fewer for few rows so that several share one."""
+    """Return threads of a threadgroup (select_tptg): a power of two, fewer for few rows so that several share one."""
     wanted = math.ceil(size / EACH)
     if rows <= 2 and size > 2048:
         wanted = min(wanted, max(2048, math.ceil(size / max(1, 4 // rows))) // EACH)
@@ -232,7 +232,7 @@ def _group(size: int, element: int, rows: int) -> int:
 
 
 def _digits(work: Work, group: int) -> bool:
-    """Whether counting digits needs no more launches than merging (should_use_radix)."""
+    """Return whether counting digits needs no more launches than merging (should_use_radix)."""
     element = work.given.element_size()
     if element > 4:
         return False
@@ -327,7 +327,7 @@ class Work:
         return replace(self, values=values, indices=indices)
 
     def rows_of(self, *, last: bool) -> Tensor:
-        """The rows as a matrix, in place where strides allow; else a contiguous copy with the dimension last."""
+        """Return the rows as a matrix, in place where strides allow; else a contiguous copy with the dimension last."""
         if not last:
             return self.given.movedim(self.dim, -1).contiguous().view(self.rows, self.size)
         source = self.given if self.dim == self.given.dim() - 1 else self.given.movedim(self.dim, -1).contiguous()
@@ -337,7 +337,7 @@ class Work:
             return source.contiguous().view(self.rows, self.size)
 
     def scratch(self, values: torch.dtype, indices: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Room for every row's values and places between two launches."""
+        """Return room for every row's values and places between two launches."""
         device = self.given.device
         shape = (self.rows, self.size)
         return torch.empty(shape, dtype=values, device=device), torch.empty(shape, dtype=indices, device=device)
