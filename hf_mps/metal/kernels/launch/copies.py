@@ -35,8 +35,7 @@ def fill(self: Tensor, value: complex) -> Tensor:
     first = way.shape[0]
     inner = self.numel() // first
     layout = {"sizes": i64(way.shape), "strides": i64(way.strides[0]), "ndim": u32(len(way.shape))}
-    kernel = kernels[f"fill_scalar_strided_{kind}"]
-    kernel.launch({"out": self, "fill_val": number, **layout}, *plane(inner, first))
+    kernels[f"fill_scalar_strided_{kind}"].launch({"out": self, "fill_val": number, **layout}, *plane(inner, first))
     return self
 
 

@@ -61,7 +61,7 @@ def index(self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tenso
     if out is None:
         out = result(self.dtype, taken.source, *taken.indices)
     else:
-        refuse_repeated(fitting(out, taken.source.shape, self.dtype, self, *taken.indices))
+        refuse_repeated(fitting(out, taken.source.shape, self, self, *taken.indices))
     if out.numel():
         _launch(f"index_select_{_bits(self)}", out, taken.source, taken, out.numel())
     return out

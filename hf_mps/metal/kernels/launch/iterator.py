@@ -287,14 +287,14 @@ def as_compared(target: Tensor | None, self: Operand, other: Operand, *_: Any, *
 
 def as_self(target: Tensor | None, self: Tensor, *others: Any, **_: Any) -> Tensor:
     """Contiguous, of the first input's shape and dtype; what is written to shares no memory with the other inputs."""
+    return fitting(target, self.shape, self, *others)
+
+
+def fitting(target: Tensor | None, shape: Sequence[int], like: Tensor, *inputs: Any) -> Tensor:
+    """Return a new tensor, or `target` where it has that shape, the dtype of `like` and no memory of the inputs."""
     if target is None:
-        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
-    return fitting(target, self.shape, self.dtype, *others)
-
-
-def fitting(target: Tensor, shape: Sequence[int], dtype: torch.dtype, *inputs: Any) -> Tensor:
-    """Return what is written to, where it has the result's shape and dtype and shares no memory with the inputs."""
-    refuse_misfit(target, shape, dtype)
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    refuse_misfit(target, shape, like.dtype)
     start = target.untyped_storage().data_ptr()
     if any(isinstance(each, Tensor) and each.untyped_storage().data_ptr() == start != 0 for each in inputs):
         raise NoRule("an input shares memory with the output")

@@ -130,8 +130,7 @@ def _launch(name: str, three: list[Tensor], scaled: tuple[Tensor, complex, compl
     arguments |= {"strides": u64(*strides), "sizes": padded(sizes, 16)}
     across, down = -(-output.shape[-1] // TILE), -(-first.shape[-2] // TILE)
     deep = output.shape[0] if output.dim() == 3 else 1
-    kernel = kernels[f"{name}_{metal(output.dtype)}"]
-    kernel.launch(arguments, groups=(across, down, deep), group=(TILE, TILE, 1))
+    kernels[f"{name}_{metal(output.dtype)}"].launch(arguments, groups=(across, down, deep), group=(TILE, TILE, 1))
     return output
 
 

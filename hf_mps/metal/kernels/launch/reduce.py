@@ -115,8 +115,7 @@ class Reduction:
         bound = {"input": self.given, "output": self.output, "sizes": u32(rows, columns, 1, 0)}
         if self.family.divided:
             bound["divisor"] = f32(self.divisor)
-        kernel = kernels[self.kernel_name("outer")]
-        kernel.launch(bound, groups=(-(-columns // OUTER), 1, 1), group=(OUTER, OUTER, 1))
+        kernels[self.kernel_name("outer")].launch(bound, groups=(-(-columns // OUTER), 1, 1), group=(OUTER, OUTER, 1))
 
     def in_two_passes(self, groups: int, partial: torch.dtype, flat: bool) -> None:
         """All elements in `groups` slices, then the slices' results; the divisor acts at the end."""

@@ -61,18 +61,14 @@ def cumulative(result: Tensor, given: Tensor, dim: int, *, name: str, dtype: tor
     _scan(name, source, result, dim)
 
 
-@rule("_logcumsumexp", "_logcumsumexp.out", source=SOURCE)
-def logcumsumexp(given: Tensor, dim: int, *, out: Tensor | None = None) -> Tensor:
+@rule("_logcumsumexp", source=SOURCE, outputs=_result)
+def logcumsumexp(result: Tensor, given: Tensor, dim: int) -> None:
     """Of no dimension: the number itself."""
-    rank = given.dim()
-    if out is not None:
-        refuse_misfit(out, given.shape, given.dtype)
-    refuse(not -max(rank, 1) <= dim < max(rank, 1))
-    result = torch.empty_like(given, memory_format=torch.contiguous_format) if out is None else out
-    if not rank:
-        return result.copy_(given)
-    _scan("logcumsumexp", given, result, dim % rank)
-    return result
+    refuse(result.dtype != given.dtype)
+    if given.dim():
+        _scan("logcumsumexp", given, result, dim % given.dim())
+    else:
+        result.copy_(given)
 
 
 @rule("_cummax_helper", source=SOURCE, name="cummax")

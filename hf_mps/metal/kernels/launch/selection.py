@@ -20,10 +20,8 @@ MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax":
 @rule("gather", "gather.out", source=SCATTER)
 def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None) -> Tensor:
     """A thread for each index. `out` has the indices' shape: PyTorch resizes another."""
-    if out is None:
-        output = torch.empty(index.shape, dtype=self.dtype, device=self.device)
-    else:
-        refuse_repeated(output := fitting(out, index.shape, self.dtype, self, index))
+    output = fitting(out, index.shape, self, self, index)
+    refuse_repeated(output)
     given, into, where = _one_dimension(self), _one_dimension(output), _one_dimension(index)
     dim = wrapped(dim, given.dim())
     _refuse(given, dim, where)

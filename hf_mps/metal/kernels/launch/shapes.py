@@ -34,20 +34,20 @@ def _unfolded(target: Tensor | None, self: Tensor, kernel: list[int], *rest: lis
     refuse(self.dim() not in (3, 4) or 0 in self.shape[1:], "PyTorch refuses the shapes")
     length = math.prod(_columns(self.shape[-2:], kernel, *rest))
     shape = (*self.shape[:-3], self.shape[-3] * math.prod(kernel), length)
-    return _new(target, shape, self)
+    return fitting(target, shape, self)
 
 
 def _folded(target: Tensor | None, self: Tensor, sizes: list[int], kernel: list[int], *rest: list[int]) -> Tensor:
     refuse(self.dim() not in (2, 3) or len(sizes) != 2 or 0 in self.shape[1:], "PyTorch refuses the shapes")
     if self.shape[-1] != math.prod(_columns(sizes, kernel, *rest)) or self.shape[-2] % math.prod(kernel):
         raise NoRule("PyTorch refuses the shapes")
-    return _new(target, (*self.shape[:-2], self.shape[-2] // math.prod(kernel), *sizes), self)
+    return fitting(target, (*self.shape[:-2], self.shape[-2] // math.prod(kernel), *sizes), self)
 
 
 def _padded(target: Tensor | None, self: Tensor, padding: list[int]) -> Tensor:
     if self.dim() not in (2, 3) or 0 in self.shape[1:] or len(padding) != 2 or self.shape[-1] + sum(padding) < 1:
         raise NoRule("PyTorch refuses the shapes")
-    return _new(target, (*self.shape[:-1], self.shape[-1] + sum(padding)), self)
+    return fitting(target, (*self.shape[:-1], self.shape[-1] + sum(padding)), self)
 
 
 def _crossed(target: Tensor | None, self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
@@ -56,13 +56,7 @@ def _crossed(target: Tensor | None, self: Tensor, other: Tensor, *, dim: int = -
         raise NoRule("PyTorch refuses the arguments")
     at = wrapped(dim, self.dim())
     refuse(self.shape[at] != 3 or other.shape[at] != 3, "PyTorch refuses the shapes")
-    return _new(target, shape, self)
-
-
-def _new(target: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    if target is None:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    return fitting(target, shape, like.dtype)
+    return fitting(target, shape, self)
 
 
 @rule("im2col", source="operations/Im2Col.mm", outputs=_unfolded)
@@ -215,8 +209,7 @@ def triangle(output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> N
         kernel.launch({"self": self, "strides": strides, "sizes": sizes, "k_ndim": last}, grid, group)
         return
     arguments = {"out": output, "inp": self, "out_strides": strides, "inp_strides": i32(self.stride()[::-1])}
-    kernel = kernels[f"{name}_int_{metal(self.dtype)}"]
-    kernel.launch(arguments | {"sizes": sizes, "k_ndim": last}, grid, group)
+    kernels[f"{name}_int_{metal(self.dtype)}"].launch(arguments | {"sizes": sizes, "k_ndim": last}, grid, group)
 
 
 @rule("tril_indices", source=TRIANGLES)
