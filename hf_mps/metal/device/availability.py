@@ -23,7 +23,7 @@ REASON = (
 )
 
 replacements: list[Callable[..., Any]] = []
-"""What stands in place of PyTorch's functions."""
+"""The replacements of PyTorch's functions."""
 
 
 def _metal(stock: Callable[[], bool]) -> bool:

@@ -27,7 +27,7 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """What stands behind a fact of this machine: that it is simulated, or nothing."""
+        """The suffix of a fact of this machine: that it is simulated, or nothing."""
         return SIMULATED if self.simulated else ""
 
     @property

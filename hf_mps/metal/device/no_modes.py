@@ -37,7 +37,7 @@ def no_modes() -> Iterator[None]:
 
 
 def _leave_functions(stack: ExitStack) -> None:
-    """A default device, and whatever else stands before PyTorch's functions."""
+    """A default device, and whatever else intercepts PyTorch's functions."""
     import torch
 
     stack.enter_context(torch._C.DisableTorchFunction())

@@ -52,7 +52,7 @@ class Profile:
 
 
 def _profile(name: str, chip: str, cores: int, macos: tuple[int, int], *, virtual: bool = False) -> Profile:
-    """Return a profile whose memory stands in its name, as every name must have it: m1-8gb."""
+    """Return a profile, with the memory that its name has: m1-8gb."""
     gigabytes = int(name.rsplit("-", 1)[1].removesuffix("gb"))
     return Profile(name, chip + SIMULATED, cores, gigabytes * GIB, macos, virtual)
 

@@ -239,7 +239,7 @@ class Ledger:
             print_table(text)
 
     def mark_reported(self) -> None:
-        """Let what fell back up to now count as printed: somebody has reported it in words of their own."""
+        """Let what fell back up to now count as printed: the caller has reported it."""
         self._reported = self._calls()
 
 

@@ -42,7 +42,7 @@ class Kernel:
         self.schema = schema
         self.stats = stats
         self.largest_copied = small if share else float("inf")
-        # Without a formula of its own, autograd follows the operations inside a kernel, as it does on the CPU; it
+        # Without a formula for an operator, autograd follows the operations inside a kernel, as it does on the CPU; it
         # cannot follow them through memory that is only lent.
         self.followed = not torch._C._dispatch_has_kernel_for_dispatch_key(schema.op.name(), "Autograd")
         self._output_specs = OutputSpecs(schema.op) if schema.out_overload is not None else None

@@ -122,7 +122,7 @@ def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
 
 
 def _functional_overload(op: Any) -> Any | None:
-    """Return the overload with the same arguments but the out= ones, where the CPU has a kernel of its own for it."""
+    """Return the overload with the same arguments but the out= ones, where the CPU has a kernel for it."""
     for other in _siblings(op):
         if not any(argument.alias_info is not None for argument in other._schema.arguments):
             return other

@@ -67,7 +67,7 @@ def _mach_o(content: mmap.mmap, start: int) -> tuple[int, int]:
 
 
 def _elf(content: mmap.mmap) -> tuple[int, int]:
-    """Return where the strings of the dynamic section lie; the whole file where it has none."""
+    """Return the range of the dynamic section's strings, or of the whole file where it has none."""
     table, entry_size, count = *struct.unpack_from("<Q", content, 32), *struct.unpack_from("<2H", content, 54)
     loads, entries = [], {}
     for at in range(table, table + entry_size * count, entry_size):
@@ -282,7 +282,7 @@ def _decompose(name: str) -> None:
     """Let a composite operator that PyTorch sends to the CPU as a whole be what it is elsewhere: other operators.
 
     Metal has most of those, and each that is missing is named and counted. And only so has it a gradient: with a kernel
-    of its own under MPS the dispatcher gives it none under AutogradMPS, and autograd warns of wrong results.
+    under MPS the dispatcher gives it none under AutogradMPS, and autograd warns of wrong results.
     """
     op = dispatcher.overload(name)
 

@@ -30,7 +30,7 @@ REFUSALS = re.compile(
     r"|^Adaptive pool MPS|^MPSGr?aph does not support|more than INT_MAX elements|2\*\*32 (elements|entries)",
     re.I,
 )
-# What is said inside of an operator for want of a kernel, at whatever point it is: native/DispatchStub.cpp, and the
+# The errors from inside an operator for want of a kernel, at whatever point it is: native/DispatchStub.cpp, and the
 # AT_DISPATCH macros of ATen/Dispatch.h ("nansum_mps" not implemented for 'Long').
 UNSERVED = re.compile(r"DispatchStub: (missing kernel for|unsupported device type)|^\S+ not implemented for '\w+'")
 # These make memory or move it; what they refuse the CPU cannot give them either, a float64 tensor on Metal above all.

@@ -26,8 +26,8 @@ class OutOfBounds(RuntimeError):
 class Watch:
     """The ranges of one launch's buffers in memory, and the note of accesses outside them.
 
-    A tensor's range reaches from its first element to its last, gaps of its strides included; a tensor that lies in a
-    larger storage is bounded to itself, as no binding of Metal is.
+    A tensor's range reaches from its first element to its last, gaps of its strides included; a tensor that is part of
+    a larger storage is bounded to itself, as no binding of Metal is.
     """
 
     def __init__(self, buffers: Any, bound: list[tuple[Binding, Any]]) -> None:

@@ -34,7 +34,7 @@ class Family(NamedTuple):
 
 
 def family(kernel: str) -> str:
-    """The words of a kernel's name that stand before its layout, types and sizes: `rms_norm` of `rms_norm_float`."""
+    """Return the words of a kernel's name before its layout, types and sizes: `rms_norm` of `rms_norm_float`."""
     words = kernel.split("_")
     for place, word in enumerate(words):
         if place and (word in LAYOUTS or _SIZE.fullmatch(word) or _type_at(words, place)):

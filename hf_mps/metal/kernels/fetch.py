@@ -180,7 +180,7 @@ def _pip(verb: str, release: str, work: Path, *more: str | Path) -> str:
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     command = [sys.executable, "-m", "pip", verb, *more, *platforms, "--python-version", PYTHON]
     command += ["--only-binary=:all:", "--no-deps", "--no-input", "--no-color", "--disable-pip-version-check"]
-    # A cache of its own, which goes with `work`: no second copy of the wheel stays, and an index that sends no metadata
+    # A separate cache, which goes with `work`: no second copy of the wheel stays, and an index that sends no metadata
     # (PEP 658), for which the first call downloads the wheel, is not asked for it again by the second.
     command += ["--cache-dir", work / "cache", f"torch=={release}"]
     # What pip unpacks goes with `work` too, though it be killed. A pip.conf with user = true would contradict --target.
@@ -270,7 +270,7 @@ def _compare(file: Path, digest: str, offered: Offer) -> None:
 
 
 def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> store.Fetched:
-    """Put the kernels of the wheel `file` into the cache, whole: they are made in `work`, which lies beside."""
+    """Put the kernels of the wheel `file` into the cache, whole: they are made in `work`, a folder beside it."""
     start = time.monotonic()
     contents = read_wheel(file)
     name = store.canonical(contents.release)
@@ -305,7 +305,7 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
 
 
 def _cut_out(dylib: Path, target: Path, release: str) -> int:
-    """Write the metallib for macOS 14 that lies in `dylib` to `target` and return its bytes.
+    """Write the metallib for macOS 14 in `dylib` to `target` and return its bytes.
 
     A wheel has a metallib for each macOS that it was built for: 14 and 26.
     """

@@ -32,7 +32,7 @@ class BrokenLibrary(ValueError):
 
 
 class Place(NamedTuple):
-    """Where a function's bitcode lies in its library, in bytes."""
+    """Where a function's bitcode is in its library, in bytes."""
 
     start: int
     size: int
@@ -116,7 +116,7 @@ class Library(Mapping[str, bytes]):
 
 
 def libraries(data: Buffer) -> list[memoryview]:
-    """Return the metallibs for macOS that lie anywhere in `data` (a Mach-O library), in their order there."""
+    """Return the metallibs for macOS anywhere in `data` (a Mach-O library), in their order there."""
     whole, found, at = memoryview(data), [], 0
     search = data if isinstance(data, bytes | mmap.mmap) else bytes(data)
     while (at := search.find(MAGIC, at)) >= 0:

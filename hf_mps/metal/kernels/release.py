@@ -36,7 +36,7 @@ FORGOTTEN = 30 * 24 * 3600
 
 
 class Objects:
-    """The compiled kernels of one release. `checked` ones lie apart."""
+    """The compiled kernels of one release. `checked` ones are kept apart."""
 
     def __init__(self, release: str, *, checked: bool) -> None:
         self.folder = store.folder(release) / "code" / (_key(release) + ("-checked" if checked else ""))
@@ -62,7 +62,7 @@ class Objects:
 
     @contextlib.contextmanager
     def survived(self, name: str) -> Iterator[None]:
-        """Leave a marker while LLVM compiles: it ends the whole process where it meets a fault of its own.
+        """Leave a marker while LLVM compiles: it ends the whole process where it meets a fault in itself.
 
         Raises NoRule where two processes that are gone left it: one may have been killed for another reason.
         """

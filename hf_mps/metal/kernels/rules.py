@@ -327,7 +327,7 @@ def errors() -> Errors:
 def refuse_outside(index: torch.Tensor, size: int) -> None:
     """Raise NoRule where an index is out of bounds, of which a kernel says nothing: it would write beside the tensor.
 
-    A kernel on a Mac does just that. The device's memory is the host's here, and is read where it lies.
+    A kernel on a Mac does just that. The device's memory is the host's here, and is read in place.
     """
     flat = index.contiguous()
     count = flat.numel()

@@ -115,7 +115,7 @@ class LaunchTable:
 
 
 class _Compact(LaunchTable):
-    """A column of `launch_classes.json`, whose names stand for all overloads that have no line of their own."""
+    """A column of `launch_classes.json`, whose names mean all overloads that have no line."""
 
     def names(self) -> set[str]:
         return {f"aten::{name.rstrip('.')}" for name in self._operators}

@@ -2,7 +2,7 @@
 
 Nothing here is about Metal: sources go in (`native/*.cpp`), a loaded extension module named `_metal` comes out.
 The cached build is found by torch's version, Python's ABI and a hash of sources, flags and torch's own settings. No
-path is part of that name, nor of the build: every environment with the same torch takes the same one, wherever it lies.
+path is part of that name, nor of the build: every environment with the same torch takes the same one.
 Nor is the compiler, so an image that was built with one and shipped without still works.
 """
 
@@ -67,7 +67,7 @@ def running(what: str) -> ModuleType:
 
 
 def build_name() -> str:
-    """The folder name of the build that fits this torch, this Python and the present sources, wherever they lie."""
+    """Return the folder name of the build that fits this torch, this Python and the present sources."""
     import torch
 
     digest = hashlib.blake2b(digest_size=8)
@@ -203,7 +203,7 @@ def _compile_flags() -> list[str]:
 
 
 def _header_folders() -> list[str]:
-    """Where the headers lie here; what errors say of the file that they come from names no environment's folder."""
+    """Return the options for headers: where they are, and names for them in errors without an environment's folder."""
     include, python = _torch_folder() / "include", Path(sysconfig.get_paths()["include"])
     shown = {include: "torch/include", python: "python/include", NATIVE: "hf_mps/metal/simulator/native"}
     folders = (include, include / "torch" / "csrc" / "api" / "include", python)

@@ -1,6 +1,6 @@
 """What a piece of a program gives the simulated device to do: launches, copies, and waits with the lines that wait.
 
-A wait ends the head start that a program has on its GPU: it hands over what is queued and stands still until all of it
+A wait ends the head start that a program has on its GPU: it hands over what is queued and does nothing until all of it
 is done (COMMIT_AND_WAIT in PyTorch's MPSStream.mm). Which calls wait is the installed release's, read from its sources
 (native/work.cpp names them). A launch is a dispatch of a kernel or the run of an MPSGraph, as many as the installed
 release's host makes for a call (`hf_mps.metal.operators.launch_class`); a blit is a copy by Metal's blit encoder,
@@ -183,7 +183,7 @@ def caller(frame: FrameType | None) -> str:
         "<frozen",
         "<eval_with_key>",
     )
-    passed_on = False  # between the function that something of ours stands around, and its caller
+    passed_on = False  # between a function that we wrap, and its caller
     while frame is not None:
         code = frame.f_code
         if code.co_filename in PASS_ON:
@@ -195,7 +195,7 @@ def caller(frame: FrameType | None) -> str:
 
 
 def short(file: str) -> str:
-    """Return a path without the folder that its packages lie in."""
+    """Return a path without the folder of its packages."""
     folders = sorted((folder for folder in sys.path if folder and file.startswith(folder + os.sep)), key=len)
     return file.removeprefix(folders[-1] + os.sep) if folders else file
 

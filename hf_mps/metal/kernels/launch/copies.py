@@ -24,7 +24,7 @@ BYTES = "a fill of bytes on Metal, no kernel"
 @rule("fill_.Scalar", source="operations/ConstantOps.mm")
 def fill(self: Tensor, value: complex) -> Tensor:
     """Bytes where the tensor has no gaps, for zeros and dtypes of one byte; all else is a kernel."""
-    dense = without_gaps(self)
+    dense = torch.ops.aten.is_non_overlapping_and_dense(self)
     refuse(self.numel() == 0 or (dense and (value == 0 or self.element_size() == 1)), BYTES)
     number, kind = host_number(value, self.dtype), metal(self.dtype)
     if dense:
@@ -95,21 +95,6 @@ def host_number(value: complex, dtype: torch.dtype) -> bytes:
         return scalar(int(value), dtype)
     refuse(not (isinstance(value, int | float) or dtype.is_complex), "PyTorch refuses the number")
     return scalar(value, dtype)
-
-
-def without_gaps(tensor: Tensor) -> bool:
-    """Every element of a run of memory is the tensor's, and once (is_non_overlapping_and_dense)."""
-    return tensor.is_contiguous() or _without_gaps(tuple(tensor.shape), tensor.stride())
-
-
-@lru_cache(maxsize=1024)
-def _without_gaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def expanded(tensor: Tensor, like: Tensor) -> Tensor:
@@ -274,7 +259,7 @@ def _join(output: Tensor, tensors: list[Tensor], dim: int) -> None:
 
 
 def _join_rows(output: Tensor, tensors: list[Tensor], dim: int) -> None:
-    """Contiguous inputs of one dtype, from 2.14 on: 16 bytes a thread, in runs that lie at regular distances."""
+    """Contiguous inputs of one dtype, from 2.14 on: 16 bytes a thread, in runs at regular distances."""
     inner = math.prod(output.shape[dim + 1 :]) * output.element_size()
     small = output.numel() * output.element_size() < 2**32
     kernel = kernels[f"inner_contiguous_scatter_{'u32' if small else 'u64'}"]

@@ -137,7 +137,7 @@ def round_decimals(output: Tensor, self: Tensor, *, decimals: int) -> None:
     outputs=lambda target, self, power: written(target, torch.result_type(self, power), self, exact=True),
 )
 def power(output: Tensor, self: Tensor, exponent: complex) -> None:
-    """A power; squares, roots and reciprocals have kernels of their own."""
+    """A power; squares, roots and reciprocals have other kernels."""
     dtype = torch.result_type(self, exponent)
     whole, real = not (dtype.is_floating_point or dtype.is_complex), isinstance(exponent, int | float)
     if whole and isinstance(exponent, int | float) and exponent < 0:

@@ -89,7 +89,7 @@ def _check(given: Tensor, grid: Tensor, dimensions: int) -> None:
 
 
 def _wide(*tensors: Tensor) -> bool:
-    """Return whether an element lies farther than 32 bits count (canUse32BitIndexMath)."""
+    """Return whether an element is farther away than 32 bits count (canUse32BitIndexMath)."""
     return any(span(each) > 1 << 31 for each in tensors)
 
 

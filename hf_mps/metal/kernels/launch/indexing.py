@@ -33,9 +33,14 @@ class Indexed:
     """
 
     def __init__(self, tensor: Tensor, indices: Indices) -> None:
-        tensor, indices = _adjacent(tensor, _whole(tensor, indices))
-        self.tensor = tensor
+        indices = _whole(tensor, indices)
         there = [dim for dim, index in enumerate(indices) if index is not None]
+        if there[-1] - there[0] != len(there) - 1:
+            # Indexed dimensions that are not side by side come to the front (transposeToFront).
+            order = there + [dim for dim, index in enumerate(indices) if index is None]
+            tensor, indices = tensor.permute(order), [indices[dim] for dim in order]
+            there = list(range(len(there)))
+        self.tensor = tensor
         given = [index for index in indices if index is not None]
         before, after = there[0], tensor.dim() - there[-1] - 1
         shape, strides = tuple(tensor.shape), tensor.stride()
@@ -134,15 +139,6 @@ def _on_device(index: Tensor, tensor: Tensor) -> Tensor:
         return index
     refuse(index.dtype not in (torch.int64, torch.int32), "PyTorch refuses the indices' dtype")
     return index.to(tensor.device, torch.int64)
-
-
-def _adjacent(tensor: Tensor, indices: Indices) -> tuple[Tensor, Indices]:
-    """Return the tensor with its indexed dimensions in front where they do not lie side by side (transposeToFront)."""
-    there = [dim for dim, index in enumerate(indices) if index is not None]
-    if there[-1] - there[0] == len(there) - 1:
-        return tensor, indices
-    order = there + [dim for dim, index in enumerate(indices) if index is None]
-    return tensor.permute(order), [indices[dim] for dim in order]
 
 
 def _one_mask(tensor: Tensor, indices: Indices) -> Tensor | None:

@@ -35,7 +35,7 @@ class Walk(NamedTuple):
     strides: tuple[tuple[int, ...], ...]
     """Bytes from one element to the next along each of them, for each operand."""
     contiguous: bool
-    """Every operand lies without gaps in the same order."""
+    """Every operand is without gaps in the same order."""
 
 
 def walk(output: Tensor, *inputs: Tensor) -> Walk:
@@ -78,7 +78,7 @@ def _walk(operands: tuple[Lying, ...]) -> Walk | None:
     for size_steps in steps:
         if sum((size - 1) * step for size, step in zip(sizes, size_steps, strict=True)) >= LARGEST_OFFSET:
             return None
-    if all(each[0] == shape for each in operands) and _one_order([each[:2] for each in operands]):
+    if all(each[0] == shape for each in operands) and all(is_dense(*each[:2]) for each in operands):
         return Walk((math.prod(shape),), tuple((each[2],) for each in operands), contiguous=True)
     kept = _merge(sizes, steps) if rank > 1 else rank
     walk = Walk(tuple(sizes[:kept]), tuple(tuple(each[:kept]) for each in steps), contiguous=False)
@@ -86,12 +86,12 @@ def _walk(operands: tuple[Lying, ...]) -> Walk | None:
     return walk._replace(contiguous=dense or all(size == 1 for size in shape))
 
 
-def _one_order(operands: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Every operand is contiguous: then strides of dimensions of one element do not count."""
-    for shape, strides in operands:
-        expected = 1
-        for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-            if size != 1 and stride != expected:
+def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements are side by side in order, the strides of dimensions of length 1 left aside."""
+    expected = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1:
+            if stride != expected:
                 return False
             expected *= size
     return True
@@ -169,17 +169,13 @@ def result(dtype: torch.dtype, *inputs: Tensor) -> Tensor:
     return torch.empty_strided(*lying, dtype=dtype, device=first.device)
 
 
+@lru_cache(maxsize=4096)
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the shape that all of them broadcast to, or None."""
-    found = [1] * max(map(len, shapes))
-    for shape in shapes:
-        missing = len(found) - len(shape)
-        for dim, size in enumerate(shape, missing):
-            if size != 1 and found[dim] not in (1, size):
-                return None
-            if size != 1:
-                found[dim] = size
-    return tuple(found)
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
 
 
 @lru_cache(maxsize=4096)
@@ -190,7 +186,7 @@ def _result(
     if shape is None:
         return None
     order = list(range(len(shape) - 1, -1, -1))
-    if not (all(each == shape for each, _ in inputs) and _one_order(list(inputs))):
+    if not (all(each == shape for each, _ in inputs) and all(is_dense(*each) for each in inputs)):
         order, _ = _ordered(shape, [(*each, 1) for each in inputs])
     strides = [0] * len(shape)
     step = 1

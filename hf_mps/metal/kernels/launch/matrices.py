@@ -32,13 +32,10 @@ def wants_metal(first: Tensor, second: Tensor) -> bool:
         return True
     if dtype.is_complex and first.shape[1] > COMPLEX_INNER:
         return True
-    return "PYTORCH_MPS_PREFER_METAL" in os.environ or (dtype == torch.float16 and _overflows(first, second))
-
-
-def _overflows(first: Tensor, second: Tensor) -> bool:
-    if first.shape[0] > _SHORT and second.shape[1] > _SHORT:
-        return False
-    if first.stride(1) != 1 or second.stride(0) != 1:
+    if "PYTORCH_MPS_PREFER_METAL" in os.environ:
+        return True
+    long = first.shape[0] > _SHORT and second.shape[1] > _SHORT
+    if dtype != torch.float16 or long or first.stride(1) != 1 or second.stride(0) != 1:
         return False
     gaps = (first.stride(0) - first.shape[1], second.stride(1) - second.shape[0])
     return any(gap > _PADDING or gap % 4 for gap in gaps)
@@ -286,9 +283,8 @@ def convert_weight_to_int4pack(weight: Tensor, inner_tiles: int) -> Tensor:
     outputs, halves = weight.shape
     shape = (outputs // 8, halves * 2 // (16 * inner_tiles), 32, inner_tiles // 2)
     packed = torch.empty(shape, dtype=torch.int32, device=weight.device)
-    kernels["weight_to_int4pack"].launch(
-        {"W": weight, "outputData": packed, "sizes": u32(outputs, halves // 4)}, (outputs, halves // 4, 1), (64, 1, 1)
-    )
+    bound = {"W": weight, "outputData": packed, "sizes": u32(outputs, halves // 4)}
+    kernels["weight_to_int4pack"].launch(bound, (outputs, halves // 4, 1), (64, 1, 1))
     return packed
 
 

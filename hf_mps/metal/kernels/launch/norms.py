@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import as_self
-from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, is_dense, parameters
+from hf_mps.metal.kernels.launch.iterator import as_self, is_dense
+from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, parameters
 from hf_mps.metal.kernels.launch.reductions import kept, result, wrapped
 from hf_mps.metal.kernels.rules import kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, u32
@@ -132,11 +132,8 @@ def group_norm_backward(
     )
     if by_input is not None:
         name = f"group_norm_backward_x_{types}_{'void' if weight is None else metal(of)}_uint32_t"
-        kernels[name].launch(
-            {**common, "dX": by_input, "gamma": gamma},
-            groups=samples * groups,
-            group=_threads(channels // groups * pixels),
-        )
+        bound = {**common, "dX": by_input, "gamma": gamma}
+        kernels[name].launch(bound, groups=samples * groups, group=_threads(channels // groups * pixels))
     if by_weight is not None:
         kernels[f"group_norm_backward_affine_{types}_{metal(of)}_uint32_t"].launch(
             {**common, "dgamma": by_weight, "dbeta": by_bias}, groups=channels, group=_threads(samples * pixels)
@@ -193,18 +190,7 @@ def norms(
         rest = source if keepdim or not dims else source.squeeze(tuple(dims))
         torch.abs(rest, out=output) if order else torch.ne(rest, 0, out=output)
         return output
-    _reduced(source, output, order, dims)
-    return output
-
-
-def _renormed(target: Tensor | None, given: Tensor, order: float, dim: int, most: float) -> Tensor:
-    rank = given.dim()
-    refuse(rank < 2 or not -rank <= dim < rank or float(order) <= 0 or float(most) < 0 or not given.is_floating_point())
-    return as_self(target, given)
-
-
-def _reduced(source: Tensor, output: Tensor, order: float, dims: set[int]) -> None:
-    """Rows of order 1 and 2 by a simdgroup each; all else by a threadgroup for each result, whatever the strides."""
+    # Rows of order 1 and 2 by a simdgroup each; all else by a threadgroup for each result, whatever the strides.
     rank = source.dim()
     refuse(rank > DIMENSIONS, f"more than {DIMENSIONS} dimensions")
     sizes, strides = kept(output, dims, rank)
@@ -212,20 +198,22 @@ def _reduced(source: Tensor, output: Tensor, order: float, dims: set[int]) -> No
     inner = f"norm_l{int(order) if order in {1.0, 2.0} else 0}_reduction_inner_{types}"
     reduced = [at for at in range(rank) if source.shape[at] != sizes[at]]
     dense = output.numel() > 1 and source.is_contiguous() and is_dense(sizes, strides)
+    bound: dict[str, Tensor | bytes] = {"input": source, "output": output}
     if dense and reduced == [rank - 1] and inner in kernels:
-        columns = source.shape[-1]
-        rows = source.numel() // columns
-        kernels[inner].launch(
-            {"input": source, "output": output, "sizes": u32(rows, columns), "divisor": f32(0.0)},
-            groups=-(-rows // (INNER // 32)),
-            group=INNER,
-        )
-        return
-    length = source.numel() // output.numel()
-    params = parameters(order, length, source.shape, source.stride(), sizes, strides)
-    kernels[f"norm_{types}"].launch(
-        {"input": source, "output": output, "params": params}, groups=output.numel(), group=min(GROUP, length)
-    )
+        rows = source.numel() // source.shape[-1]
+        bound |= {"sizes": u32(rows, source.shape[-1]), "divisor": f32(0.0)}
+        kernels[inner].launch(bound, groups=-(-rows // (INNER // 32)), group=INNER)
+    else:
+        length = source.numel() // output.numel()
+        bound["params"] = parameters(order, length, source.shape, source.stride(), sizes, strides)
+        kernels[f"norm_{types}"].launch(bound, groups=output.numel(), group=min(GROUP, length))
+    return output
+
+
+def _renormed(target: Tensor | None, given: Tensor, order: float, dim: int, most: float) -> Tensor:
+    rank = given.dim()
+    refuse(rank < 2 or not -rank <= dim < rank or float(order) <= 0 or float(most) < 0 or not given.is_floating_point())
+    return as_self(target, given)
 
 
 @rule("renorm", source="operations/RenormKernel.mm", outputs=_renormed)

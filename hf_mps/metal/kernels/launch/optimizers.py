@@ -86,7 +86,7 @@ a thread's next element is near: an element takes 18 ns so, and 46 ns with 512 t
 @rule("_fused_adam_", "_fused_adam_.tensor_lr", source="operations/FusedAdamKernel.mm", family="fused_adam")
 @rule("_fused_adamw_", "_fused_adamw_.tensor_lr", source="operations/FusedAdamWKernel.mm", family="fused_adamw")
 def adam(*lists: list[Tensor], family: str, amsgrad: bool, **values: float | Tensor | None) -> None:
-    """Adam, with weight decay in the gradient, and AdamW, with weight decay of its own."""
+    """Adam, with weight decay in the gradient, and AdamW, which decays weights apart from it."""
     parameters, grads, averages, squares, largest, steps = lists
     if not parameters:
         return
@@ -111,7 +111,7 @@ def sgd(
     momentum: float,
     **values: float | Tensor | None,
 ) -> None:
-    """SGD, with a kernel of its own for momentum."""
+    """SGD, with another kernel for momentum."""
     if not parameters:
         return
     refuse(bool(momenta) != (momentum > 0), "momentum without its buffers, or buffers without momentum")
@@ -140,7 +140,7 @@ def _require_alike(lists: Sequence[list[Tensor]]) -> None:
 def _launch(
     name: str, tensors: list[list[Tensor]], bound: list[list[Tensor]], values: Mapping[str, float | Tensor | None]
 ) -> None:
-    """Launch the kernel over all chunks; truths are bytes, and a learning rate of the device is bound as it lies."""
+    """Launch the kernel over all chunks; truths are bytes, and a learning rate of the device is bound in place."""
     kernel = kernels[name]
     numbers: dict[str, Any] = {"grad_scale": None, "found_inf": None}
     for word, value in values.items():

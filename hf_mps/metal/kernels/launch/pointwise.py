@@ -1,6 +1,6 @@
 """The three generic pointwise launches: one input, two, three (MetalShaderLibrary in OperationUtils.mm).
 
-Each chooses among the kernels of a name by how the operands lie and by their dtypes: dense (several elements a thread
+Each chooses among the kernels of a name by the operands' layouts and dtypes: dense (several elements a thread
 where there are many), strided, one operand that repeats or is one number, inputs or an output of another dtype, with
 a value that the host binds beside them (`alpha`, or a struct of parameters). Releases differ in which of them they
 have, and the names tell.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_mps.metal.kernels.launch.iterator import is_dense
 from hf_mps.metal.kernels.rules import kernels, refuse
 from hf_mps.metal.kernels.values import NoRule, f32, metal, u32
 
@@ -164,17 +165,6 @@ def slices(length: int) -> int:
     return groups
 
 
-def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether elements lie side by side in order, the strides of dimensions of length 1 left aside."""
-    expected = 1
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
 def run_whole(reduction: Reduction) -> None:
     """Launch the kernels of a reduction of elements that are there (reduction_dispatch_mps of 2.13)."""
     results = reduction.output.numel()
@@ -232,7 +222,7 @@ class Blocks(NamedTuple):
 
 
 def contiguous(outer: int, dim: int, inner: int) -> Blocks:
-    """Return blocks of elements that lie side by side."""
+    """Return blocks of elements that are side by side."""
     return Blocks(outer, dim, inner, inner, 1, dim * inner)
 
 

@@ -224,9 +224,8 @@ def general(kernel: str, given: Tensor, length: int, output: Tensor, layout: tup
     """A threadgroup for each result, whatever the strides. `layout` is the output's, the dimension kept."""
     refuse(given.dim() > reduce.DIMENSIONS, f"more than {reduce.DIMENSIONS} dimensions")
     params = reduce.parameters(0.0, length, given.shape, given.stride(), *layout)
-    kernels[kernel].launch(
-        {"input": given, "output": output, "params": params}, groups=output.numel(), group=reduce.simdgroups(length)
-    )
+    bound = {"input": given, "output": output, "params": params}
+    kernels[kernel].launch(bound, groups=output.numel(), group=reduce.simdgroups(length))
 
 
 @rule("max", source=SOURCE, family=MAX)

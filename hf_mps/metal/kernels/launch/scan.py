@@ -37,7 +37,7 @@ def _result(target: Tensor | None, given: Tensor, dim: int, *, dtype: torch.dtyp
 def cumulative(result: Tensor, given: Tensor, dim: int, *, name: str, dtype: torch.dtype | None = None) -> None:
     """Integers narrower than int32 are cast to int32; int32 is summed or multiplied into int64 by the kernel.
 
-    Complex products have kernels of their own.
+    Complex products have other kernels.
     """
     kernels.need(f"{name}_innermost_float")
     if not given.dim():
@@ -110,11 +110,8 @@ def _scan(name: str, given: Tensor, result: Tensor, dim: int) -> None:
     if blocked and form == "innermost" and length <= 32 and scans >= 4096:
         # Many rows in a threadgroup.
         rows = TINY_TILE // length
-        kernels[f"{name}_tiny_innermost_{tag}"].launch(
-            {"in": source, "out": target, "axis_size": u32(length), "n_scans": u32(scans), "rows_per_tg": u32(rows)},
-            groups=-(-scans // rows),
-            group=256,
-        )
+        bound = {"in": source, "out": target, "axis_size": u32(length), "n_scans": u32(scans), "rows_per_tg": u32(rows)}
+        kernels[f"{name}_tiny_innermost_{tag}"].launch(bound, groups=-(-scans // rows), group=256)
     elif not (blocked and split(name, tag, source, target, dim)):
         reads = read_at_once(result.dtype)
         _launch(kernels[f"{name}_{form}_{tag}"], {"in": source, "out": target}, source, dim, reads)
@@ -143,7 +140,7 @@ def _launch(kernel: object, tensors: dict[str, Tensor], source: Tensor, dim: int
 
 
 def _transposed(given: Tensor, result: Tensor, dim: int) -> bool:
-    """The last dimension is scanned and lies outermost in memory, beside 256 columns or more."""
+    """The last dimension is scanned and is outermost in memory, beside 256 columns or more."""
     rank = given.dim()
     if rank < 2 or dim != rank - 1 or given.is_contiguous() or not result.is_contiguous():
         return False
@@ -164,15 +161,12 @@ def read_at_once(dtype: torch.dtype) -> int:
 
 
 def transposed(kernel: str, given: Tensor, result: Tensor) -> None:
-    """The last dimension, which lies outermost: read strided, written contiguous."""
+    """The last dimension, which is outermost: read strided, written contiguous."""
     length = given.shape[-1]
     columns = given.numel() // length
     blocks = -(-columns // 32)
-    kernels[kernel].launch(
-        {"in": given, "out": result, "axis_size": u64(length), "n_cols": u64(columns), "stride_blocks": u64(blocks)},
-        groups=(1, blocks, 1),
-        group=32 // read_at_once(result.dtype) * 32,
-    )
+    bound = {"in": given, "out": result, "axis_size": u64(length), "n_cols": u64(columns), "stride_blocks": u64(blocks)}
+    kernels[kernel].launch(bound, groups=(1, blocks, 1), group=32 // read_at_once(result.dtype) * 32)
 
 
 def split(name: str, tag: str, source: Tensor, target: Tensor, dim: int) -> bool:
@@ -261,7 +255,7 @@ def _in_blocks(
     group: int,
     between: str | None = None,
 ) -> None:
-    """Sums of blocks first, then each block with what lies before it; `between` scans the sums."""
+    """Sums of blocks first, then each block with what comes before it; `between` scans the sums."""
     sums = torch.empty(shape, dtype=accumulator(target.dtype), device=source.device)
     bound = {"in": source, "block_sums": sums, **numbers}
     kernels[form.format("reduce")].launch(bound, groups=grid, group=group)

@@ -361,7 +361,7 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _refuse_reported(index: Tensor, size: int) -> None:
-    """A launch of its own looks at the indices (encodeIndexBoundsCheck)."""
+    """A separate launch looks at the indices (encodeIndexBoundsCheck)."""
     reported = errors()
     arguments = {"index": index, "index_stride": u32(index.stride(0)), "dim_size": i64(size)}
     kernel = kernels[f"index_check_bounds_{metal(index.dtype)}"]

@@ -87,7 +87,13 @@ def histc(given: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out
     if out is not None:
         refuse_misfit(out, [bins], given.dtype)
     kernel = kernels[f"histogramdd_{metal(given.dtype)}"]
-    first, last = _edges(given, float(min), float(max))
+    # The outer edges (histc_select_outer_bin_edges of Histogram.cpp).
+    first, last = float(min), float(max)
+    if first == last:
+        first, last = (each.item() for each in torch.aminmax(given))
+    if first == last:
+        first, last = first - 1, last + 1
+    refuse(not (math.isfinite(first) and math.isfinite(last) and first < last))
     edges = torch.linspace(first, last, bins + 1, dtype=given.dtype, device=given.device).cpu()
     source = given.reshape(given.numel(), 1)
     count = source.shape[0]
@@ -100,17 +106,6 @@ def histc(given: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out
     bound |= {"num_bin_edges": i64(bins + 1), "local_out_strides": i64(bins, 1), "weight_stride": i64(NO_WEIGHT)}
     kernel.launch({**bound, "algorithm": u8(LINEAR)}, count)
     return of_each.sum(0) if out is None else torch.sum(of_each, 0, out=out)
-
-
-def _edges(given: Tensor, first: float, last: float) -> tuple[float, float]:
-    """The outer edges (histc_select_outer_bin_edges of Histogram.cpp). Raises NoRule where PyTorch refuses them."""
-    if first == last:
-        least, greatest = torch.aminmax(given)
-        first, last = least.item(), greatest.item()
-    if first == last:
-        first, last = first - 1, last + 1
-    refuse(not (math.isfinite(first) and math.isfinite(last) and first < last))
-    return first, last
 
 
 def _bytes(edges: Tensor) -> bytes:
@@ -350,7 +345,7 @@ class Work:
 
 
 def by_digits(work: Work) -> None:
-    """Sort rows of elements of 4 bytes or less, the last pass into the output where a row lies side by side in it."""
+    """Sort rows of elements of 4 bytes or less, the last pass into the output where a row is contiguous in it."""
     element = work.given.element_size()
     bits = 4 if element == 1 else 8
     narrow = element == 2 and work.rows >= 32
@@ -376,9 +371,8 @@ def by_digits(work: Work) -> None:
         else:
             kernels[f"radix_count_{tail}"].launch(count, groups=grid, group=group)
             if not fused:
-                kernels["radix_scan"].launch(
-                    {"histograms": histograms, "n_entries": i32(entries)}, groups=(1, work.rows, 1), group=1024
-                )
+                bound = {"histograms": histograms, "n_entries": i32(entries)}
+                kernels["radix_scan"].launch(bound, groups=(1, work.rows, 1), group=1024)
         final = direct and each == passes - 1
         into = (work.values, work.indices) if final else pairs[1 - at]
         selected = "_topk" if work.count else ""
