@@ -83,9 +83,7 @@ def _shapes(values: tuple[Any, ...]) -> str:
     """Return dtypes and shapes of the tensors in words: " of float32[4, 10], int64[4]"."""
     shown = list(_tensors(values))
     words = ", ".join(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for value in shown[:4])
-    if not words:
-        return ""
-    return f" of {words}{', …' if len(shown) > 4 else ''}"
+    return "" if not words else f" of {words}{', …' if len(shown) > 4 else ''}"
 
 
 def _tensors(values: Any) -> Iterator[Any]:

@@ -94,9 +94,7 @@ def chosen(release: str | None) -> str:
     Raises UserError, with the next command, where that is not fetched, or none is.
     """
     here, own = releases(), installed()
-    if release is None and here and own not in here:
-        return here[-1]
-    return folder(release or own or EXAMPLE).name
+    return here[-1] if release is None and here and own not in here else folder(release or own or EXAMPLE).name
 
 
 def folder(release: str) -> Path:

@@ -132,9 +132,7 @@ def copy(target: Tensor, given: Tensor, non_blocking: bool = False) -> Tensor:
         if dense:
             return cast(target, source)
         source = cast(torch.empty(source.shape, dtype=source.dtype, device=source.device), source)
-    if same and (runs or dense):
-        return _bytes(target, source)
-    return cast(target, source)
+    return _bytes(target, source) if same and (runs or dense) else cast(target, source)
 
 
 def cast(target: Tensor, source: Tensor) -> Tensor:

@@ -154,9 +154,7 @@ def _one_mask(tensor: Tensor, indices: Indices) -> Tensor | None:
             refuse(each.shape != tensor.shape[dims : dims + each.dim()], "PyTorch refuses the mask's shape")
             mask = each
             dims += each.dim()
-    if mask is None:
-        return None
-    return mask.reshape(*mask.shape, *(1 for _ in range(tensor.dim() - dims)))
+    return None if mask is None else mask.reshape(*mask.shape, *(1 for _ in range(tensor.dim() - dims)))
 
 
 def _bits(tensor: Tensor) -> str:

@@ -251,9 +251,7 @@ def floating(dtype: torch.dtype) -> torch.dtype:
 
 def as_input(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
     """One input, and the output has its dtype."""
-    if target is None:
-        return torch.empty_like(self)
-    return written(target, self.dtype, self, exact=True)
+    return torch.empty_like(self) if target is None else written(target, self.dtype, self, exact=True)
 
 
 def as_float(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:

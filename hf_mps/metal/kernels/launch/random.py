@@ -374,9 +374,7 @@ def multinomial(
         return torch.searchsorted(sums, drawn_numbers.mul_(sums[..., -1:])).clamp_(0, categories - 1)
     numbers = exponential(torch.empty_like(weights), 1.0, generator=generator)
     torch.div(weights, numbers, out=numbers)
-    if samples == 1:
-        return torch.argmax(numbers, dim=-1, keepdim=True)
-    return torch.topk(numbers, samples).indices
+    return torch.argmax(numbers, dim=-1, keepdim=True) if samples == 1 else torch.topk(numbers, samples).indices
 
 
 def _are_weights(weights: Tensor) -> bool:

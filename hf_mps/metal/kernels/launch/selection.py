@@ -59,8 +59,7 @@ def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: 
     if into.numel() == 0 or where.numel() == 0:
         return
     if not (into.is_contiguous() and where.is_contiguous() and _same_but(into, where, dim)):
-        source = torch.empty(where.shape, dtype=self.dtype, device=self.device).fill_(value)
-        _scatter(output, dim, index, source, "set")
+        _scatter(output, dim, index, self.new_empty(where.shape).fill_(value), "set")
         return
     name = f"scatter_set_dense_value_{metal(output.dtype)}_{metal(index.dtype)}"
     sizes = (_inner(into, dim), i64(where.shape[dim]), i64(into.shape[dim]))
@@ -72,10 +71,7 @@ def scatter_value_reduced(
     output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
 ) -> None:
     """Add or multiply one number to where the indices say."""
-    mode = _mode(reduce)
-    source = torch.empty(index.shape, dtype=self.dtype, device=self.device).fill_(value)
-    _start(output, self)
-    _scatter(output, dim, index, source, mode)
+    scatter(output, self, dim, index, self.new_empty(index.shape).fill_(value), reduce=reduce)
 
 
 @rule("scatter_reduce.two", source="native/TensorAdvancedIndexing.cpp", outputs=as_self)
@@ -124,7 +120,7 @@ def _scatter(output: Tensor, dim: int, index: Tensor, src: Tensor, mode: str) ->
         name = f"scatter_set_{dtypes}" if mode == "set" else f"scatter_{mode}_strided_{dtypes}"
         rest = [*map(i64, (where.shape, into.stride(), given.stride(), where.stride()))]
         rest += [padded(u32(where.dim(), dim), 16), i64(into.shape[dim])]
-    kernels[name]
+    kernels[name]  # a kernel that the release lacks is refused here, before any sign is flipped
     if flips:
         _flip_signs(into)
     _launch(name, (into, given, where, *rest, i64(0)), where.numel())
