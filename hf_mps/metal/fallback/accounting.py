@@ -177,7 +177,21 @@ class Report:
         }
 
     def __str__(self) -> str:
-        return _table(self) if self.operators else ""
+        if not self.operators:
+            return ""
+        lines = [
+            f"hf-mps: {counted(len(self.operators), 'operator')} without a Metal kernel ran on the CPU: "
+            f"{self.seconds:.2f} s of {self.wall:.1f} s ({self.share:.1%}{simulated_label()})"
+        ]
+        width = max(8, *(len(entry.operator) for entry in self.operators))
+        lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
+        for entry in self.operators:
+            lines.append(
+                f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
+                f"  {_size(entry.bytes):>9}  {entry.way}"
+            )
+        lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
+        return "\n".join(lines)
 
 
 Snapshot = tuple[float, dict[str, tuple[int, float, int, int]]]
@@ -264,24 +278,6 @@ class OverheadMonitor:
         """Warn where `spent` of `wall` seconds is above the limit; once in a process."""
         if wall > 0 and spent / wall > self.limit:
             warn_share(spent / wall, wall, self.limit)
-
-
-def _table(report: Report) -> str:
-    """Return the report in lines of at most 100 characters: one for each operator under a line that sums them up."""
-    count = len(report.operators)
-    lines = [
-        f"hf-mps: {counted(count, 'operator')} without a Metal kernel ran on the CPU: "
-        f"{report.seconds:.2f} s of {report.wall:.1f} s ({report.share:.1%}{simulated_label()})"
-    ]
-    width = max(8, *(len(entry.operator) for entry in report.operators))
-    lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
-    for entry in report.operators:
-        lines.append(
-            f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
-            f"  {_size(entry.bytes):>9}  {entry.way}"
-        )
-    lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
-    return "\n".join(lines)
 
 
 def _size(count: int) -> str:

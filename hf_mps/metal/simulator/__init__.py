@@ -52,7 +52,10 @@ def load(profile: str | None = None) -> Profile:
         return _profile
     if _came_too_late is not None:
         raise _came_too_late
-    _refuse_real_metal(torch)
+    if torch.backends.mps.is_built() or platform.system() == "Darwin":
+        raise UserError(
+            "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE"
+        )
     _refuse_other_accelerators(torch)
     kernels = requested()  # as little as a fault's name: a device that computes with others is not what was asked for
     from hf_mps.metal.device import machine
@@ -102,13 +105,6 @@ def _let_autograd_finish() -> None:
     lock too late, inside a C++ destructor.
     """
     time.sleep(0.02)
-
-
-def _refuse_real_metal(torch: ModuleType) -> None:
-    if torch.backends.mps.is_built() or platform.system() == "Darwin":
-        raise UserError(
-            "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE"
-        )
 
 
 def _refuse_other_accelerators(torch: ModuleType) -> None:

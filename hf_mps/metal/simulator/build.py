@@ -102,8 +102,12 @@ def _build(name: str) -> Path:
     """Compile into the cache, or wait for the process that does so already; return the library's path."""
     import filelock
 
-    compiler = _compiler()
-    _require_headers()
+    compiler, header = _compiler(), Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        raise UserError(
+            "the simulated Metal device is compiled on first use and Python's headers are missing "
+            f"({header}): apt-get install python3-dev"
+        )
     try:
         folder, why_not_usual = cache.writable(name)
     except OSError as error:
@@ -164,14 +168,9 @@ def _compile(compiler: Sequence[str], work: Path, log: Path) -> Path:
 
 def _call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     # The C locale keeps the word "error:" in the compiler's output, whatever the user's language.
+    environment, pipe = {**os.environ, "LC_ALL": "C"}, subprocess.PIPE
     return subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, "LC_ALL": "C"},
-        check=False,
+        command, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, check=False
     )
 
 
@@ -234,15 +233,6 @@ def _compiler() -> list[str]:
         named = f"CXX={chosen} is not found" if chosen else "there is no C++ compiler"
         raise UserError(f"the simulated Metal device is compiled on first use and {named}: {install}, or set CXX")
     return command
-
-
-def _require_headers() -> None:
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.is_file():
-        raise UserError(
-            "the simulated Metal device is compiled on first use and Python's headers are missing "
-            f"({header}): apt-get install python3-dev"
-        )
 
 
 def _say(message: str) -> None:
