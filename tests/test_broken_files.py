@@ -21,7 +21,7 @@ from hf_mps.core.checkpoint_files import torn
 from hf_mps.core.errors import UserError
 from hf_mps.metal.kernels.metallib import BrokenLibrary, libraries
 from hf_mps.metal.kernels.metallib import Library as Metallib
-from hf_mps.metal.kernels.objects import _packed, _unpacked
+from hf_mps.metal.kernels.release import _packed, _unpacked
 from hf_mps.metal.kernels.signature import Signature
 from hf_mps.metal.operators import table
 from hf_mps.tools.saved.run import ADAPTER, read_adapter

@@ -18,6 +18,7 @@ ROOMS = (
     "metal.kernels",
     "metal.simulator",
     "metal.fallback",
+    "metal.pytest_plugin",
     "distributed",
     "layer.guards",
     "layer.fused_step",
@@ -34,7 +35,6 @@ ROOMS = (
     "tools.export",
     "tools.dryrun",
     "tools.bench",
-    "metal.pytest_plugin",
     "cli",
     "__main__",
 )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import hf_mps
+
+PACKAGE = Path(hf_mps.__file__).parent
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SUITE = """
@@ -94,3 +99,42 @@ def test_an_unknown_profile_ends_in_one_line(suite: Path, run_python: Run) -> No
     assert ended.returncode == 4
     assert ended.stderr.startswith("ERROR: --simulated-metal=m1-9gb: is no device profile; allowed: 1, m1-8gb, ")
     assert ended.stderr.rstrip().endswith("did you mean 'm1-8gb'?")
+
+
+# What the Metal wing needs of others: torch and pytest with their own requirements, psutil and PyYAML.
+PACKAGES = (
+    *("torch", "torchgen", "functorch", "filelock", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2"),
+    *("markupsafe", "fsspec", "numpy", "numpy.libs", "psutil", "yaml"),
+    *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments"),
+)
+ABSENT = ("transformers", "accelerate", "datasets", "pydantic", "rich", "typer", "hf_mps.layer", "hf_mps.finetune")
+
+
+@pytest.fixture
+def wing(tmp_path: Path) -> str:
+    """A Python path with a copy of the Metal wing and what it needs, and with nothing else."""
+    site, package = tmp_path / "site", tmp_path / "alone" / "hf_mps"
+    site.mkdir()
+    for name, folder in ((name, Path(folder)) for name in PACKAGES for folder in sys.path):
+        for found in (folder / name, folder / f"{name}.py", *folder.glob(f"{name}-*.dist-info")):
+            if found.exists() and not (site / found.name).exists():
+                (site / found.name).symlink_to(found)
+    for room in ("core", "metal"):
+        shutil.copytree(PACKAGE / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE / "__init__.py", package)
+    return f"{site}:{package.parent}"
+
+
+def test_the_metal_wing_alone_runs_a_suite(suite: Path, wing: str, run_python: Run) -> None:
+    absent = "".join(f"\n    assert find('{name}') is None" for name in ABSENT)
+    alone = f"\n\ndef test_alone():\n    from importlib.util import find_spec as find\n{absent}\n"
+    (suite / "test_theirs.py").write_text(SUITE + alone, encoding="utf-8")
+    options = (*OPTIONS, "-p", "hf_mps.metal.pytest_plugin", "--simulated-metal=m1-8gb")
+    # Without `site`, Python sees no environment but that path.
+    ended = run_python("-S", *options, "test_theirs.py", cwd=suite, env={"HF_MPS_SIMULATE": None, "PYTHONPATH": wing})
+    assert "mps (Metal passed its probe on Apple M1 (simulated), macOS 14.7)" in ended.stdout, ended.stderr
+    for passed in ("device", "marked", "allowed", "native", "counts", "plain", "alone"):
+        assert f"PASSED test_theirs.py::test_{passed}\n" in ended.stdout
+    assert "ran on the CPU, having no Metal kernel: aten::mode (calls: 1)" in ended.stdout
+    assert "2 failed, 7 passed" in ended.stdout
+    assert "aten::mode" in ended.stderr, "the table of what fell back, at the end of the process"

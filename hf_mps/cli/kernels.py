@@ -81,7 +81,7 @@ def list_kernels(
 ) -> None:
     """List the fetched releases, and the kernels of one by family, with their element types."""
     from hf_mps.core.text import aligned
-    from hf_mps.metal.kernels import describe, families, store
+    from hf_mps.metal.kernels import describe, store
 
     release = store.chosen(torch)
     library = store.open_library(release)
@@ -93,7 +93,7 @@ def list_kernels(
         for line in aligned([describe.in_short(library, name) for name in names], widest=100):
             print(line)
         return
-    found, table = describe.releases(), families.table(library)
+    found, table = describe.releases(), describe.table(library)
     if json:
         listed = [each._asdict() for each in table]
         _print_json({"releases": found, "release": release, "families": listed})
@@ -120,14 +120,14 @@ def show_kernel(
     debug: Debug = False,
 ) -> None:
     """Show what a kernel says of itself: buffers with their structs, thread attributes, memory, intrinsics."""
-    from hf_mps.metal.kernels import describe, modules, store
+    from hf_mps.metal.kernels import describe, metallib, store
 
     if ir and json:
         raise UserError("--ir prints LLVM's text, --json the signature; next: one of the two")
     release = store.chosen(torch)
     library = store.open_library(release)
     if ir:
-        print(modules.parse(library, name))
+        print(metallib.parse(library, name))
         return
     known = describe.kernel(library, name, release)
     if json:

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import NamedTuple
 
-from hf_mps.metal.kernels import modules, store
+from hf_mps.metal.kernels import metallib, store
 
 _METADATA = re.compile(r",? ![\w.]+(?: !\d+)?| #\d+")
 _SYMBOL = re.compile(r"@[\w.$]+|@\"[^\"]+\"")
@@ -31,8 +31,8 @@ def between(before: str, after: str) -> Changes:
     changed: list[str] = []
     for name in old:
         if name in new:
-            alike = old[name] == new[name] or digest(str(modules.parse(old, name))) == digest(
-                str(modules.parse(new, name))
+            alike = old[name] == new[name] or digest(str(metallib.parse(old, name))) == digest(
+                str(metallib.parse(new, name))
             )
             (same if alike else changed).append(name)
     added, removed = [name for name in new if name not in old], [name for name in old if name not in new]

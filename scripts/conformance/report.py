@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hf_mps.core.errors import RunError, run_command
-from hf_mps.metal.kernels import modules, store
+from hf_mps.metal.kernels import metallib, store
 from scripts.conformance import run, summary
 from scripts.conformance.page import page, tables
 from scripts.conformance.run import COMMAND, Wanted
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
 
     def work() -> None:
-        modules.require()
+        metallib.require()
         chosen = list(dict.fromkeys(store.present(release) for release in given.releases))
         wanted = Wanted(tuple(given.operator), given.case, max(1, given.jobs), given.quick)
         for line in write(chosen, wanted, given.page, given.json):

@@ -97,7 +97,7 @@ def architectures() -> dict[str, str]:
 def row(name: str, task: str, folder: Path) -> Row:
     """Plan and audit the architecture from a configuration in `folder`, both in one step."""
     from hf_mps.core.errors import RunError, UserError
-    from hf_mps.metal.operators.support import OperatorSupport
+    from hf_mps.metal.operators.table import OperatorSupport
     from hf_mps.tools.dryrun import memory
     from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.tools.dryrun.resolve import resolve_target

@@ -21,7 +21,7 @@ from packaging.version import Version
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hf_mps.core.errors import run_command
-from hf_mps.metal.kernels import wheel
+from hf_mps.metal.kernels import fetch
 from hf_mps.metal.operators import launch_class
 from hf_mps.metal.operators.launch_class import ABSENT, FACTS
 from scripts.tools.launch_class_reader import read
@@ -31,10 +31,10 @@ FUNCTIONS = "torchgen/packaged/ATen/native/native_functions.yaml"
 
 def of_wheel(path: Path) -> tuple[str, dict[str, str]]:
     """A wheel's release, and the class of each of its operators. Raises UserError for what is no such wheel."""
-    release = wheel.read(path).release
+    release = fetch.read_wheel(path).release
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         library = Path(folder) / "library"
-        wheel.extract_library(path, library)
+        fetch.extract_library(path, library)
         found = read(library, archive.read(FUNCTIONS))
     return release, {name.removeprefix("aten::"): kind for name, kind in found.items()}
 

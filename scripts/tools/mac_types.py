@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from hf_mps.core.errors import RunError, UserError
-from hf_mps.metal.kernels import pip
+from hf_mps.metal.kernels import fetch
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = CHECKOUT / "constraints-darwin.txt"
@@ -36,13 +36,13 @@ def newest() -> str:
 
 
 def stubs(release: str) -> Path:
-    """The folder of the Python files of a release's macOS wheel, fetched if need be. Raises as `pip.download`."""
+    """The folder of the Python files of a release's macOS wheel, fetched if need be. Raises as `fetch.download`."""
     folder = STUBS / f"torch-{release}"
     if folder.is_dir():
         return folder
     STUBS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=STUBS) as work:
-        with zipfile.ZipFile(pip.download(release, Path(work))) as wheel:
+        with zipfile.ZipFile(fetch.download(release, Path(work))) as wheel:
             kept = (".py", ".pyi", "/py.typed")
             members = [name for name in wheel.namelist() if name.startswith("torch/") and name.endswith(kept)]
             wheel.extractall(Path(work) / "files", members)

@@ -23,7 +23,7 @@ REASON = (
 )
 
 replacements: list[Callable[..., Any]] = []
-"""What stands in place of PyTorch's functions."""
+"""The replacements of PyTorch's functions."""
 
 
 def _metal(stock: Callable[[], bool]) -> bool:
@@ -33,7 +33,7 @@ def _metal(stock: Callable[[], bool]) -> bool:
 
 
 def _current(stock: Callable[..., Any], check_available: bool = False) -> Any:
-    """The accelerator, or None where that is a Metal that is switched off or has failed.
+    """Return the accelerator, or None where that is a Metal that is switched off or has failed.
 
     Without `check_available` PyTorch promises that nothing touches the device, so the probe is not run for it.
     """
@@ -95,7 +95,7 @@ def _answer(module: ModuleType | None, name: str, answer: Callable[..., Any]) ->
 
 
 def patcher() -> ModulePatcher:
-    """What `install` does, declared as whoever else patches a library declares it."""
+    """Return what `install` does, declared as whoever else patches a library declares it."""
     from hf_mps.core.patching import ModulePatcher, Put
 
     patches = {target: Put(answer, optional=True) for target, answer in ANSWERS.items()}

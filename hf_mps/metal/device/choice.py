@@ -51,7 +51,7 @@ def switch() -> str | None:
 
 
 def simulated(device: str = "mps") -> bool:
-    """Whether `device` is simulated: its numbers then come from this machine's CPU, and its speed is no Mac's.
+    """Return whether `device` is simulated: its numbers then come from this machine's CPU, and its speed is no Mac's.
 
     It is for labels alone: a program does the same on the simulated device as on a Mac. Imports torch.
     """
@@ -63,7 +63,7 @@ def simulated(device: str = "mps") -> bool:
 
 
 def metal(*, owned: bool = False) -> Choice[bool]:
-    """Whether Metal is taken, with the reason: not switched off, and there; with HF_MPS=0 what PyTorch says.
+    """Return whether Metal is taken, with the reason: not switched off, and there; with HF_MPS=0 what PyTorch says.
 
     `owned` as in `hf_mps.metal.device.probe.metal`, which says where it is tried too. Raises UserError only for a value
     of HF_MPS, HF_MPS_DEVICE, HF_MPS_PROBE or HF_MPS_SIMULATE that nobody knows.
@@ -95,7 +95,7 @@ def _requested() -> str | None:
 
 
 def cuda() -> Choice[bool]:
-    """Whether CUDA (or ROCm, which PyTorch calls by the same name) is there, with the reason. Imports torch."""
+    """Return whether CUDA (or ROCm, which PyTorch calls by the same name) is there, with the reason. Imports torch."""
     import torch
 
     if torch.cuda.is_available():

@@ -43,11 +43,15 @@ def facts(device: str | None = None) -> Facts:
     import torch
 
     device = device or choice.choose().value
-    here = machine.present()
+    here, cores = machine.present(), None
+    if device == "cuda":
+        cores = int(torch.cuda.get_device_properties(0).multi_processor_count)
+    elif device == "mps":
+        cores = int(torch.backends.mps.get_core_count())
     return Facts(
         device=device,
         chip=machine.chip(device),
-        cores=_cores(device),
+        cores=cores,
         memory=memory.total(device),
         recommended=memory.recommended(device),
         macos=here.macos,
@@ -55,11 +59,3 @@ def facts(device: str | None = None) -> Facts:
         built_with_metal=torch.backends.mps.is_built(),
         dtypes=precision.dtypes(device),
     )
-
-
-def _cores(device: str) -> int | None:
-    import torch
-
-    if device == "cuda":
-        return int(torch.cuda.get_device_properties(0).multi_processor_count)
-    return int(torch.backends.mps.get_core_count()) if device == "mps" else None

@@ -27,7 +27,7 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """What stands behind a fact of this machine: that it is simulated, or nothing."""
+        """The suffix of a fact of this machine: that it is simulated, or nothing."""
         return SIMULATED if self.simulated else ""
 
     @property
@@ -36,8 +36,11 @@ class Machine:
         return self.system == "Darwin"
 
     def macos_at_least(self, major: int, minor: int = 0) -> bool:
-        """Whether the macOS version is known and at least `major.minor`."""
-        return self.macos is not None and _version(self.macos) >= (major, minor)
+        """Return whether the macOS version is known and at least `major.minor`."""
+        if self.macos is None:
+            return False
+        numbers = [int(part) if part.isdigit() else 0 for part in (*self.macos.split("."), "0")[:2]]
+        return numbers >= [major, minor]
 
 
 _overridden: Machine | None = None
@@ -70,11 +73,6 @@ def chip(device: str) -> str:
     if device == "cuda":
         return torch.cuda.get_device_name()
     return str(torch.backends.mps.get_name()) if device == "mps" else present().chip
-
-
-def _version(text: str) -> tuple[int, int]:
-    numbers = [int(part) if part.isdigit() else 0 for part in text.split(".")[:2]]
-    return numbers[0], numbers[1] if len(numbers) > 1 else 0
 
 
 def _read_mac() -> Machine:
@@ -117,7 +115,7 @@ def _linux_chip() -> str:
 
 
 def _sysctl(name: str) -> bytes | None:
-    """The raw bytes of a macOS kernel value, or None where the kernel knows no such name."""
+    """Return the raw bytes of a macOS kernel value, or None where the kernel knows no such name."""
     library = ctypes.CDLL(None)
     size = ctypes.c_size_t(0)
     if library.sysctlbyname(name.encode(), None, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:

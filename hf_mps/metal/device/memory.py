@@ -26,7 +26,7 @@ JOINED = "2.14"
 
 
 def beside_live(torch: str) -> str:
-    """What the process holds beside live tensors on Metal with a release of torch, for people who plan.
+    """Return what the process holds beside live tensors on Metal with a release of torch, for people who plan.
 
     The heaps: torch, MPSAllocator.h, kSmallHeap, kLargeHeap and kXLargeHeapU; one of 1 GB serves the buffers from 10 to
     512 MB. The simulated device counts them so (simulator/native/heaps.cpp): after some steps of one shape its driver
@@ -70,7 +70,7 @@ def recommended(device: str) -> int | None:
 
 
 def refused(error: BaseException) -> bool:
-    """Whether an error says that Metal lacks the memory a program asked for."""
+    """Return whether an error says that Metal lacks the memory a program asked for."""
     return isinstance(error, RuntimeError) and str(error).startswith(REFUSALS)
 
 

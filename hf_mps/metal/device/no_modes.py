@@ -37,7 +37,7 @@ def no_modes() -> Iterator[None]:
 
 
 def _leave_functions(stack: ExitStack) -> None:
-    """A default device, and whatever else stands before PyTorch's functions."""
+    """A default device, and whatever else intercepts PyTorch's functions."""
     import torch
 
     stack.enter_context(torch._C.DisableTorchFunction())
@@ -52,15 +52,8 @@ def _leave_hooks(stack: ExitStack) -> None:
         _autograd._saved_tensors_hooks_enable()
         stack.callback(_autograd._saved_tensors_hooks_disable, refusal)
     if _autograd._top_saved_tensors_default_hooks(True) is not None:  # PyTorch calls the innermost pair alone
-        stack.enter_context(saved_tensors_hooks(_detached, _itself))
-
-
-def _detached(tensor: Any) -> Any:
-    return tensor.detach()  # what autograd keeps of a result must not hold the graph that made it
-
-
-def _itself(tensor: Any) -> Any:
-    return tensor
+        # What autograd keeps of a result must not hold the graph that made it.
+        stack.enter_context(saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor))
 
 
 def _leave_transforms(stack: ExitStack) -> None:

@@ -43,7 +43,12 @@ def requested(name: str, device: str | None = None) -> Choice[str]:
 def dtypes(device: str) -> dict[str, Choice[bool]]:
     """Return for each floating-point dtype whether a model can be trained in it (or with its autocast) on `device`."""
     if device == "mps":
-        return {"float32": _all(), "float16": _all(), "bfloat16": _bfloat16(), "float64": _float64()}
+        every, name = Choice(True, "every Metal GPU computes it"), machine.chip("mps")
+        emulated = f"{name} emulates it in float32, so it saves memory only"
+        # torch raises TypeError: "the MPS framework doesn't support float64" (aten/src/ATen/mps/EmptyTensor.cpp).
+        none = "Metal has no float64 at all; use float32, and convert numpy columns before they reach the device"
+        bf16 = Choice(True, emulated if emulates_bfloat16() else f"{name} computes it")
+        return {"float32": every, "float16": every, "bfloat16": bf16, "float64": Choice(False, none)}
     bf16, fp16 = _elsewhere(device)
     return {
         "float32": Choice(True, "every device computes it"),
@@ -54,26 +59,9 @@ def dtypes(device: str) -> dict[str, Choice[bool]]:
 
 
 def emulates_bfloat16() -> bool:
-    """Whether this Metal GPU computes bfloat16 in float32. Source: transformers, is_torch_bf16_gpu_available."""
+    """Return whether this Metal GPU computes bfloat16 in float32. Source: transformers, is_torch_bf16_gpu_available."""
     generation = re.match(r"Apple M(\d+)", machine.chip("mps"))
     return generation is not None and int(generation[1]) <= 2
-
-
-def _all() -> Choice[bool]:
-    return Choice(True, "every Metal GPU computes it")
-
-
-def _bfloat16() -> Choice[bool]:
-    name = machine.chip("mps")
-    emulated = f"{name} emulates it in float32, so it saves memory only"
-    return Choice(True, emulated if emulates_bfloat16() else f"{name} computes it")
-
-
-def _float64() -> Choice[bool]:
-    # torch raises TypeError: "the MPS framework doesn't support float64" (aten/src/ATen/mps/EmptyTensor.cpp).
-    return Choice(
-        False, "Metal has no float64 at all; use float32, and convert numpy columns before they reach the device"
-    )
 
 
 def _elsewhere(device: str) -> tuple[Choice[bool], Choice[bool]]:

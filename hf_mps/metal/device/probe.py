@@ -62,7 +62,7 @@ _known: _Known | None = None
 
 
 def metal(*, owned: bool = False) -> Choice[bool]:
-    """Whether Metal may be taken, with the reason; found out on the first call in a process.
+    """Return whether Metal may be taken, with the reason; found out on the first call in a process.
 
     `owned` says that the process is ours, a verb's and no plain script's: then Metal is tried on every machine.
     Otherwise it is tried in virtual machines, in CI and with HF_MPS_PROBE=1, where nobody uses it yet. A child process
@@ -118,7 +118,7 @@ def _trial_of(here: Machine) -> list[str | None]:
 
 
 def known() -> Choice[bool] | None:
-    """What `metal` last answered in this process, or None where nobody has asked; asks nothing of the device."""
+    """Return what `metal` last answered in this process, or None where nobody has asked; asks nothing of the device."""
     return None if _known is None else _known.verdict
 
 
@@ -172,10 +172,14 @@ def verdict(readings: Readings) -> Choice[bool]:
     """Return whether Metal may be taken; each way in which it can be absent has its own sentence."""
     here = readings.machine
     if here.rosetta:
+        conda = (Path(sys.prefix) / "conda-meta").is_dir()
+        made = (
+            "CONDA_SUBDIR=osx-arm64 conda create -n metal python=3.12" if conda else "arch -arm64 python3 -m venv metal"
+        )
         return Choice(
             False,
             f"this Python is an x86-64 build that runs under Rosetta on {here.chip}, where PyTorch has no Metal; "
-            f"make an arm64 environment: {_arm64_command()}",
+            f"make an arm64 environment: {made}",
         )
     if not readings.built:
         return Choice(False, _not_built(readings))
@@ -199,12 +203,6 @@ def verdict(readings: Readings) -> Choice[bool]:
     return Choice(True, f"Metal passed its probe on {here.chip}, macOS {here.macos}{next_step}")
 
 
-def _arm64_command() -> str:
-    if (Path(sys.prefix) / "conda-meta").is_dir():
-        return "CONDA_SUBDIR=osx-arm64 conda create -n metal python=3.12"
-    return "arch -arm64 python3 -m venv metal"
-
-
 def _not_built(readings: Readings) -> str:
     here = readings.machine
     if not here.mac:
@@ -224,7 +222,7 @@ def _not_built(readings: Readings) -> str:
 
 
 def oldest_macos(torch: str) -> tuple[int, int]:
-    """The oldest macOS that this version of PyTorch takes a Metal device from."""
+    """Return the oldest macOS that this version of PyTorch takes a Metal device from."""
     from packaging.version import Version
 
     return OLDEST_SINCE_2_15 if Version(torch).release >= (2, 15) else OLDEST_MACOS
@@ -267,15 +265,11 @@ def _trial() -> bool:
 
     Drawing random numbers here would change the user's.
     """
-    with no_modes():
-        return _product_is_right()
-
-
-def _product_is_right() -> bool:
     import torch
 
-    # Small whole numbers: every sum stays below 2^11, so the product is exact in any precision that Metal may use.
-    ramp = torch.arange(32 * 32, dtype=torch.float32, device="cpu").reshape(32, 32)
-    left, right = ramp % 7 - 3, ramp % 5 - 2
-    there = left.to("mps") @ right.to("mps")
-    return bool(torch.equal(there.cpu(), left @ right))
+    with no_modes():
+        # Small whole numbers: every sum stays below 2^11, so the product is exact in any precision that Metal may use.
+        ramp = torch.arange(32 * 32, dtype=torch.float32, device="cpu").reshape(32, 32)
+        left, right = ramp % 7 - 3, ramp % 5 - 2
+        there = left.to("mps") @ right.to("mps")
+        return bool(torch.equal(there.cpu(), left @ right))

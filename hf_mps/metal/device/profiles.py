@@ -39,7 +39,7 @@ class Profile:
         return self.memory * 2 // 3 if self.memory <= 32 * GIB else self.memory * 3 // 4
 
     def machine(self) -> Machine:
-        """The same facts as `hf_mps.metal.device` asks a machine for them."""
+        """Return the same facts as `hf_mps.metal.device` asks a machine for them."""
         return Machine(
             system="Darwin",
             processor="arm64",
@@ -52,7 +52,7 @@ class Profile:
 
 
 def _profile(name: str, chip: str, cores: int, macos: tuple[int, int], *, virtual: bool = False) -> Profile:
-    """A profile whose memory stands in its name, as every name must have it: m1-8gb."""
+    """Return a profile, with the memory that its name has: m1-8gb."""
     gigabytes = int(name.rsplit("-", 1)[1].removesuffix("gb"))
     return Profile(name, chip + SIMULATED, cores, gigabytes * GIB, macos, virtual)
 
@@ -80,7 +80,7 @@ PROFILES = {
 
 
 def get(name: str) -> Profile:
-    """The profile called `name`; "1" is the default one. Raises UserError for a name that there is not."""
+    """Return the profile called `name`; "1" is the default one. Raises UserError for a name that there is not."""
     wanted = DEFAULT if name == "1" else name.strip().lower()
     if wanted not in PROFILES:
         raise UserError(
@@ -90,7 +90,7 @@ def get(name: str) -> Profile:
 
 
 def requested() -> Profile | None:
-    """The profile that HF_MPS_SIMULATE asks for, or None where it asks for none.
+    """Return the profile that HF_MPS_SIMULATE asks for, or None where it asks for none.
 
     Raises UserError for a profile that there is not, and for a fault that there is not in HF_MPS_FAULTS.
     """

@@ -8,8 +8,7 @@ from __future__ import annotations
 import atexit
 
 from hf_mps.core.choice import Choice
-from hf_mps.metal.fallback.accounting import Entry, Report, ledger, monitor
-from hf_mps.metal.fallback.warnings import MetalFallbackWarning
+from hf_mps.metal.fallback.accounting import Entry, MetalFallbackWarning, Report, ledger, monitor, silence
 
 __all__ = [
     "Entry",
@@ -36,17 +35,30 @@ def start() -> Choice[str]:
     global _mode
     if _mode is not None:
         return _mode
+    from time import perf_counter
+
     from hf_mps.core import settings
 
     chosen, limit = settings.fallback(), settings.fallback_share()
     if chosen.value != "error":
-        _register(chosen.value, limit)
+        from hf_mps.metal.fallback import registration
+
+        silence(chosen.value == "quiet")
+        registration.start()
+        if chosen.value == "rescue":
+            from hf_mps.metal.fallback import rescue
+
+            rescue.start()
+        registration.watch()
+        monitor.limit = limit
+        monitor.restart(perf_counter())
+        atexit.register(ledger.print_report)
     _mode = chosen
     return chosen
 
 
 def mode() -> Choice[str] | None:
-    """The mode that is on, with the reason, or None where the layer has not switched fallbacks on."""
+    """Return the mode that is on, with the reason, or None where the layer has not switched fallbacks on."""
     return _mode
 
 
@@ -69,7 +81,7 @@ def reset() -> None:
 
 
 def registered() -> list[str]:
-    """The operators without a Metal kernel that run on the CPU; empty where fallbacks are off."""
+    """Return the operators without a Metal kernel that run on the CPU; empty where fallbacks are off."""
     if _mode is None or _mode.value == "error":
         return []
     from hf_mps.metal.fallback import registration
@@ -78,26 +90,9 @@ def registered() -> list[str]:
 
 
 def refused() -> dict[str, str]:
-    """The operators without a Metal kernel that keep Metal's error, each with the reason."""
+    """Return the operators without a Metal kernel that keep Metal's error, each with the reason."""
     if _mode is None or _mode.value == "error":
         return {}
     from hf_mps.metal.fallback import registration
 
     return registration.refused()
-
-
-def _register(chosen: str, limit: float) -> None:
-    from time import perf_counter
-
-    from hf_mps.metal.fallback import registration, warnings
-
-    warnings.silence(chosen == "quiet")
-    registration.start()
-    if chosen == "rescue":
-        from hf_mps.metal.fallback import rescue
-
-        rescue.start()
-    registration.watch()
-    monitor.limit = limit
-    monitor.restart(perf_counter())
-    atexit.register(ledger.print_report)

@@ -1,4 +1,4 @@
-"""What fell back: calls, seconds, bytes and way of each operator, and their share of the time that passed.
+"""What fell back (calls, seconds, bytes and way of each operator), and what the user reads of it.
 
 Figures are added without a lock, under Python's own: enough for the calls of a training thread and of autograd's.
 Seconds hold the waiting for the device, which every fallback needs.
@@ -6,13 +6,93 @@ Seconds hold the waiting for the device, which every fallback needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from hf_mps.core.notices import once, user_line
 from hf_mps.core.text import counted
-from hf_mps.metal.fallback.warnings import print_table, simulated_label, warn_float32, warn_operator, warn_share
+
+TRACKER = "https://github.com/pytorch/pytorch/issues/141287"
+
+_silent = False
+
+
+class MetalFallbackWarning(UserWarning):
+    """An operator without a Metal kernel ran on the CPU."""
+
+
+def silence(silent: bool) -> None:
+    """Say nothing from now on (mode quiet), or speak."""
+    global _silent
+    _silent = silent
+
+
+def warn_operator(name: str, values: tuple[Any, ...]) -> None:
+    """Warn that an operator runs on the CPU, once for each operator: its name, its tensors, and who asked for it."""
+    _warn(
+        name,
+        f"{name}{_shapes(values)} has no Metal kernel and runs on the CPU, as often as it is called; "
+        f"each call waits for the GPU. Missing operators are tracked in {TRACKER}",
+    )
+
+
+def warn_rescued(name: str, values: tuple[Any, ...], reason: str) -> None:
+    """Warn that an operator's Metal kernel refused a call, which the CPU took; once for each operator."""
+    _warn(f"{name} rescued", f"{name}{_shapes(values)} was refused on Metal ({reason}) and runs on the CPU: rescue")
+
+
+def warn_float32(name: str) -> None:
+    """Warn, once, that a float64 result became float32."""
+    _warn("float64", f"{name} gave float64 on the CPU, which Metal does not have: the result is float32")
+
+
+def warn_share(part: float, wall: float, limit: float) -> None:
+    """Warn, once, that fallbacks take a large share of the time."""
+    _warn(
+        "share",
+        f"operators without a Metal kernel took {part:.0%} of the last {wall:.1f} s{simulated_label()}, "
+        f"more than {limit:.0%} (HF_MPS_FALLBACK_SHARE); hf_mps.fallback.report() names them",
+    )
+
+
+def print_table(text: str) -> None:
+    """Print a table on stderr, if there is one and the mode is not quiet."""
+    if text and not _silent:
+        print(text, file=sys.stderr, flush=True)
+
+
+def simulated_label() -> str:
+    """Return ", simulated" where the Metal device is, for a line of figures, else nothing."""
+    from hf_mps.metal.device import simulated
+
+    return ", simulated" if simulated() else ""
+
+
+def _warn(key: str, text: str) -> None:
+    if _silent or not once(key):
+        return
+    # Raised here, before the operator runs, where the program turns warnings into errors.
+    warnings.warn_explicit(f"hf_mps: {text}", MetalFallbackWarning, *(user_line() or ("<unknown>", 1)))
+
+
+def _shapes(values: tuple[Any, ...]) -> str:
+    """Return dtypes and shapes of the tensors in words: " of float32[4, 10], int64[4]"."""
+    shown = list(_tensors(values))
+    words = ", ".join(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for value in shown[:4])
+    return "" if not words else f" of {words}{', …' if len(shown) > 4 else ''}"
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            yield value
+
 
 WINDOW = 5.0  # seconds over which the share is judged
 
@@ -39,14 +119,6 @@ class OpStats:
             self.shared += 1
         if now > monitor.due:
             monitor.judge(now)
-
-    def announce(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Tell the user, once for each operator, before its first call."""
-        warn_operator(self.name, (*args, *kwargs.values()))
-
-    def announce_float32(self) -> None:
-        """Tell the user, once, that a float64 result became float32."""
-        warn_float32(self.name)
 
 
 @dataclass(frozen=True)
@@ -91,25 +163,35 @@ class Report:
         return self.seconds / self.wall if self.wall > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for a results file, in JSON's types."""
+        """Return the report for a results file, in JSON's types."""
         return {
             "seconds": round(self.seconds, 6),
             "share": round(self.share, 6),
             "operators": [
                 {
-                    "operator": entry.operator,
-                    "calls": entry.calls,
-                    "seconds": round(entry.seconds, 6),
-                    "bytes": entry.bytes,
-                    "share": round(entry.share, 6),
-                    "way": entry.way,
+                    **{name: getattr(entry, name) for name in ("operator", "calls", "bytes", "way")},
+                    **{name: round(getattr(entry, name), 6) for name in ("seconds", "share")},
                 }
                 for entry in self.operators
             ],
         }
 
     def __str__(self) -> str:
-        return _table(self) if self.operators else ""
+        if not self.operators:
+            return ""
+        lines = [
+            f"hf-mps: {counted(len(self.operators), 'operator')} without a Metal kernel ran on the CPU: "
+            f"{self.seconds:.2f} s of {self.wall:.1f} s ({self.share:.1%}{simulated_label()})"
+        ]
+        width = max(8, *(len(entry.operator) for entry in self.operators))
+        lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
+        for entry in self.operators:
+            lines.append(
+                f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
+                f"  {_size(entry.bytes):>9}  {entry.way}"
+            )
+        lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
+        return "\n".join(lines)
 
 
 Snapshot = tuple[float, dict[str, tuple[int, float, int, int]]]
@@ -124,7 +206,7 @@ class Ledger:
         self._reported = 0
 
     def stats(self, name: str) -> OpStats:
-        """The operator's figures, made on first use."""
+        """Return the operator's figures, made on first use."""
         return self._stats.setdefault(name, OpStats(name))
 
     def reset(self) -> None:
@@ -136,12 +218,12 @@ class Ledger:
             stats.seconds = 0.0
 
     def snapshot(self) -> Snapshot:
-        """The figures up to now, for `report(since=…)`."""
+        """Return the figures up to now, for `report(since=…)`."""
         used = [stats for stats in self._stats.values() if stats.calls]
         return perf_counter(), {stats.name: (stats.calls, stats.seconds, stats.bytes, stats.shared) for stats in used}
 
     def report(self, since: Snapshot | None = None) -> Report:
-        """What fell back since a snapshot, or since the layer was switched on (or `reset`)."""
+        """Return what fell back since a snapshot, or since the layer was switched on (or `reset`)."""
         end, figures = self.snapshot()
         start, before = since if since is not None else (self._start, {})
         wall = end - start
@@ -155,7 +237,7 @@ class Ledger:
         return Report(tuple(sorted(entries, key=lambda entry: -entry.seconds)), wall)
 
     def seconds(self) -> float:
-        """Seconds of all operators up to now."""
+        """Return seconds of all operators up to now."""
         return sum(stats.seconds for stats in self._stats.values())
 
     def _calls(self) -> int:
@@ -169,7 +251,7 @@ class Ledger:
             print_table(text)
 
     def mark_reported(self) -> None:
-        """Let what fell back up to now count as printed: somebody has reported it in words of their own."""
+        """Let what fell back up to now count as printed: the caller has reported it."""
         self._reported = self._calls()
 
 
@@ -198,26 +280,8 @@ class OverheadMonitor:
             warn_share(spent / wall, wall, self.limit)
 
 
-def _table(report: Report) -> str:
-    """The report in lines of at most 100 characters: one for each operator under a line that sums them up."""
-    count = len(report.operators)
-    lines = [
-        f"hf-mps: {counted(count, 'operator')} without a Metal kernel ran on the CPU: "
-        f"{report.seconds:.2f} s of {report.wall:.1f} s ({report.share:.1%}{simulated_label()})"
-    ]
-    width = max(8, *(len(entry.operator) for entry in report.operators))
-    lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
-    for entry in report.operators:
-        lines.append(
-            f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
-            f"  {_size(entry.bytes):>9}  {entry.way}"
-        )
-    lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
-    return "\n".join(lines)
-
-
 def _size(count: int) -> str:
-    """Bytes in words, in powers of 1000: "12.3 MB"."""
+    """Return bytes in words, in powers of 1000: "12.3 MB"."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000 or unit == "GB":

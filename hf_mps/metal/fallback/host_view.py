@@ -43,7 +43,7 @@ class HostView:
         self._written: list[tuple[Tensor, Tensor, int]] = []
 
     def to_host(self, value: Any) -> Any:
-        """The CPU's side of an argument that is only read; anything but device tensors passes through."""
+        """Return the CPU's side of an argument that is only read; anything but device tensors passes through."""
         if isinstance(value, Tensor):
             if value.is_mps:
                 return self._shared(value) if value.nbytes > self._small else self._copy(value)
@@ -69,7 +69,7 @@ class HostView:
         return host
 
     def alias_output(self, device: Tensor) -> Tensor:
-        """The CPU's side of a result that lies in device memory already. Raises NotShared."""
+        """Return the CPU's side of a result that is in device memory already. Raises NotShared."""
         host = host_alias(device)
         self.shared = True
         self._written.append((device, host, host.data_ptr()))
@@ -81,7 +81,7 @@ class HostView:
             resized = device.shape != host.shape
             if resized:
                 device.resize_(host.shape)
-                if device.stride() != host.stride() and _dense(host):
+                if device.stride() != host.stride() and torch.ops.aten.is_non_overlapping_and_dense(host):
                     device.as_strided_(host.shape, host.stride())
             # An alias that the operator left in place was written where it belongs.
             if resized or not self.share or host.data_ptr() != address:
@@ -118,7 +118,7 @@ class HostView:
         return alias
 
     def _over(self, tensor: Tensor) -> Tensor:
-        """A CPU tensor of the same size and strides over the stand-in for the tensor's buffer."""
+        """Return a CPU tensor of the same size and strides over the stand-in for the tensor's buffer."""
         if tensor.numel() == 0:  # may have to grow, which an alias cannot
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
         storage = tensor.untyped_storage()
@@ -143,7 +143,7 @@ class HostView:
 
 
 def overlapping_storages(tensors: list[Tensor], written: list[Tensor]) -> frozenset[int]:
-    """Return the buffers, by address, in which two of a call's tensors lie or a written one overlaps itself.
+    """Return the buffers, by address, that two of a call's tensors share, or in which a written one overlaps itself.
 
     The operator checks such cases by address, so they cannot be copied tensor by tensor.
     """
@@ -164,17 +164,6 @@ def host_alias(tensor: Tensor) -> Tensor:
     Raises NotShared where the tensor's buffer is private to the device.
     """
     return _view(_alias(tensor.untyped_storage()), tensor)
-
-
-def _dense(tensor: Tensor) -> bool:
-    """Whether the tensor fills its memory without gaps, in whatever order of dimensions."""
-    order = sorted(range(tensor.dim()), key=lambda dim: tensor.stride(dim))
-    expected = 1
-    for dim in order:
-        if tensor.size(dim) != 1 and tensor.stride(dim) != expected:
-            return False
-        expected *= tensor.size(dim)
-    return True
 
 
 def _alias(storage: torch.UntypedStorage) -> torch.UntypedStorage:

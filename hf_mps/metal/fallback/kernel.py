@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.fallback import fast_path
-from hf_mps.metal.fallback.accounting import OpStats
+from hf_mps.metal.fallback.accounting import OpStats, warn_float32, warn_operator
 from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, overlapping_storages
-from hf_mps.metal.fallback.op_schema import OpSchema
-from hf_mps.metal.fallback.output_specs import OutputSpec, OutputSpecs
+from hf_mps.metal.fallback.op_schema import OpSchema, OutputSpec, OutputSpecs
 
 # Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
 _NoTorchFunction = torch._C.DisableTorchFunction
@@ -26,7 +25,7 @@ Function = Callable[..., Any]
 
 
 def make(op: Any, stats: OpStats, *, share: bool, small: float = SMALL) -> Function:
-    """The function to be registered for `op` (an overload of torch.ops) under the dispatch key MPS.
+    """Return the function to be registered for `op` (an overload of torch.ops) under the dispatch key MPS.
 
     It takes and gives device tensors as the operator's schema says, and books each call in `stats`. With `share`
     tensors of more than `small` bytes go without a copy. Errors are the CPU's own.
@@ -43,7 +42,7 @@ class Kernel:
         self.schema = schema
         self.stats = stats
         self.largest_copied = small if share else float("inf")
-        # Without a formula of its own, autograd follows the operations inside a kernel, as it does on the CPU; it
+        # Without a formula for an operator, autograd follows the operations inside a kernel, as it does on the CPU; it
         # cannot follow them through memory that is only lent.
         self.followed = not torch._C._dispatch_has_kernel_for_dispatch_key(schema.op.name(), "Autograd")
         self._output_specs = OutputSpecs(schema.op) if schema.out_overload is not None else None
@@ -51,7 +50,7 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
         if self.stats.calls == 0:
-            self.stats.announce(args, kwargs)
+            warn_operator(self.stats.name, (*args, *kwargs.values()))
         with _NoTorchFunction():
             return self.run(start, args, kwargs)
 
@@ -69,7 +68,7 @@ class Kernel:
                 raise
             result, view = self._run(args, kwargs, tensors, share=False)
         if view.became_float32:
-            self.stats.announce_float32()
+            warn_float32(self.stats.name)
         self.stats.book(start, view.copied, shared=view.shared)
         return result
 
@@ -172,7 +171,7 @@ class Kernel:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """The device tensors in nested lists, tuples and dicts of arguments."""
+    """Return the device tensors in nested lists, tuples and dicts of arguments."""
     if isinstance(tree, Tensor):
         return [tree] if tree.is_mps else []
     if isinstance(tree, dict):

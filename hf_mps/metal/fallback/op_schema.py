@@ -1,9 +1,14 @@
-"""What an operator's schema says about its arguments and results, read once for each operator."""
+"""What an operator's schema says about arguments and results, and the shapes of results before it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.metal.fallback.host_view import ON_METAL
 
 ONE_TENSOR = ("Tensor", "Optional[Tensor]")
 
@@ -93,36 +98,95 @@ def _plain(kind: Any) -> bool:
     return kind.kind() in ("IntType", "SymIntType", "FloatType", "BoolType", "StringType", "NumberType")
 
 
-def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
-    """The out= overload of a functional operator: the same arguments, then one tensor for each result."""
-    import torch
+def _inputs(op: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
 
-    arguments = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
-    for name in op.overloadpacket.overloads():
-        other = getattr(op.overloadpacket, name)
-        outs = [argument for argument in other._schema.arguments if argument.is_out]
-        others = [(argument.name, str(argument.type)) for argument in other._schema.arguments if not argument.is_out]
-        if not outs or others != arguments or len(outs) != len(op._schema.returns):
-            continue
-        # One that PyTorch made up from the functional form would copy its result, and win nothing.
-        if torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), "CPU"):
-            return other, tuple(argument.name for argument in outs)
+
+def _siblings(op: Any) -> list[Any]:
+    """Return the overloads of an operator's name that take the same arguments, out= ones aside, and have a CPU kernel.
+
+    One that PyTorch made up from the functional form would copy its result, and win nothing.
+    """
+    has, packet = torch._C._dispatch_has_kernel_for_dispatch_key, op.overloadpacket
+    others = [getattr(packet, name) for name in packet.overloads() if name != op._overloadname]
+    return [other for other in others if _inputs(other) == _inputs(op) and has(other.name(), "CPU")]
+
+
+def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
+    """Return the out= overload of a functional operator: the same arguments, then one tensor for each result."""
+    for other in _siblings(op):
+        outs = tuple(argument.name for argument in other._schema.arguments if argument.is_out)
+        if outs and len(outs) == len(op._schema.returns):
+            return other, outs
     return None, ()
 
 
 def _functional_overload(op: Any) -> Any | None:
-    """The overload with the same arguments but the out= ones, where the CPU has a kernel of its own for it."""
-    import torch
-
-    arguments = [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
-    for name in op.overloadpacket.overloads():
-        other = getattr(op.overloadpacket, name)
-        schema = other._schema
-        if any(argument.alias_info is not None for argument in schema.arguments) or len(schema.arguments) == len(
-            op._schema.arguments
-        ):
-            continue
-        if [(argument.name, str(argument.type)) for argument in schema.arguments] == arguments:
-            has = torch._C._dispatch_has_kernel_for_dispatch_key
-            return other if has(other.name(), "CPU") else None
+    """Return the overload with the same arguments but the out= ones, where the CPU has a kernel for it."""
+    for other in _siblings(op):
+        if not any(argument.alias_info is not None for argument in other._schema.arguments):
+            return other
     return None
+
+
+REMEMBERED = 256  # kinds of calls for each operator
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """Shape, strides in elements and dtype of one result."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def empty(self) -> Tensor:
+        """Return an uninitialised device tensor of this shape, strides and dtype."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="mps")
+
+
+class OutputSpecs:
+    """The specs of one operator's results, for each kind of call."""
+
+    def __init__(self, op: Any) -> None:
+        self._op = op
+        self._known: dict[Any, tuple[OutputSpec, ...] | None] = {}
+
+    def infer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OutputSpec, ...] | None:
+        """Return a spec for each result, or None where they depend on the content, or the operator has no meta form."""
+        try:
+            key = (_key(args), _key(tuple(kwargs.items())))
+            if key not in self._known:
+                if len(self._known) >= REMEMBERED:
+                    self._known.clear()
+                self._known[key] = self._run_on_meta(args, kwargs)
+            return self._known[key]
+        except TypeError:  # an argument that cannot be a key
+            return None
+
+    def _run_on_meta(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[OutputSpec, ...] | None:
+        try:
+            result = self._op(*_to_meta(args), **{name: _to_meta(value) for name, value in kwargs.items()})
+        except Exception:  # no meta form, a size that depends on the content, or a call that the CPU will refuse
+            return None
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if not all(isinstance(value, Tensor) and value.dtype not in ON_METAL for value in results):
+            return None
+        return tuple(OutputSpec(value.shape, value.stride(), value.dtype) for value in results)
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_meta(item) for item in value)
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _key(value: Any) -> Any:
+    """Return a hashable description of everything that decides the specs of the results."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(_key(item) for item in value)
+    return type(value), value

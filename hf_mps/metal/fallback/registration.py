@@ -1,28 +1,162 @@
 """Gives each missing operator its kernel with the dispatcher, those included that libraries register later.
 
 The dispatcher tells nobody in Python about a new operator, so the three ways in are watched: `torch.library`,
-`torch.ops.load_library`, and extension modules linked to torch.
+`torch.ops.load_library`, and extension modules linked to torch. What is missing for sparse COO tensors runs on the CPU
+with copies: PYTORCH_ENABLE_MPS_FALLBACK concerns the dispatch key MPS alone, and a sparse tensor has SparseMPS.
 """
 
 from __future__ import annotations
 
+import mmap
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+from time import perf_counter
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_mps.core.notices import overriding
 from hf_mps.core.patching import ModulePatcher, Patch
-from hf_mps.metal.fallback import sparse
-from hf_mps.metal.fallback.accounting import ledger
+from hf_mps.metal.fallback.accounting import OpStats, ledger, warn_operator
 from hf_mps.metal.fallback.host_view import SMALL
 from hf_mps.metal.fallback.kernel import make
-from hf_mps.metal.fallback.linked import linked_to_torch
+from hf_mps.metal.fallback.op_schema import OpSchema
 from hf_mps.metal.operators import dispatcher
+
+NEEDED = b"libc10."
+"""What every library that calls the dispatcher is linked to: libc10.so, libc10.dylib."""
+
+_ELF, _FAT = b"\x7fELF\x02\x01", b"\xca\xfe\xba\xbe"
+_MACH_O = b"\xcf\xfa\xed\xfe"
+_LOAD, _DYNAMIC = 1, 2  # program headers
+_STRINGS, _SIZE = 5, 10  # entries of the dynamic section
+
+
+def linked_to_torch(path: str) -> bool:
+    """Whether the file names torch's core among the libraries it needs; a file of another format is searched whole."""
+    try:
+        with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return any(content.find(NEEDED, *part) >= 0 for part in _parts(content))
+    except (OSError, ValueError, struct.error):  # inside an archive, empty, or cut off
+        return False
+
+
+def _parts(content: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """From where to where the file has the names of libraries."""
+    if content[:6] == _ELF:
+        yield _elf(content)
+    elif content[:4] == _MACH_O:
+        yield _mach_o(content, 0)
+    elif content[:4] == _FAT:
+        for number in range(struct.unpack_from(">I", content, 4)[0]):
+            yield _mach_o(content, struct.unpack_from(">5I", content, 8 + 20 * number)[2])
+    else:
+        yield 0, len(content)
+
+
+def _mach_o(content: mmap.mmap, start: int) -> tuple[int, int]:
+    size = struct.unpack_from("<I", content, start + 20)[0]  # of the load commands, behind a header of 32 bytes
+    return start, start + 32 + size
+
+
+def _elf(content: mmap.mmap) -> tuple[int, int]:
+    """Return the range of the dynamic section's strings, or of the whole file where it has none."""
+    table, entry_size, count = *struct.unpack_from("<Q", content, 32), *struct.unpack_from("<2H", content, 54)
+    loads, entries = [], {}
+    for at in range(table, table + entry_size * count, entry_size):
+        kind, _, offset, address, _, size = struct.unpack_from("<2I4Q", content, at)
+        if kind == _LOAD:
+            loads.append((address, offset, size))
+        elif kind == _DYNAMIC:
+            entries = dict(struct.iter_unpack("<2Q", content[offset : offset + size // 16 * 16]))
+    strings = entries.get(_STRINGS, -1)
+    for address, offset, size in loads:
+        if address <= strings < address + size:
+            start = strings - address + offset
+            return start, start + entries.get(_SIZE, 0)
+    return 0, len(content)
+
+
+SPARSE_KEY = "SparseMPS"
+
+
+class SparseKernel:
+    """The function to be registered for `op` (an overload of torch.ops) under SPARSE_KEY; each call is booked.
+
+    It takes and gives tensors of the device, sparse and dense, as the operator's schema says. Errors are the CPU's own.
+    """
+
+    def __init__(self, op: Any, stats: OpStats) -> None:
+        self._op = op
+        self._stats = stats
+
+    @cached_property
+    def _schema(self) -> OpSchema:  # read at the first call, as few programs have one
+        return OpSchema.of(self._op)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        start = perf_counter()
+        if self._stats.calls == 0:
+            warn_operator(self._stats.name, (*args, *kwargs.values()))
+        with torch._C.DisableTorchFunction():
+            copies = Copies()
+            result = self._op(*copies.to_cpu(args), **{name: copies.to_cpu(value) for name, value in kwargs.items()})
+            given = dict(zip(self._schema.names, args, strict=False)) | kwargs
+            for name in self._schema.written:
+                copies.write_back(given[name])
+            results = result if isinstance(result, tuple) else (result,)
+            final = tuple(
+                given[written] if written is not None else copies.to_device(value)
+                for written, value in zip(self._schema.returns, results, strict=True)
+            )
+        self._stats.book(start, copies.copied)
+        return final if isinstance(result, tuple) else final[0]
+
+
+class Copies:
+    """The CPU's copies of one call's tensors; `copied` counts their bytes."""
+
+    def __init__(self) -> None:
+        self.copied = 0
+        self._hosts: dict[int, Tensor] = {}
+
+    def to_cpu(self, value: Any) -> Any:
+        """Return the CPU's copy of a device tensor, one for each tensor; anything else passes through."""
+        if isinstance(value, Tensor) and value.is_mps:
+            if id(value) not in self._hosts:
+                self._hosts[id(value)] = value.cpu()
+                self.copied += _bytes(value)
+            return self._hosts[id(value)]
+        return type(value)(self.to_cpu(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+    def to_device(self, value: Any) -> Any:
+        """A result on the device."""
+        if not isinstance(value, Tensor):
+            return value
+        self.copied += _bytes(value)
+        return value.to("mps")
+
+    def write_back(self, device: Tensor) -> None:
+        """Give a device tensor what the operator wrote into its copy: content, and size where that changed."""
+        host = self._hosts[id(device)]
+        if device.is_sparse:
+            device.sparse_resize_and_clear_(host.shape, host.sparse_dim(), host.dense_dim())
+        elif device.shape != host.shape:
+            device.resize_(host.shape)
+        device.copy_(host)
+        self.copied += _bytes(host)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
+
 
 # Kernels live as long as the library object that they were registered with, one for each operator: a later kernel of
 # somebody else's takes the place of a single one.
@@ -63,12 +197,12 @@ def suspended() -> Iterator[None]:
 
 
 def registered() -> list[str]:
-    """The operators that run on the CPU, sorted."""
+    """Return the operators that run on the CPU, sorted."""
     return sorted(_libraries)
 
 
 def refused() -> dict[str, str]:
-    """The missing operators that keep Metal's error, each with the reason."""
+    """Return the missing operators that keep Metal's error, each with the reason."""
     return dict(sorted(_refused.items()))
 
 
@@ -88,8 +222,8 @@ def sweep() -> None:
         if operator.refused is not None:
             _refused[label] = operator.refused
         elif label not in _libraries:
-            kernel = sparse.Kernel(dispatcher.overload(operator.name), ledger.stats(label))
-            put(operator.name, sparse.KEY, kernel, held_as=label)
+            kernel = SparseKernel(dispatcher.overload(operator.name), ledger.stats(label))
+            put(operator.name, SPARSE_KEY, kernel, held_as=label)
     for name, needed_for in dispatcher.REFUSE_METAL.items():
         if needed_for in _libraries and name not in _libraries:
             _give(name)
@@ -148,7 +282,7 @@ def _decompose(name: str) -> None:
     """Let a composite operator that PyTorch sends to the CPU as a whole be what it is elsewhere: other operators.
 
     Metal has most of those, and each that is missing is named and counted. And only so has it a gradient: with a kernel
-    of its own under MPS the dispatcher gives it none under AutogradMPS, and autograd warns of wrong results.
+    under MPS the dispatcher gives it none under AutogradMPS, and autograd warns of wrong results.
     """
     op = dispatcher.overload(name)
 

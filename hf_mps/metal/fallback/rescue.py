@@ -18,10 +18,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.metal.fallback.accounting import ledger
+from hf_mps.metal.fallback.accounting import ledger, warn_rescued
 from hf_mps.metal.fallback.kernel import Kernel
 from hf_mps.metal.fallback.op_schema import OpSchema
-from hf_mps.metal.fallback.warnings import warn_rescued
 from hf_mps.metal.operators import dispatcher
 
 # What Metal's kernels say when they refuse, in torch 2.13 and 2.14 (aten/src/ATen/native/mps, EmptyTensor.cpp): before
@@ -31,7 +30,7 @@ REFUSALS = re.compile(
     r"|^Adaptive pool MPS|^MPSGr?aph does not support|more than INT_MAX elements|2\*\*32 (elements|entries)",
     re.I,
 )
-# What is said inside of an operator for want of a kernel, at whatever point it is: native/DispatchStub.cpp, and the
+# The errors from inside an operator for want of a kernel, at whatever point it is: native/DispatchStub.cpp, and the
 # AT_DISPATCH macros of ATen/Dispatch.h ("nansum_mps" not implemented for 'Long').
 UNSERVED = re.compile(r"DispatchStub: (missing kernel for|unsupported device type)|^\S+ not implemented for '\w+'")
 # These make memory or move it; what they refuse the CPU cannot give them either, a float64 tensor on Metal above all.
@@ -80,7 +79,7 @@ def start() -> None:
 
 
 def _refused(func: Any, reason: str) -> bool:
-    """Whether an error is Metal's for want of a kernel, and left what the operator writes as it was."""
+    """Return whether an error is Metal's for want of a kernel, and left what the operator writes as it was."""
     if "out of memory" in reason:
         return False
     if REFUSALS.search(reason):
@@ -93,7 +92,7 @@ def _refused(func: Any, reason: str) -> bool:
 
 
 def _short(reason: str) -> str:
-    """An error's first sentence, or what it says of the kernel that is missing."""
+    """Return an error's first sentence, or what it says of the kernel that is missing."""
     unserved = UNSERVED.search(reason)
     return reason[unserved.start() :] if unserved else reason.partition(". ")[0]
 

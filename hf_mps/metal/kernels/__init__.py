@@ -20,7 +20,7 @@ _dispatch: Dispatch | None = None
 
 
 def requested() -> tuple[str, bool] | None:
-    """The release that HF_MPS_KERNELS asks for and whether its accesses are checked, fit to be enabled; or None.
+    """Return the release that HF_MPS_KERNELS asks for and whether its accesses are checked, fit to be enabled; or None.
 
     Raises UserError, which begins with the variable, where `check` does and for a value that is not understood.
     """
@@ -35,9 +35,9 @@ def requested() -> tuple[str, bool] | None:
 
 def check(release: str) -> None:
     """Refuse what `enable` would, before there is a device. Raises UserError; imports no torch."""
-    from hf_mps.metal.kernels import modules, store
+    from hf_mps.metal.kernels import metallib, store
 
-    modules.require()
+    metallib.require()
     store.verify(release)
 
 
@@ -66,7 +66,7 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
 
 
 def running() -> Dispatch | None:
-    """The rules that are in front of the simulated device's kernels, with their ledger of what ran; or None."""
+    """Return the rules that are in front of the simulated device's kernels, with their ledger of what ran; or None."""
     return _dispatch
 
 
@@ -87,7 +87,7 @@ def counting() -> Counting | None:
 
 
 def told(device: Choice[str]) -> Choice[str]:
-    """The device of a run, whose reason also says that a release's kernels compute on it, where they do."""
+    """Return the device of a run, whose reason also says that a release's kernels compute on it, where they do."""
     if _dispatch is None or device.value != "mps":
         return device
     checked = ", each access bounded" if _dispatch.release.checked else ""

@@ -26,8 +26,8 @@ class OutOfBounds(RuntimeError):
 class Watch:
     """The ranges of one launch's buffers in memory, and the note of accesses outside them.
 
-    A tensor's range reaches from its first element to its last, gaps of its strides included; a tensor that lies in a
-    larger storage is bounded to itself, as no binding of Metal is.
+    A tensor's range reaches from its first element to its last, gaps of its strides included; a tensor that is part of
+    a larger storage is bounded to itself, as no binding of Metal is.
     """
 
     def __init__(self, buffers: Any, bound: list[tuple[Binding, Any]]) -> None:
@@ -38,7 +38,7 @@ class Watch:
         buffers[RANGES], buffers[FAULT] = ctypes.addressof(self._table), ctypes.addressof(self._note)
 
     def report(self, kernel: Kernel, grid: tuple[int, ...]) -> None:
-        """Raises OutOfBounds, with the first access, where the launch touched what was not bound."""
+        """Raise OutOfBounds, with the first access, where the launch touched what was not bound."""
         count, group, thread, address, size, mask = (ctypes.c_int64 * NOTE_WORDS).from_buffer(self._note)
         if not count:
             return
@@ -83,7 +83,7 @@ def _extent(tensor: Tensor, place: int) -> tuple[int, int, int]:
 
 
 def _position(grid: tuple[int, ...], group: int, thread: int) -> tuple[int, int, int]:
-    """The thread's position in the grid: x, y, z."""
+    """Return the thread's position in the grid: x, y, z."""
     threads, full, groups = grid[:3], grid[3:6], grid[6:]
     at = (group % groups[0], group // groups[0] % groups[1], group // (groups[0] * groups[1]))
     size = [min(whole - each * most, most) for whole, each, most in zip(threads, at, full, strict=True)]

@@ -28,7 +28,7 @@ class Counts:
 
     @classmethod
     def of(cls, dispatch: Dispatch) -> Counts:
-        """The counts of this moment."""
+        """Return the counts of this moment."""
         ledger: Ledger = dispatch.ledger
         calls = Counter[str](dispatch.device.named_launches())
         return cls(calls, Counter(ledger.operators), Counter(ledger.kernels), Counter(ledger.reasons))
@@ -37,19 +37,19 @@ class Counts:
         return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     def plain(self) -> dict[str, Any]:
-        """The same of plain types, to be sent to another process."""
+        """Return the same of plain types, to be sent to another process."""
         reasons = [[operator, reason, count] for (operator, reason), count in self.reasons.items()]
         named = {"calls": self.calls, "operators": self.operators, "kernels": self.kernels}
         return {**{name: dict(counts) for name, counts in named.items()}, "reasons": reasons}
 
     @classmethod
     def from_plain(cls, sent: Mapping[str, Any]) -> Counts:
-        """What `plain` made."""
+        """Return what `plain` made."""
         reasons = Counter({(operator, reason): count for operator, reason, count in sent["reasons"]})
         return cls(Counter(sent["calls"]), Counter(sent["operators"]), Counter(sent["kernels"]), reasons)
 
     def since(self, start: Counts) -> Counts:
-        """What came after `start`."""
+        """Return what came after `start`."""
         return Counts(*(getattr(self, each.name) - getattr(start, each.name) for each in fields(self)))
 
 
@@ -90,7 +90,7 @@ class Coverage:
         return line
 
     def record(self) -> dict[str, Any]:
-        """The same for results.json."""
+        """Return the same for results.json."""
         return {
             "release": self.release,
             "launches": self.ran,
@@ -141,12 +141,12 @@ class Counting:
 
 
 def coverage(dispatch: Dispatch) -> Coverage:
-    """What ran up to now."""
+    """Return what ran up to now."""
     return covered(Counts.of(dispatch), dispatch.release.version)
 
 
 def covered(counts: Counts, release: str) -> Coverage:
-    """What these counts, of one process or of several, say of a release's kernels."""
+    """Return what these counts, of one process or of several, say of a release's kernels."""
     ran = Counter[str]()
     for operator, count in counts.operators.items():
         ran[f"aten::{operator}"] += count
@@ -154,34 +154,23 @@ def covered(counts: Counts, release: str) -> Coverage:
     for (operator, why), count in counts.reasons.items():
         told.setdefault(f"aten::{operator}", Counter())[why] += count
     missing, others = Counter[tuple[str, str]](), Counter[str]()
-    classes = table(release)
     for name, count in (counts.calls - ran).items():
-        _sort(name, count, told.get(name, Counter()), _ways(classes, name), missing, others)
+        reasons, ways = told.get(name, Counter[str]()), _ways(table(release), name)
+        # A call that no rule ran is missing where the release may launch a kernel and no reason says otherwise.
+        if ways and "metal" not in ways:
+            others[CLASSES[ways[0]] if len(ways) == 1 else " or ".join(ways)] += count  # type: ignore[index]
+            continue
+        for why, number in reasons.items():
+            if any(word in why for word in NO_KERNEL):
+                others[why] += number
+            else:
+                missing[name, why] += number
+        if count > reasons.total():
+            missing[name, "no rule"] += count - reasons.total()
     return Coverage(release, ran.total(), len(counts.kernels), dict(missing.most_common()), dict(others.most_common()))
 
 
-def _sort(
-    name: str,
-    count: int,
-    told: Counter[str],
-    ways: tuple[str, ...],
-    missing: Counter[tuple[str, str]],
-    others: Counter[str],
-) -> None:
-    """Count calls that no rule ran: as missing where the release may launch a kernel and no reason says otherwise."""
-    if ways and "metal" not in ways:
-        others[CLASSES[ways[0]] if len(ways) == 1 else " or ".join(ways)] += count  # type: ignore[index]
-        return
-    for why, number in told.items():
-        if any(word in why for word in NO_KERNEL):
-            others[why] += number
-        else:
-            missing[name, why] += number
-    if count > told.total():
-        missing[name, "no rule"] += count - told.total()
-
-
 def _ways(classes: LaunchTable | None, name: str) -> tuple[str, ...]:
-    """What an overload's calls launch: `where.self` is a graph, and its namesake made of `nonzero` is not."""
+    """Return what an overload's calls launch: `where.self` is a graph, and its namesake made of `nonzero` is not."""
     base = name.partition(".")[0]
     return () if classes is None else classes.ways(name) or classes.ways(base) or classes.ways(base.rstrip("_"))

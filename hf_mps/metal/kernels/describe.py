@@ -1,45 +1,94 @@
-"""What `hf-mps kernels list` and `show` print: releases, families, and a kernel's signature."""
+"""What `hf-mps kernels list` and `show` print: releases, families of kernels by their names, a kernel's signature."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import aligned, memory
-from hf_mps.metal.kernels import families, modules, signature, store
+from hf_mps.metal.kernels import metallib, signature, store
 from hf_mps.metal.kernels.metallib import Library
 from hf_mps.metal.kernels.signature import Binding, Signature
+
+# The element types of Metal as PyTorch's host code spells them, with the C and the Python spellings of some kernels.
+_TYPE = re.compile(
+    r"bool|u?(char|short|int|long)|double|half|(bfloat|float)(16)?|float32|u?int(8|16|32|64)_t|(bfloat|float|half)[234]"
+)
+LAYOUTS = frozenset(["broadcast", "cast", "castout", "dense", "ilp", "ilp4", "lhs", "rhs", "scalar", "strided"])
+
+# 32, 64bit, u16 and i64 (the width of an index), tptg512, tg128, bq32 and the like (the tile), mask…, …Params.
+_SIZE = re.compile(r"\d+|\d+bit|[iu](8|16|32|64)|(bq|tg|tptg)\d+|mask\w+|\w+Params")
+
+
+class Family(NamedTuple):
+    """Kernels that share the words before layout, types and sizes."""
+
+    name: str
+    kernels: int
+    types: tuple[str, ...]
+    """The element types in their names, the most frequent first."""
+
+
+def family(kernel: str) -> str:
+    """Return the words of a kernel's name before its layout, types and sizes: `rms_norm` of `rms_norm_float`."""
+    words = kernel.split("_")
+    for place, word in enumerate(words):
+        if place and (word in LAYOUTS or _SIZE.fullmatch(word) or _type_at(words, place)):
+            return "_".join(words[:place])
+    return kernel
+
+
+def types(kernel: str) -> list[str]:
+    """Return the element types in a kernel's name, in its order; none where it has none."""
+    words = kernel.split("_")
+    return [found for place in range(1, len(words)) if (found := _type_at(words, place))]
+
+
+def table(kernels: Iterable[str]) -> list[Family]:
+    """Return the families of some kernels, by name."""
+    counts: Counter[str] = Counter()
+    found: dict[str, Counter[str]] = {}
+    for kernel in kernels:
+        name = family(kernel)
+        counts[name] += 1
+        found.setdefault(name, Counter()).update(set(types(kernel)))
+    return [
+        Family(name, counts[name], tuple(sorted(found[name], key=lambda each: (-found[name][each], each))))
+        for name in sorted(counts)
+    ]
+
+
+def _type_at(words: list[str], place: int) -> str:
+    """Return the element type that the words name from `place` on, or an empty string: int64_t is two words."""
+    word, longer = words[place], "_".join(words[place : place + 2])
+    if "_" in longer and _TYPE.fullmatch(longer):
+        return longer
+    return word if _TYPE.fullmatch(word) else ""
+
 
 # A type that the compiler spelled out in C++, as the result of a functor, says nothing that its size does not.
 LONGEST = 24
 
 
 def releases() -> list[dict[str, Any]]:
-    """What is known of each fetched release, oldest first."""
+    """Return what is known of each fetched release, oldest first."""
     return [asdict(store.facts(release)) for release in store.releases()]
 
 
 def release_lines(found: list[dict[str, Any]]) -> Iterator[str]:
     """The fetched releases as a table: release, kernels, families, size, wheel."""
-    yield from aligned(
-        [
-            (
-                each["release"],
-                f"{each['kernels']:,} kernels",
-                f"{each['families']} families",
-                memory(each["size"]),
-                each["wheel"],
-            )
-            for each in found
-        ],
-        right=(1, 2, 3),
-        widest=80,
-    )
+    for each in found:
+        each |= {"kernels": f"{each['kernels']:,} kernels", "families": f"{each['families']} families"}
+        each["size"] = memory(each["size"])
+    rows = [tuple(each[name] for name in ("release", "kernels", "families", "size", "wheel")) for each in found]
+    yield from aligned(rows, right=(1, 2, 3), widest=80)
 
 
-def family_lines(found: list[families.Family]) -> Iterator[str]:
+def family_lines(found: list[Family]) -> Iterator[str]:
     """The families as a table: name, number of kernels, element types."""
     yield from aligned(
         [(each.name, str(each.kernels), " ".join(each.types) or "-") for each in found], right=(1,), widest=60
@@ -48,36 +97,36 @@ def family_lines(found: list[families.Family]) -> Iterator[str]:
 
 def of_family(library: Library, name: str) -> list[str]:
     """The kernels of a family, in the library's order. Raises UserError, with the nearest name, for a wrong one."""
-    found = [kernel for kernel in library if families.family(kernel) == name]
+    found = [kernel for kernel in library if family(kernel) == name]
     if not found:
-        known = {families.family(kernel) for kernel in library}
+        known = {family(kernel) for kernel in library}
         raise UserError(f"there is no family {name}{nearest(name, known) or '; next: hf-mps kernels list'}")
     return found
 
 
 def kernel(library: Library, name: str, release: str) -> dict[str, Any]:
     """All that a kernel's module says, in JSON's own types. Raises UserError without llvmlite or for a wrong name."""
-    module = modules.parse(library, name)
+    module = metallib.parse(library, name)
     text = str(module)
     known = signature.read(text, name)
     return {
         "kernel": name,
         "release": release,
-        "family": families.family(name),
-        "types": families.types(name),
+        "family": family(name),
+        "types": types(name),
         "bitcode": len(library[name]),
         "bindings": [_binding(each) for each in known.bindings],
         "attributes": [{"name": each.name, "type": each.type} for each in known.attributes],
         "largest_threadgroup": known.largest_group,
-        "threadgroup_memory": [each._asdict() for each in modules.shared(module)],
+        "threadgroup_memory": [each._asdict() for each in metallib.shared(module)],
         "intrinsics": sorted(known.intrinsics),
-        "compiled_with": modules.compiled_with(text),
+        "compiled_with": metallib.compiled_with(text),
     }
 
 
 def in_short(library: Library, name: str) -> tuple[str, str]:
-    """A kernel's name, and its buffers by location, those that it writes with a star: `0 out* 1 input`."""
-    known: Signature = signature.read(str(modules.parse(library, name)), name)
+    """Return a kernel's name, and its buffers by location, those that it writes with a star: `0 out* 1 input`."""
+    known: Signature = signature.read(str(metallib.parse(library, name)), name)
     return name, " ".join(f"{each.location} {each.name}{'*' * each.writes}" for each in known.bindings)
 
 
@@ -121,12 +170,8 @@ def _binding(each: Binding) -> dict[str, Any]:
         "indirect": each.indirect,
         "members": [
             {
-                "name": member.name,
-                "offset": member.offset,
-                "type": member.type,
-                "count": member.count,
-                "bytes": member.size * max(1, member.count),
-                "location": member.indirect,
+                **{name: getattr(member, name) for name in ("name", "offset", "type", "count")},
+                **{"bytes": member.size * max(1, member.count), "location": member.indirect},
             }
             for member in each.members
         ],

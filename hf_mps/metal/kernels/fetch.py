@@ -2,25 +2,225 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import csv
 import errno
+import hashlib
+import io
+import json
 import mmap
 import os
+import re
 import secrets
 import shutil
+import subprocess
+import sys
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import filelock
+from packaging.requirements import Requirement
 
 from hf_mps.core import status
-from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.errors import RunError, UserError, brief
 from hf_mps.core.files import write_json
 from hf_mps.core.text import duration, memory
-from hf_mps.metal.kernels import families, pip, store, wheel
+from hf_mps.metal.kernels import describe, store
 from hf_mps.metal.kernels.metallib import BrokenLibrary, Library, libraries
+
+DYLIB = "torch/lib/libtorch_cpu.dylib"
+NEXT = "next: hf-mps kernels fetch RELEASE, or --wheel with a file torch-RELEASE-…-macosx_…_arm64.whl"
+BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, KeyError, UnicodeDecodeError)
+
+
+class Contents(NamedTuple):
+    """What a wheel says of itself."""
+
+    release: str
+    git_version: str
+
+
+def read_wheel(path: Path) -> Contents:
+    """Return what a macOS wheel of PyTorch says of itself.
+
+    Raises UserError for a file that is absent, is no whole wheel, or is another project's or another platform's.
+    """
+    with _opened(path) as archive:
+        names = archive.namelist()
+        metadata = next((name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)), None)
+        if metadata is None:
+            raise UserError(f"{path} is no wheel: it has no metadata; {NEXT}")
+        facts = _fields(archive.read(metadata))
+        tags = _fields(archive.read(metadata.replace("METADATA", "WHEEL"))).get("tag", "")
+        project, release = facts.get("name", ""), facts.get("version", "")
+        if project.lower() != "torch":
+            raise UserError(f"{path} is a wheel of {brief(project)}, not of torch; {NEXT}")
+        platform = tags.rpartition("-")[2]
+        if not re.fullmatch(r"macosx_\d+_\d+_arm64", platform):
+            raise UserError(f"{path} is torch {brief(release)} for {brief(platform)}, not for macOS on arm64; {NEXT}")
+        if DYLIB not in names:
+            raise UserError(f"{path} has no {DYLIB}; {NEXT}")
+        commit = re.search(r"""git_version = ['"](\w+)['"]""", archive.read("torch/version.py").decode())
+        return Contents(release, commit[1] if commit else "")
+
+
+def extract_library(path: Path, target: Path) -> None:
+    """Write the wheel's `libtorch_cpu.dylib` to `target`, compared with the archive's checksum and the wheel's RECORD.
+
+    Raises UserError where they differ, OSError where it cannot be written.
+    """
+    digest = hashlib.sha256()
+    with _opened(path) as archive, archive.open(DYLIB) as source, target.open("wb") as file:
+        while block := source.read(1 << 20):
+            digest.update(block)
+            file.write(block)
+        stated = _recorded(archive)
+    found = "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+    if stated and stated != found:
+        raise UserError(f"{path} is broken: its {DYLIB} is not the one that its RECORD lists; {NEXT}")
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The archive, open; what is wrong with it, as it is read_wheel, becomes one line."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}; {NEXT}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except BROKEN as error:
+        raise UserError(f"{path} is no whole wheel ({error or type(error).__name__}); {NEXT}") from error
+
+
+def _fields(text: bytes) -> dict[str, str]:
+    """Return the fields of a METADATA or WHEEL file, the first of each name, in small letters."""
+    head = text.decode().split("\n\n", 1)[0]
+    found: dict[str, str] = {}
+    for line in head.splitlines():
+        name, colon, value = line.partition(": ")
+        if colon:
+            found.setdefault(name.lower(), value.strip())
+    return found
+
+
+def _recorded(archive: zipfile.ZipFile) -> str:
+    """Return the hash that the wheel's RECORD has for its library, `sha256=…`, or an empty string."""
+    name = next((each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", each)), None)
+    if name is None:
+        return ""
+    rows = csv.reader(io.StringIO(archive.read(name).decode()))
+    return next((row[1] for row in rows if len(row) > 1 and row[0] == DYLIB), "")
+
+
+# The first is what PyTorch builds for at present; pip takes wheels of every older macOS for it (macosx_11_0_arm64 up to
+# 2.11), and those of a newer one where there are no others. The wheel need not fit the Python that runs: it is opened
+# and not installed.
+PLATFORMS = ("macosx_14_0_arm64", "macosx_26_0_arm64")
+PYTHON = "312"
+
+# A page that is not there (404) is an answer.
+_UNREACHABLE = re.compile(r"^Could not fetch URL \S+: (?!404)(.*) - skipping$", re.MULTILINE)
+_ERRNO = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
+
+# What pip says of a wheel that it takes whole, and not for a file beside it, as torch-….whl.metadata.
+_BROUGHT = re.compile(r"^\s*(Downloading|Using cached|Processing) \S+\.whl(\s|$)", re.MULTILINE)
+
+
+class Offer(NamedTuple):
+    """What the index has: the wheel's file name, its sha256 by pip's report, and whether the index stated that."""
+
+    wheel: str
+    sha256: str
+    stated: bool
+
+
+def offer(release: str, work: Path) -> Offer:
+    """Ask the index for the macOS wheel of a release; `work` is an empty folder to work in.
+
+    Raises UserError for a release that it does not have and without pip, RunError where it cannot be reached.
+    """
+    report = work / "report.json"
+    target = work / "target"  # which --platform asks for; nothing is installed
+    flags = ("-vv", "--dry-run", "--ignore-installed")
+    said = _pip("install", release, work, *flags, "--target", target, "--report", report)
+    try:
+        download = json.loads(report.read_text(encoding="utf-8"))["install"][0]["download_info"]
+        name = unquote(urlsplit(download["url"]).path).rpartition("/")[2]
+        digest = download["archive_info"].get("hashes", {}).get("sha256", "")
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise RunError(f"pip's report on torch {release} cannot be read ({type(error).__name__}: {error})") from error
+    stated = bool(digest) and (f"{name}#sha256={digest}" in said or not _BROUGHT.search(said))
+    return Offer(name, digest, stated)
+
+
+def download(release: str, work: Path) -> Path:
+    """Download the macOS wheel of a release into `work` and return its path. Raises as `offer`."""
+    _pip("download", release, work, "--dest", work)
+    wheels = list(work.glob("*.whl"))
+    if len(wheels) != 1:
+        raise RunError(f"pip downloaded {len(wheels)} wheels for torch {release}, not one")
+    return wheels[0]
+
+
+def _pip(verb: str, release: str, work: Path, *more: str | Path) -> str:
+    """Call pip and return its words; see `offer` for what is raised."""
+    if find_spec("pip") is None:
+        raise UserError(
+            f"{sys.executable} has no pip (environments of uv have none); next: uv pip install pip, or "
+            "hf-mps kernels fetch --wheel PATH"
+        )
+    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    command = [sys.executable, "-m", "pip", verb, *more, *platforms, "--python-version", PYTHON]
+    command += ["--only-binary=:all:", "--no-deps", "--no-input", "--no-color", "--disable-pip-version-check"]
+    # A separate cache, which goes with `work`: no second copy of the wheel stays, and an index that sends no metadata
+    # (PEP 658), for which the first call downloads the wheel, is not asked for it again by the second.
+    command += ["--cache-dir", work / "cache", f"torch=={release}"]
+    # What pip unpacks goes with `work` too, though it be killed. A pip.conf with user = true would contradict --target.
+    environment = {**os.environ, "PIP_USER": "0", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+    if ended.returncode:
+        raise _refusal(release, ended.stdout + ended.stderr)
+    return ended.stdout
+
+
+def _refusal(release: str, said: str) -> UserError | RunError:
+    """Return what pip's output says is wrong, in one line with the next command."""
+    errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
+    if "no such option" in said:
+        return UserError("this pip is older than 22.2 and knows no --report; next: python -m pip install --upgrade pip")
+    differs = re.search(r"Expected sha256 (\w+)\s+Got\s+(\w+)", said)
+    if differs:
+        return RunError(
+            f"the wheel of torch {release} has sha256 {differs[2][:12]}…, and the index states {differs[1][:12]}…; "
+            "nothing was kept; next: again"
+        )
+    unreachable = _UNREACHABLE.search(said)
+    if unreachable:
+        number = _ERRNO.search(unreachable[1])
+        reason = number[1] if number else brief(unreachable[1])
+        return RunError(
+            f"pip does not reach the package index for torch {release} ({reason}); "
+            "next: again, or hf-mps kernels fetch --wheel PATH"
+        )
+    capped = re.search(r"The user requested \(constraint\) (torch\S+)", said)
+    if capped and not Requirement(capped[1]).specifier.contains(release, prereleases=True):
+        return UserError(f"pip's constraint {capped[1]} excludes torch {release}; next: pip config list")
+    known = re.search(r"\(from versions: ([^)]*)\)", said)
+    if capped or known or any("No matching distribution" in line for line in errors):
+        listed = f"; the newest that it has: {known[1].split(', ')[-1]}" if known and known[1] != "none" else ""
+        return UserError(
+            f"the package index has no macOS wheel of torch {release}{listed}; next: pip index versions torch"
+        )
+    return RunError(f"pip: {errors[0] if errors else (said.strip().splitlines() or ['it failed'])[-1]}")
+
 
 MACOS = 14
 Say = Callable[[str], None]
@@ -39,10 +239,10 @@ def fetch(release: str, say: Say) -> store.Fetched:
         with _work(name) as work:
             start = time.monotonic()
             with status.shown(f"torch {name}: asking the package index"):
-                offered = pip.offer(name, work)
+                offered = offer(name, work)
             say(f"torch {name}: downloading {offered.wheel} with pip")
             with status.shown(f"torch {name}: downloading"):
-                file = pip.download(name, work)
+                file = download(name, work)
             digest = store.sha256(file)
             _compare(file, digest, offered)
             size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
@@ -53,7 +253,7 @@ def fetch(release: str, say: Say) -> store.Fetched:
 
 def from_wheel(path: Path, say: Say) -> store.Fetched:
     """Take the kernels of a wheel that the user has; the file stays. Raises UserError and RunError in one line."""
-    name = store.canonical(wheel.read(path).release)
+    name = store.canonical(read_wheel(path).release)
     with _alone(name, say) as here:
         if here is not None:
             return here
@@ -61,7 +261,7 @@ def from_wheel(path: Path, say: Say) -> store.Fetched:
             return _keep(path, store.sha256(path), None, work, say)
 
 
-def _compare(file: Path, digest: str, offered: pip.Offer) -> None:
+def _compare(file: Path, digest: str, offered: Offer) -> None:
     if file.name != offered.wheel or offered.sha256 not in ("", digest):
         raise RunError(
             f"pip brought {file.name} with sha256 {digest[:12]}…, and its report has {offered.wheel} with "
@@ -70,14 +270,14 @@ def _compare(file: Path, digest: str, offered: pip.Offer) -> None:
 
 
 def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> store.Fetched:
-    """Put the kernels of the wheel `file` into the cache, whole: they are made in `work`, which lies beside."""
+    """Put the kernels of the wheel `file` into the cache, whole: they are made in `work`, a folder beside it."""
     start = time.monotonic()
-    contents = wheel.read(file)
+    contents = read_wheel(file)
     name = store.canonical(contents.release)
     fresh = work / name
     fresh.mkdir(mode=0o700)
     dylib = work / "library"
-    wheel.extract_library(file, dylib)
+    extract_library(file, dylib)
     size = _cut_out(dylib, fresh / store.LIBRARY, name)
     kernels = list(Library.open(fresh / store.LIBRARY))
     known = store.Fetched(
@@ -87,7 +287,7 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
         wheel_sha256=digest,
         index_sha256=stated,
         kernels=len(kernels),
-        families=len(families.table(kernels)),
+        families=len(describe.table(kernels)),
         size=size,
         sha256=store.sha256(fresh / store.LIBRARY),
     )
@@ -105,7 +305,7 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
 
 
 def _cut_out(dylib: Path, target: Path, release: str) -> int:
-    """Write the metallib for macOS 14 that lies in `dylib` to `target` and return its bytes.
+    """Write the metallib for macOS 14 in `dylib` to `target` and return its bytes.
 
     A wheel has a metallib for each macOS that it was built for: 14 and 26.
     """

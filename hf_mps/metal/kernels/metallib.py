@@ -1,19 +1,20 @@
-"""The metallib inside PyTorch's macOS library: which kernels it holds, and the LLVM bitcode of each.
-
-The layout was worked out from the wheels themselves (torch 2.8 to 2.14.1). A library begins with "MTLB"; a
-little-endian u64 at 16 is its size, and eight u64 at 24 are four pairs of offset and size: the first is the list of
-functions, the last the bitcode. Each function is a record of tags: NAME, MDSZ (size of the bitcode) and OFFT (three
-offsets, the third into the bitcode's section).
-"""
+"""The metallib inside PyTorch's macOS library: which kernels it holds, the LLVM bitcode of each, and its module."""
 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from hf_mps.core import extras
+from hf_mps.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from llvmlite.binding import ModuleRef
 
 MAGIC = b"MTLB"
 _HEADER = 88
@@ -31,7 +32,7 @@ class BrokenLibrary(ValueError):
 
 
 class Place(NamedTuple):
-    """Where a function's bitcode lies in its library, in bytes."""
+    """Where a function's bitcode is in its library, in bytes."""
 
     start: int
     size: int
@@ -54,12 +55,12 @@ class Library(Mapping[str, bytes]):
 
     @classmethod
     def open(cls, path: Path) -> Library:
-        """The library in a file, mapped and not read."""
+        """Return the library in a file, mapped and not read."""
         with path.open("rb") as file:
             return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def __getitem__(self, name: str) -> bytes:
-        """The plain bitcode of a kernel (KeyError when the library has none of that name)."""
+        """Return the plain bitcode of a kernel (KeyError when the library has none of that name)."""
         place = self._places[name]
         fields = self._numbers("<5I", place.start)
         if fields[0] != _WRAPPER or fields[2] + fields[3] > place.size:
@@ -115,7 +116,7 @@ class Library(Mapping[str, bytes]):
 
 
 def libraries(data: Buffer) -> list[memoryview]:
-    """The metallibs for macOS that lie anywhere in `data` (a Mach-O library), in their order there."""
+    """Return the metallibs for macOS anywhere in `data` (a Mach-O library), in their order there."""
     whole, found, at = memoryview(data), [], 0
     search = data if isinstance(data, bytes | mmap.mmap) else bytes(data)
     while (at := search.find(MAGIC, at)) >= 0:
@@ -126,3 +127,55 @@ def libraries(data: Buffer) -> list[memoryview]:
                 found.append(whole[at : at + size])
         at += len(MAGIC)
     return found
+
+
+_LAST_NAME = re.compile(r".*E(\d+)(\w+?)(?:\.\d+)?")
+_OPTION = re.compile(r'!"air\.compile\.(\w+)"')
+THREADGROUP = "addrspace(3)"
+
+
+class Shared(NamedTuple):
+    """Threadgroup memory that a kernel declares itself: its name in the source, its LLVM type and its bytes."""
+
+    name: str
+    type: str
+    size: int
+
+
+def require() -> None:
+    """Raise UserError, with the next command, where llvmlite is not installed."""
+    try:
+        import llvmlite  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"llvmlite, which reads Metal kernels, is not installed; next: {extras.install('kernels')}"
+        ) from error
+
+
+def parse(library: Library, name: str) -> ModuleRef:
+    """The module of a kernel, its typed pointers upgraded. Raises UserError without llvmlite or for a wrong name."""
+    require()
+    from llvmlite.binding import parse_bitcode
+
+    if name not in library:
+        raise UserError(f"there is no kernel {name}{nearest(name, library) or '; next: hf-mps kernels list'}")
+    return parse_bitcode(library[name])
+
+
+def shared(module: ModuleRef) -> list[Shared]:
+    """Return the threadgroup memory that a module's globals take: one instance for each threadgroup."""
+    from llvmlite.binding import create_target_data
+
+    layout, found = create_target_data(module.data_layout), []
+    for each in module.global_variables:
+        if str(each.type).endswith(THREADGROUP):
+            # The mangled name of a function's static variable ends with its length and it (Itanium ABI).
+            last, kind = _LAST_NAME.fullmatch(each.name), each.global_value_type
+            name = last[2][: int(last[1])] if last else each.name
+            found.append(Shared(name, str(kind), layout.get_abi_size(kind)))
+    return found
+
+
+def compiled_with(text: str) -> list[str]:
+    """The options that a module's metadata says it was compiled with: `denorms_disable`, `fast_math_disable`, …"""
+    return sorted(set(_OPTION.findall(text)))

@@ -1,19 +1,138 @@
-"""A fetched release's kernels, by name, compiled for this CPU once.
-
-Compiled code is kept (`objects`), so that a second process reads object files and opens neither metallib nor optimiser.
-"""
+"""A fetched release's kernels, by name, compiled for this CPU once and kept for the processes after this one."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
+import psutil
+
+from hf_mps.core import cache
 from hf_mps.core.errors import RunError
-from hf_mps.metal.kernels import modules, store
+from hf_mps.metal.kernels import metallib, store
 from hf_mps.metal.kernels.metallib import Library
-from hf_mps.metal.kernels.objects import Objects
-from hf_mps.metal.kernels.runtime import Kernel, NoRule
-from hf_mps.metal.kernels.signature import Signature, read
+from hf_mps.metal.kernels.runtime import Kernel
+from hf_mps.metal.kernels.signature import Attribute, Binding, Member, Signature, read
+from hf_mps.metal.kernels.values import NoRule
+
+_HEAD = struct.Struct("<8sIII")
+_MAGIC = b"hfmpsk2\n"
+FORGOTTEN = 30 * 24 * 3600
+"""Seconds after which the folder of another key, in which nothing was written, is removed: its code is of the past."""
+
+
+class Objects:
+    """The compiled kernels of one release. `checked` ones are kept apart."""
+
+    def __init__(self, release: str, *, checked: bool) -> None:
+        self.folder = store.folder(release) / "code" / (_key(release) + ("-checked" if checked else ""))
+
+    def read(self, name: str) -> tuple[Signature, int, bytes] | None:
+        """Return the signature, bytes of threadgroup memory and object code of a kernel, or None where none is kept."""
+        try:
+            if cache.open_to_others(self._file(name)) is not None:
+                return None
+            return _unpacked(self._file(name).read_bytes())
+        except (OSError, ValueError, KeyError, TypeError, struct.error):
+            return None
+
+    def write(self, name: str, signature: Signature, threadgroup_bytes: int, code: bytes) -> None:
+        """Keep a kernel; where the folder cannot be written, the next process compiles it anew."""
+        with contextlib.suppress(OSError):
+            _write(self._file(name), _packed(signature, threadgroup_bytes, code))
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many kernels there are, and their bytes."""
+        sizes = [file.stat().st_size for file in self.folder.glob("*.kernel")]
+        return len(sizes), sum(sizes)
+
+    @contextlib.contextmanager
+    def survived(self, name: str) -> Iterator[None]:
+        """Leave a marker while LLVM compiles: it ends the whole process where it meets a fault in itself.
+
+        Raises NoRule where two processes that are gone left it: one may have been killed for another reason.
+        """
+        marker, gone = self._file(name).with_suffix(".compiling"), 0
+        with contextlib.suppress(OSError, ValueError):
+            process, gone = map(int, marker.read_text(encoding="ascii").split())
+            gone += process != os.getpid() and not psutil.pid_exists(process)
+        if gone >= 2:
+            raise NoRule(f"LLVM ended the processes that compiled {name}")
+        with contextlib.suppress(OSError):
+            if not self.folder.is_dir():
+                # Remove what other keys' processes wrote long ago.
+                codes = self.folder.parent
+                for each in codes.iterdir() if codes.is_dir() else ():
+                    if time.time() - each.stat().st_mtime > FORGOTTEN:
+                        shutil.rmtree(each, ignore_errors=True)
+            _write(marker, f"{os.getpid()} {gone}".encode())
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                marker.unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.kernel"
+
+
+@functools.cache
+def _key(release: str) -> str:
+    import llvmlite.binding as llvm
+
+    here = Path(__file__).parent
+    parts = [store.facts(release).sha256, *map(str, llvm.llvm_version_info)]
+    parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    sources = sorted([*(here / "lowering").glob("*.py"), *(here / "intrinsics").glob("*.py"), here / "signature.py"])
+    parts += [source.read_text(encoding="utf-8") for source in sources]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _packed(signature: Signature, threadgroup_bytes: int, code: bytes) -> bytes:
+    plain = {**asdict(signature), "intrinsics": sorted(signature.intrinsics)}
+    head = json.dumps({"signature": plain, "threadgroup_bytes": threadgroup_bytes}).encode()
+    return _HEAD.pack(_MAGIC, len(head), len(code), zlib.crc32(code)) + head + code
+
+
+def _unpacked(data: bytes) -> tuple[Signature, int, bytes]:
+    magic, head, length, check = _HEAD.unpack_from(data)
+    facts, code = data[_HEAD.size : _HEAD.size + head], data[_HEAD.size + head :]
+    if magic != _MAGIC or len(code) != length or zlib.crc32(code) != check:
+        raise ValueError("no compiled kernel, or a part of one")
+    known = json.loads(facts)
+    return _signature(known["signature"]), known["threadgroup_bytes"], code
+
+
+def _signature(facts: dict[str, Any]) -> Signature:
+    bindings = tuple(
+        Binding(**{**each, "members": tuple(Member(**member) for member in each["members"])})
+        for each in facts["bindings"]
+    )
+    attributes = tuple(Attribute(**each) for each in facts["attributes"])
+    return Signature(facts["name"], bindings, attributes, frozenset(facts["intrinsics"]), facts["largest_group"])
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Whole or not at all: two processes may compile the same kernel at once."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
+    with os.fdopen(handle, "wb") as out:
+        out.write(data)
+    Path(name).replace(file)
 
 
 class Release:
@@ -24,7 +143,7 @@ class Release:
     """
 
     def __init__(self, version: str, *, checked: bool = False) -> None:
-        modules.require()
+        metallib.require()
         self.version, self.checked = store.canonical(version), checked
         self._kernels: dict[str, Kernel] = {}
         self.seconds = 0.0
@@ -41,7 +160,7 @@ class Release:
         return name in self.library
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel of a name, compiled if this CPU has not had it yet.
+        """Return the kernel of a name, compiled if this CPU has not had it yet.
 
         Raises:
             NoRule: the release has no such kernel, or it calls what is not known here.
@@ -54,7 +173,7 @@ class Release:
         return found
 
     def signature(self, name: str) -> Signature:
-        """What the kernel says of its bindings. Raises NoRule where the release has no such kernel."""
+        """Return what the kernel says of its bindings. Raises NoRule where the release has no such kernel."""
         return self._described(name)[0]
 
     def _load(self, name: str) -> Kernel:

@@ -1,35 +1,42 @@
-"""Launch rules: what an aten operator launches on Metal, and how that stands in the place of the simulated kernel.
+"""Launch rules: what an aten operator launches on Metal, and how that takes the place of the simulated kernel.
 
-A rule is a function of a release and the operator's arguments, in a file of `launch/`. `@rule` is for one overload, and
-returns its results. `@out_rule` gets the outputs first, already made, and serves the functional overload that it
-names, its `out=` overload and its in-place one, as PyTorch's structured operators share one kernel. Operators that
-differ in a word share a function: each decorator gives it the word as a keyword (`kernel="tril"`). A rule that does not
-cover a call raises NoRule with the reason: the operator then runs as it does without kernels, and is counted.
+A rule is a function of the operator's arguments, in a file of `launch/`, under `@rule`. Without `outputs`
+it serves the overloads that it names and returns their results. With `outputs`, which makes or checks what is written
+to, it fills that, and serves the functional overload that it names, its `out=` overload and its in-place one, as
+PyTorch's structured operators share one kernel. Operators that differ in a word share a function: each decorator gives
+it the word as a keyword (`kernel="tril"`). A rule that does not cover a call raises NoRule with the reason: the
+operator then runs as it does without kernels, and is counted.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+from torch import Tensor
+
 from hf_mps.core.notices import overriding
 from hf_mps.core.text import first_line
-from hf_mps.metal.kernels.runtime import NoRule, recording
+from hf_mps.metal.kernels.runtime import Kernel, recording
+from hf_mps.metal.kernels.values import NoRule
+from hf_mps.metal.operators.calls import call_of, text_of
 from hf_mps.metal.operators.dispatcher import registered_kernel
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
     from torch._ops import OpOverload
 
     from hf_mps.metal.kernels.release import Release
-from collections import Counter
-from dataclasses import field
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
+MPS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
+META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 
 
 @dataclass(frozen=True)
@@ -43,49 +50,63 @@ class Rule:
     """PyTorch's file with the host's decision, below aten/src/ATen/native/mps."""
     family: str
     """The file of `launch/` that the rule is in."""
-    makes_outputs: bool
-    """The rule returns its results; else they are made before and given to it."""
     outputs: Function | None = None
-    """Makes them: `outputs(given, *arguments)`, where `given` is the tensor to write to, or None. Without it, PyTorch's
-    Meta kernel does, in 90 µs."""
+    """Returns what is written: `outputs(given, *arguments)`, where `given` is the tensor to write to, or None for a new
+    one. Without it the rule returns its results."""
 
 
 RULES: dict[str, Rule] = {}
 
 
-def rule(*operators: str, source: str, **fixed: Any) -> Callable[[F], F]:
-    """`function(release, *arguments, **fixed)` returns the results of these overloads ("native_layer_norm", …)."""
-    return _declared(operators, source, fixed, makes_outputs=True)
+class Kernels:
+    """The kernels of the release that this process computes with, by name."""
+
+    release: Release | None = None
+
+    def __getitem__(self, name: str) -> Kernel:
+        """Return a kernel, compiled if this CPU has not had it yet. Raises NoRule where the release has none."""
+        assert self.release is not None, "rules run behind Dispatch.install"
+        return self.release.kernel(name)
+
+    def __contains__(self, name: object) -> bool:
+        return self.release is not None and name in self.release
+
+    def need(self, name: str) -> None:
+        """Raise NoRule where the release has no such kernel: it computes the operator with MPSGraph."""
+        if name not in self:
+            raise NoRule("MPSGraph on this release")
 
 
-def out_rule(*operators: str, source: str, outputs: Function | None = None, **fixed: Any) -> Callable[[F], F]:
-    """`function(release, outputs, *arguments, **fixed)` fills `outputs`, a tensor or a tuple, for these overloads.
+kernels = Kernels()
 
-    The functional overload is named; what has the same arguments and `out=`, or writes `self`, is served too. Outputs
-    have the shape, dtype and strides that PyTorch's own Meta kernel gives them, or `outputs(given, *arguments)` makes
-    the one that there is, or checks what is to be written to and returns it (`given`).
+
+def refuse(condition: object, reason: str = "PyTorch refuses the arguments") -> None:
+    """Raise NoRule, with the reason, where a rule does not cover a call."""
+    if condition:
+        raise NoRule(reason)
+
+
+def rule(*operators: str, source: str, outputs: Function | None = None, **fixed: Any) -> Callable[[F], F]:
+    """Declare `function(*arguments, **fixed)` as what launches these overloads; it returns their results.
+
+    With `outputs` it is `function(outputs, *arguments, **fixed)`, and fills a tensor or tuple of them for the
+    functional overload that is named, and for those that have the same arguments and `out=`, or write `self`.
     """
-    return _declared(operators, source, fixed, makes_outputs=False, outputs=outputs)
 
-
-def _declared(
-    operators: tuple[str, ...],
-    source: str,
-    fixed: dict[str, Any],
-    *,
-    makes_outputs: bool,
-    outputs: Function | None = None,
-) -> Callable[[F], F]:
     def declare(function: F) -> F:
-        bound = partial(function, **fixed) if fixed else function
         family = function.__module__.rpartition(".")[2]
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"two rules for {operator}")
-            RULES[operator] = Rule(operator, bound, source, family, makes_outputs, outputs)
+            RULES[operator] = Rule(operator, partial(function, **fixed) if fixed else function, source, family, outputs)
         return function
 
     return declare
+
+
+def by_meta(given: Any, *arguments: Any, **options: Any) -> Any:
+    """As `outputs` of a rule: PyTorch's Meta kernel says shape, dtype and strides, in 90 µs. Never called itself."""
+    raise NotImplementedError
 
 
 class Dispatch:
@@ -104,14 +125,13 @@ class Dispatch:
 
         The kernel of before is the device's own, or one below autograd for every device, as that of `copy_` is.
         """
-        import torch
-
         self._rules = rules
+        kernels.release = self.release
         self._library = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
         with overriding():
             for each in rules.values():
                 for overload, form in overloads(each):
-                    keys = ("MPS", "CompositeExplicitAutograd") if each.makes_outputs else ("MPS",)
+                    keys = ("MPS", "CompositeExplicitAutograd") if each.outputs is None else ("MPS",)
                     if any(torch._C._dispatch_has_kernel_for_dispatch_key(overload._name, key) for key in keys):
                         self._library.impl(
                             overload._name.removeprefix("aten::"), "MPS", self._kernel(each, overload, form)
@@ -122,13 +142,9 @@ class Dispatch:
         self._library.reset()
 
     def _kernel(self, rule: Rule, overload: OpOverload, form: Form) -> Function:
-        import torch
-
-        from hf_mps.metal.operators.calls import call_of, text_of
-
-        name, here = overload._name, torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
+        name = overload._name
         stock = registered_kernel(name)
-        short, release, ledger, device = name.removeprefix("aten::"), self.release, self.ledger, self.device
+        short, ledger, device = name.removeprefix("aten::"), self.ledger, self.device
         # A number in a tensor's place comes as Python's, and a boxed kernel takes tensors.
         places = {at for at, each in enumerate(overload._schema.arguments) if str(each.type) == "Tensor"}
 
@@ -136,7 +152,7 @@ class Dispatch:
             device.begin_launch(tensors((arguments, tuple(options.values()))))
             with recording() as launched:
                 try:
-                    result = form(rule, release, arguments, options)
+                    result = form(rule, arguments, options)
                 except NoRule as reason:
                     ledger.without(short, str(reason))
                 else:
@@ -156,138 +172,97 @@ class Dispatch:
             # A guard took its kernel away, which was there when the rules came: what is there now is below it.
             self.remove()
             self.install(self._rules)
-            return overload.redispatch(here, *boxed, **options)
+            return overload.redispatch(MPS, *boxed, **options)
 
         return kernel
 
 
-Form = Callable[["Rule", "Release", tuple[Any, ...], dict[str, Any]], Any]
+Form = Callable[["Rule", tuple[Any, ...], dict[str, Any]], Any]
 
 
 def overloads(rule: Rule) -> list[tuple[OpOverload, Form]]:
-    """The overloads that a rule serves, each with the way its outputs come to it; none where torch has no such one."""
-    import torch
-
+    """Return the overloads that a rule serves, each with the way its outputs come to it; none where torch has none."""
     packet, _, name = rule.operator.partition(".")
     family = getattr(torch.ops.aten, packet, None)
     if family is None or (name or "default") not in family.overloads():
         return []
     first = getattr(family, name or "default")
-    if rule.makes_outputs:
-        return [(first, lambda rule, release, arguments, options: rule.function(release, *arguments, **options))]
-    found: list[tuple[OpOverload, Form]] = [(first, partial(_functional, first))]
+    if rule.outputs is None:
+        return [(first, lambda rule, arguments, options: rule.function(*arguments, **options))]
+    found: list[tuple[OpOverload, Form]] = [(first, partial(_fill, first, ()))]
     given = _inputs(first)
     for other in family.overloads():
         overload = getattr(family, other)
-        if _outputs(overload) and _inputs(overload) == given:
-            found.append((overload, partial(_into_out, first, tuple(_outputs(overload)))))
+        names = tuple(each.name for each in overload._schema.arguments if each.is_out)
+        if names and _inputs(overload) == given:
+            found.append((overload, partial(_fill, first, names)))
     in_place = getattr(torch.ops.aten, f"{packet}_", None)
     for other in in_place.overloads() if in_place is not None else ():
         overload = getattr(in_place, other)
         if _inputs(overload) == given:
-            found.append((overload, partial(_in_place, first)))
+            found.append((overload, partial(_fill, first, None)))
     return found
 
 
 def _inputs(overload: OpOverload) -> list[tuple[str, str]]:
-    given = [each for each in overload._schema.arguments if not each.is_out]
-    return [(each.name, str(each.type)) for each in given]
+    return [(each.name, str(each.type)) for each in overload._schema.arguments if not each.is_out]
 
 
-def _outputs(overload: OpOverload) -> list[str]:
-    return [each.name for each in overload._schema.arguments if each.is_out]
-
-
-def _functional(
-    first: OpOverload, rule: Rule, release: Release, arguments: tuple[Any, ...], options: dict[str, Any]
+def _fill(
+    first: OpOverload, names: tuple[str, ...] | None, rule: Rule, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
-    make = rule.outputs
-    outputs = made(first, arguments, options) if make is None else make(None, *arguments, **options)
-    rule.function(release, outputs, *arguments, **options)
+    """Run a rule into new outputs, into those that `names` name among the options, or for None into the first input."""
+    written = [arguments[0]] if names is None else [options[name] for name in names]
+    options = {name: value for name, value in options.items() if name not in (names or ())}
+    if rule.outputs is None or rule.outputs is by_meta:
+        made = _made(first, arguments, options)
+        for each, target in zip(made if isinstance(made, tuple) else (made,), written, strict=False):
+            refuse_misfit(target, each.shape, each.dtype)
+    else:
+        made = rule.outputs(written[0] if written else None, *arguments, **options)
+    for target in written:
+        refuse_repeated(target)
+    outputs = (written[0] if len(written) == 1 else tuple(written)) if written else made
+    rule.function(outputs, *arguments, **options)
     return outputs
 
 
-def _into_out(
-    first: OpOverload,
-    names: tuple[str, ...],
-    rule: Rule,
-    release: Release,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-) -> Any:
-    given = [options[name] for name in names]
-    rest = {name: value for name, value in options.items() if name not in names}
-    outputs = given[0] if len(given) == 1 else tuple(given)
-    _fit(first, rule, given, arguments, rest)
-    rule.function(release, outputs, *arguments, **rest)
-    return outputs
-
-
-def _in_place(
-    first: OpOverload, rule: Rule, release: Release, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> Any:
-    target = arguments[0]
-    _fit(first, rule, [target], arguments, options)
-    rule.function(release, target, *arguments, **options)
-    return target
-
-
-def made(first: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """New outputs of an operator, by PyTorch's Meta kernel: it computes shapes, dtypes and strides, and no values.
+def _made(first: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return new outputs of an operator, by PyTorch's Meta kernel: it computes shapes, dtypes and strides, no values.
 
     Raises NoRule where that refuses the arguments, so that the device's kernel words the error.
     """
-    import torch
-
     try:
-        found = first.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.Meta), *arguments, **options)
+        found = first.redispatch(META, *arguments, **options)
     except Exception as error:
         raise NoRule(f"PyTorch refuses the arguments: {first_line(error)}") from None
     return tuple(map(_with_memory, found)) if isinstance(found, tuple) else _with_memory(found)
 
 
 def _with_memory(output: Tensor) -> Tensor:
-    """An output as the inputs' device has it: a few Meta kernels (upsample_nearest3d_backward) leave theirs on meta."""
-    import torch
-
+    """Return an output as the inputs' device has it: a few Meta kernels (upsample_nearest3d_backward) leave theirs."""
     if not output.is_meta:
         return output
     return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device="mps")
-
-
-def _fit(
-    first: OpOverload, rule: Rule, given: list[Tensor], arguments: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    """Refuse what a rule can't write its results to."""
-    if rule.outputs is not None:
-        rule.outputs(given[0], *arguments, **options)
-    else:
-        expected = made(first, arguments, options)
-        for each, target in zip(expected if isinstance(expected, tuple) else (expected,), given, strict=True):
-            refuse_misfit(target, each.shape, each.dtype)
-    for target in given:
-        refuse_repeated(target)
 
 
 MISFIT = "the result has another shape or dtype than what it is written to"
 
 
 def refuse_misfit(target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
-    """Raises NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
+    """Raise NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
     if tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype):
         raise NoRule(MISFIT)
 
 
 def refuse_repeated(target: Tensor) -> None:
-    """Raises NoRule where a tensor that is written holds an element more than once."""
+    """Raise NoRule where a tensor that is written holds an element more than once."""
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         raise NoRule("what is written to holds elements more than once")
 
 
 def tensors(values: Any) -> list[Tensor]:
-    """The device's tensors in nested lists and tuples."""
-    import torch
-
+    """Return the device's tensors in nested lists and tuples."""
     if isinstance(values, torch.Tensor):
         return [values] if values.is_mps else []
     return [each for value in values for each in tensors(value)] if isinstance(values, list | tuple) else []
@@ -317,3 +292,48 @@ class Ledger:
         """Forget all counts."""
         for counts in (self.operators, self.kernels, self.reasons):
             counts.clear()
+
+
+OUTSIDE = "an index out of bounds: the simulated device raises what a Mac raises"
+
+SIZE = 15364
+"""Bytes of ErrorMessages: a count, and room for 30 messages."""
+
+_local = threading.local()
+
+
+class Errors:
+    """The buffer of this OS thread, as a kernel's argument: `tensor`; `any()` says whether something was reported."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(SIZE, dtype=torch.uint8, device="cpu")
+        self._count = self.tensor[:4].view(torch.int32).numpy()
+
+    def any(self) -> bool:
+        """A kernel reported an error since the last question."""
+        reported = bool(self._count[0])
+        self._count[0] = 0
+        return reported
+
+
+def errors() -> Errors:
+    """Return the buffer, which begins empty."""
+    found: Errors | None = getattr(_local, "errors", None)
+    if found is None:
+        found = _local.errors = Errors()
+    return found
+
+
+def refuse_outside(index: torch.Tensor, size: int) -> None:
+    """Raise NoRule where an index is out of bounds, of which a kernel says nothing: it would write beside the tensor.
+
+    A kernel on a Mac does just that. The device's memory is the host's here, and is read in place.
+    """
+    flat = index.contiguous()
+    count = flat.numel()
+    if not count:
+        return
+    kind = ctypes.c_int64 if flat.dtype == torch.int64 else ctypes.c_int32
+    there = torch.frombuffer((kind * count).from_address(flat.data_ptr()), dtype=flat.dtype)
+    if there.min() < -size or there.max() >= size:
+        raise NoRule(OUTSIDE)

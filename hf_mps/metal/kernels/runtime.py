@@ -17,7 +17,7 @@ from hf_mps.metal.kernels import bounds
 from hf_mps.metal.kernels.lowering import entry
 from hf_mps.metal.kernels.lowering.parameters import LOCATIONS
 from hf_mps.metal.kernels.signature import THREADGROUP, Binding, Signature
-from hf_mps.metal.kernels.values import Pointers
+from hf_mps.metal.kernels.values import NoRule, Pointers
 
 Grid = tuple[int, int, int] | int
 
@@ -31,8 +31,26 @@ ALIGNMENT = 32
 """Addresses of bound values are multiples of it, in bytes, as kernels that read a `long4` take for granted."""
 
 
-class NoRule(Exception):
-    """A call that no rule covers, or a kernel that the release has not, with the reason: it runs as without kernels."""
+ENTRY = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+)
+
+
+class Loaded:
+    """An object file in memory; `entry` (see lowering/entry.py) can be called while this object lives."""
+
+    def __init__(self, code: bytes) -> None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        triple = llvm.get_process_triple()
+        # An engine takes its machine over, so that each needs another.
+        machine = llvm.Target.from_triple(triple).create_target_machine()
+        self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{triple}"\n'), machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        self.entry = ENTRY(self._engine.get_function_address("entry"))
 
 
 class Kernel:
@@ -41,8 +59,6 @@ class Kernel:
     def __init__(
         self, release: str, signature: Signature, code: bytes, threadgroup_bytes: int, *, checked: bool = False
     ) -> None:
-        from hf_mps.metal.kernels.lowering.loaded import Loaded
-
         self.release, self.signature, self.name, self.checked = release, signature, signature.name, checked
         self._threadgroup_bytes = threadgroup_bytes
         self._loaded = Loaded(code)
@@ -145,14 +161,14 @@ class Kernel:
         self._seconds[grid] = shares * (perf_counter() - start)
 
     def _took(self, grid: tuple[int, ...]) -> float:
-        """Seconds of a grid's last run, as if by one core; WORTH_SECONDS where it is the first."""
+        """Return seconds of a grid's last run, as if by one core; WORTH_SECONDS where it is the first."""
         if len(self._seconds) > GRIDS:
             self._seconds.clear()
         return self._seconds.get(grid, WORTH_SECONDS)
 
 
 def _placed(buffers: Any, held: list[tuple[int, bytes]]) -> Any:
-    """Put values in memory that lasts while a kernel runs, each where the widest vector (`long4`) may lie."""
+    """Put values in memory that lasts while a kernel runs, aligned for the widest vector (`long4`)."""
     memory = ctypes.create_string_buffer(sum(len(data) + ALIGNMENT for _, data in held) + ALIGNMENT)
     at = -(-ctypes.addressof(memory) // ALIGNMENT) * ALIGNMENT
     for location, data in held:

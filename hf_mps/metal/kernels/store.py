@@ -54,7 +54,7 @@ class Fetched:
 
 
 def root() -> Path:
-    """The folder of all releases; it need not exist. Raises UserError where there is no home folder."""
+    """Return the folder of all releases; it need not exist. Raises UserError where there is no home folder."""
     folder = cache.home("kernels")
     if folder is None:
         raise UserError("Metal kernels are kept in the home folder, and there is none; next: XDG_CACHE_HOME=FOLDER")
@@ -74,14 +74,14 @@ def canonical(release: str) -> str:
 
 
 def releases() -> list[str]:
-    """The fetched releases, oldest first."""
+    """Return the fetched releases, oldest first."""
     found = root()
     names = [each.name for each in found.iterdir() if (each / FACTS).is_file()] if found.is_dir() else []
     return sorted((name for name in names if not name.startswith(".")), key=Version)
 
 
 def installed() -> str | None:
-    """The release of the torch that is installed here, which is not imported, or None."""
+    """Return the release of the torch that is installed here, which is not imported, or None."""
     try:
         return canonical(metadata.version("torch"))
     except metadata.PackageNotFoundError:
@@ -94,13 +94,11 @@ def chosen(release: str | None) -> str:
     Raises UserError, with the next command, where that is not fetched, or none is.
     """
     here, own = releases(), installed()
-    if release is None and here and own not in here:
-        return here[-1]
-    return folder(release or own or EXAMPLE).name
+    return here[-1] if release is None and here and own not in here else folder(release or own or EXAMPLE).name
 
 
 def folder(release: str) -> Path:
-    """The folder of a fetched release. Raises UserError, with the next command, where it was not fetched."""
+    """Return the folder of a fetched release. Raises UserError, with the next command, where it was not fetched."""
     name = canonical(release)
     place = root() / name
     if (place / FACTS).is_file():
@@ -125,7 +123,7 @@ def facts(release: str) -> Fetched:
 
 
 def open_library(release: str) -> Library:
-    """The kernels of a fetched release, verified.
+    """Return the kernels of a fetched release, verified.
 
     Raises UserError, with the next command, where the release was not fetched, where its file is not the one that was
     fetched, and where somebody else could have written to the folder: what is in it is compiled and run.
@@ -167,7 +165,7 @@ def verify(release: str) -> None:
 
 
 def present(release: str) -> str:
-    """The name of a release that is to be removed. Raises UserError where it was not fetched."""
+    """Return the name of a release that is to be removed. Raises UserError where it was not fetched."""
     name = canonical(release)
     if name not in releases():
         raise UserError(f"torch {name} is not fetched; allowed: {', '.join(releases()) or 'nothing, as none is here'}")
@@ -188,7 +186,7 @@ def remove(release: str) -> int:
 
 
 def made(name: str = "") -> Path:
-    """The folder of all releases, or the new folder `name` in it, made and closed to everybody else.
+    """Return the folder of all releases, or the new folder `name` in it, made and closed to everybody else.
 
     Raises UserError where it cannot be written.
     """
@@ -206,7 +204,7 @@ def made(name: str = "") -> Path:
 
 
 def sha256(file: Path) -> str:
-    """The sha256 of a file, in hexadecimal letters."""
+    """Return the sha256 of a file, in hexadecimal letters."""
     digest = hashlib.sha256()
     with file.open("rb") as content:
         while block := content.read(1 << 20):

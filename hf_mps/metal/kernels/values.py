@@ -1,4 +1,4 @@
-"""The bytes of values that a host binds (setBytes): named by Metal's types, one or several."""
+"""The bytes of values that a host binds (setBytes), by Metal's types, and the names of dtypes in kernels' names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
+
+
+class NoRule(Exception):
+    """A call that no rule covers, or a kernel that the release lacks, with the reason: it runs as without kernels."""
+
 
 _FORMATS = {
     "u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f16": "e", "f32": "f"
@@ -42,7 +47,7 @@ def f32(*numbers: float | Sequence[float]) -> bytes:
 
 
 def scalar(number: complex, dtype: torch.dtype) -> bytes:
-    """A number as the kernel's element type has it (getMPSScalar in OperationUtils.mm)."""
+    """Return a number as the kernel's element type has it (getMPSScalar in OperationUtils.mm)."""
     return torch.tensor([number]).to(dtype).view(torch.uint8).numpy().tobytes()
 
 
@@ -52,7 +57,7 @@ def span(tensor: Tensor) -> int:
 
 
 def padded(data: bytes, size: int) -> bytes:
-    """Bytes filled up with zeros, for vectors of three and structs with a hole at their end."""
+    """Return bytes filled up with zeros, for vectors of three and structs with a hole at their end."""
     return data.ljust(size, b"\0")
 
 
@@ -63,3 +68,18 @@ class Pointers:
         self.tensors = [tensor for tensor in tensors if tensor is not None]
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         self.data = b"".join(address.to_bytes(8, "little") for address in addresses).ljust(size, b"\0")
+
+
+METAL = {
+    torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat", torch.int64: "long", torch.int32: "int",
+    torch.int16: "short", torch.int8: "char", torch.uint8: "uchar", torch.bool: "bool", torch.complex64: "float2",
+    torch.complex32: "half2", torch.uint16: "ushort", torch.uint32: "uint", torch.uint64: "ulong",
+}  # fmt: skip
+"""The names of dtypes in kernels' names (scalarToMetalTypeString in OperationUtils.mm)."""
+
+
+def metal(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in a kernel's name, "bfloat" for torch.bfloat16. Raises NoRule for one Metal lacks."""
+    if dtype not in METAL:
+        raise NoRule(f"Metal has no {dtype}")
+    return METAL[dtype]

@@ -15,7 +15,7 @@ from hf_mps.metal.operators.launch_class import Call, Operand
 
 
 def call_of(operator: str, inputs: Any, result: Any) -> Call:
-    """A call by its operator's name, its positional and keyword arguments (`inputs`), and its result."""
+    """Return a call by its operator's name, its positional and keyword arguments (`inputs`), and its result."""
     positional, keywords = inputs
     given = (*positional, *keywords.values())
     lists = [each for each in given if isinstance(each, (list, tuple)) and each and isinstance(each[0], torch.Tensor)]
@@ -25,7 +25,7 @@ def call_of(operator: str, inputs: Any, result: Any) -> Call:
 
 @lru_cache(maxsize=65536)
 def read(text: str) -> Call:
-    """The call that a text of the record stands for (simulator/native/calls.cpp)."""
+    """Return the call that a text of the record stands for (simulator/native/calls.cpp)."""
     operator, inputs, lists, arguments = json.loads(text)
     operands = tuple(Operand(dtype, tuple(shape), dense, device) for dtype, shape, dense, device in inputs)
     numbers = tuple(tuple(each) if isinstance(each, list) else each for each in arguments)
@@ -33,7 +33,7 @@ def read(text: str) -> Call:
 
 
 def text_of(call: Call) -> str:
-    """The text that `read` takes; the results of a call are not in it."""
+    """Return the text that `read` takes; the results of a call are not in it."""
     return json.dumps([call.operator, list(map(astuple, call.inputs)), call.lists, call.arguments])
 
 

@@ -93,7 +93,7 @@ class Missing:
 
 
 def missing() -> list[Missing]:
-    """Every operator that has a CPU kernel and none that serves Metal, and those that PyTorch sends to the CPU.
+    """Return every operator that has a CPU kernel and none that serves Metal, and those that PyTorch sends to the CPU.
 
     Sorted by name; about 5 ms for the 3600 names of torch 2.13.
     """
@@ -110,7 +110,7 @@ def missing() -> list[Missing]:
 
 
 def missing_for_sparse() -> list[Missing]:
-    """Every operator that the CPU has a kernel of for sparse COO tensors, and Metal none, sorted by name."""
+    """Return every operator that the CPU has a kernel of for sparse COO tensors, and Metal none, sorted by name."""
     import torch
 
     names = torch._C._dispatch_get_registrations_for_dispatch_key
@@ -137,7 +137,7 @@ stand_ins: set[str] = set()
 
 
 def is_missing(name: str) -> bool:
-    """Whether one operator has a CPU kernel and none that serves Metal but the layer's."""
+    """Return whether one operator has a CPU kernel and none that serves Metal but the layer's."""
     import torch
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -145,7 +145,7 @@ def is_missing(name: str) -> bool:
 
 
 def has_no_kernel(name: str) -> bool:
-    """Whether torch has an operator that neither the CPU nor anything that serves Metal has a kernel for."""
+    """Return whether torch has an operator that neither the CPU nor anything that serves Metal has a kernel for."""
     import torch
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -154,7 +154,7 @@ def has_no_kernel(name: str) -> bool:
 
 
 def overload(name: str) -> Any:
-    """The torch.ops object of "namespace::operator.overload". Raises AttributeError where torch.ops has none."""
+    """Return the torch.ops object of "namespace::operator.overload". Raises AttributeError where torch.ops has none."""
     import torch
 
     namespace, _, rest = name.partition("::")
@@ -163,7 +163,7 @@ def overload(name: str) -> Any:
 
 
 def registered_kernel(name: str) -> Callable[..., Any]:
-    """The kernel that Metal tensors get now for "aten::add.Tensor", to be called with its arguments.
+    """Return the kernel that Metal tensors get now for "aten::add.Tensor", to be called with its arguments.
 
     Raises RuntimeError where torch has no such operator or kernel.
     """
@@ -174,7 +174,7 @@ def registered_kernel(name: str) -> Callable[..., Any]:
 
 
 def refusal(name: str) -> str | None:
-    """Why the CPU cannot stand in for an operator, or None where it can."""
+    """Return why the CPU cannot stand in for an operator, or None where it can."""
     namespace, _, rest = name.partition("::")
     if namespace in OTHER_NAMESPACES:
         return OTHER_NAMESPACES[namespace]

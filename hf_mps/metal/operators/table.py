@@ -1,4 +1,4 @@
-"""Which PyTorch operators have a Metal kernel, read from the installed torch on any machine, with or without Metal.
+"""Which PyTorch operators have a Metal kernel, and what Metal makes of the others, read from the installed torch.
 
 Every torch wheel carries the file that its dispatcher is generated from, `native_functions.yaml`. Reading it takes
 about a quarter of a second, so what was read is kept as JSON in the simulator's cache under a hash of the file.
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -21,9 +21,10 @@ from typing import Any, Literal
 
 from hf_mps.core import cache
 from hf_mps.core.errors import UserError
-from hf_mps.metal.operators.dispatcher import ALWAYS_ON_CPU
+from hf_mps.metal.operators.dispatcher import ALWAYS_ON_CPU, MADE_OF_OTHERS, is_missing
+from hf_mps.metal.operators.launch_class import LaunchTable
 
-Kind = Literal["native", "composite", "missing", "cpu", "python"]
+TableKind = Literal["native", "composite", "missing", "cpu", "python"]
 
 # Registered in C++ with an error of its own ("input(device=…) and weight(device=…) must be on the same device"): it has
 # an MPS kernel, which never computes anything (aten/src/ATen/mps/MPSFallback.mm).
@@ -69,8 +70,8 @@ class Table:
     kernel_owners: Mapping[str, str] = field(default_factory=dict)
     sparse: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
 
-    def kind(self, name: str) -> Kind:
-        """What `name` ("aten::add.Tensor") is on Metal.
+    def kind(self, name: str) -> TableKind:
+        """Return what `name` ("aten::add.Tensor") is on Metal.
 
         Raises KeyError for a name that is no aten operator of the installed torch.
         """
@@ -128,8 +129,10 @@ def parse(content: bytes, python: bytes = b"") -> Table:
     """
     import yaml
 
-    entries = {_name(entry["func"]): entry for entry in yaml.load(content, Loader=loader())}
-    kinds: dict[str, Kind] = {name: _kind(entry, entries) for name, entry in entries.items()}
+    entries = {
+        "aten::" + entry["func"].split("(", 1)[0].strip(): entry for entry in yaml.load(content, Loader=loader())
+    }
+    kinds: dict[str, TableKind] = {name: _kind(entry, entries) for name, entry in entries.items()}
     # The variants that torchgen writes itself are made of the operator they vary (native_function_generation.py:
     # generate_function registers CompositeExplicitAutograd). Those of composite operators are named but not made.
     for entry in list(entries.values()):
@@ -146,23 +149,18 @@ def parse(content: bytes, python: bytes = b"") -> Table:
         for name, entry in entries.items()
         if entry.get("structured_delegate") and kinds.get(name) == "composite"
     }
+    functions = {name: _functions(entry) for name, entry in entries.items()}
     return Table(
         **{kind: frozenset(name for name, own in kinds.items() if own == kind) for kind in SETS},
         kernel_owners=kernel_owners,
-        sparse=_sparse(entries),
+        sparse={
+            key: {name: of[key] == of.get(twin) for name, of in sorted(functions.items()) if key in of}
+            for key, twin in SPARSE.items()
+        },
     )
 
 
-def _sparse(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
-    """Which operators have kernels for sparse tensors on Metal, and whether each is the CPU's own."""
-    functions = {name: _functions(entry) for name, entry in entries.items()}
-    return {
-        key: {name: of[key] == of.get(twin) for name, of in sorted(functions.items()) if key in of}
-        for key, twin in SPARSE.items()
-    }
-
-
-def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> Kind:
+def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> TableKind:
     keys = _dispatch_keys(entry)
     delegate = entry.get("structured_delegate")
     if "MPS" in keys or (delegate is not None and "MPS" in _dispatch_keys(entries[f"aten::{delegate}"])):
@@ -177,21 +175,17 @@ def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _dispatch_keys(entry: Mapping[str, Any]) -> Set[str]:
-    """The single keys of an entry's `dispatch:`. SparseMPS is another key than MPS."""
+    """Return the single keys of an entry's `dispatch:`. SparseMPS is another key than MPS."""
     return _functions(entry).keys()
 
 
 def _functions(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The C++ function of each key of an entry's `dispatch:`, whose keys are written as "CPU, CUDA, MPS"."""
+    """Return the C++ function of each key of an entry's `dispatch:`, whose keys are written as "CPU, CUDA, MPS"."""
     return {key: function for keys, function in entry.get("dispatch", {}).items() for key in listed(keys)}
 
 
 def listed(text: str | None) -> Iterator[str]:
     return (part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def _name(function: str) -> str:
-    return "aten::" + function.split("(", 1)[0].strip()
 
 
 def loader() -> Any:
@@ -202,7 +196,7 @@ def loader() -> Any:
 
 
 def _stored(path: Path) -> Table | None:
-    """What `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
+    """Return what `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
     try:
         sets = json.loads(path.read_bytes())
         kinds = {kind: frozenset(sets[kind]) for kind in SETS}
@@ -222,3 +216,80 @@ def _store(fresh: Table, name: str) -> None:
         Path(path).replace(folder / name)
     except OSError:
         return
+
+
+Kind = Literal["native", "composite", "fallback", "refused", "unknown"]
+KINDS: dict[Kind, str] = {
+    "native": "a Metal kernel of its own",
+    "composite": "made of other operators",
+    "fallback": "no Metal kernel: the CPU runs it, and each call waits for the GPU",
+    "refused": "a dtype that Metal does not have: it ends in an error",
+    "unknown": "that release of PyTorch has no such operator",
+}
+FINDINGS: tuple[Kind, ...] = ("fallback", "refused")
+# What PyTorch calls only while a dispatch mode looks on (areAnyTensorSubclassLike in aten/src/ATen/native/LossCTC.cpp),
+# and what it calls otherwise: the same kernels, with lengths in a list.
+SEEN_AS = {"aten::_ctc_loss.Tensor": "aten::_ctc_loss", "aten::_ctc_loss_backward.Tensor": "aten::_ctc_loss_backward"}
+# Bookkeeping of PyTorch's own, nothing that a device computes.
+NO_OPERATORS = ("prim::", "profiler::")
+
+
+class OperatorSupport:
+    """What Metal makes of the operators of one PyTorch: the installed one, or that of a native_functions.yaml.
+
+    With `launches` it is that release's word which of them have a kernel, and the installed one's of what each is.
+    """
+
+    def __init__(self, file: Path | None = None, launches: LaunchTable | None = None) -> None:
+        self._installed, self._launches = file is None, launches
+        self._table = table() if file is None else read(file)
+
+    def kind(self, name: str, refused: Iterable[str] = ()) -> Kind:
+        """What Metal makes of `name` ("aten::add.Tensor"); `refused` are dtypes of its calls that Metal lacks."""
+        if list(refused):
+            return "refused"
+        if not name.startswith("aten::"):
+            return self._elsewhere(name)
+        if self._launches is not None and name not in MADE_OF_OTHERS:
+            ways = self._launches.ways(name)
+            if not ways or ways == ("cpu",):
+                return "fallback" if ways else "unknown"
+            here = self._installed_kind(name)
+            return here if here == "composite" else "native"
+        return self._installed_kind(name)
+
+    def _installed_kind(self, name: str) -> Kind:
+        try:
+            kind = self._table.kind(name)
+        except KeyError:
+            return self._elsewhere(name) if self._installed else "unknown"
+        if kind == "missing" and name in MADE_OF_OTHERS:
+            return "composite"
+        return {"missing": "fallback", "cpu": "fallback", "python": "native"}.get(kind, kind)  # type: ignore[return-value]
+
+    def kernel_owner(self, name: str) -> str:
+        """Return the operator that has or lacks the kernel: for composite forms of a structured one the out= form."""
+        return self._table.kernel_owners.get(name, name)
+
+    def _elsewhere(self, name: str) -> Kind:
+        """Return what becomes of an operator of another library, which the running dispatcher knows."""
+        return "fallback" if is_missing(name) else "native"
+
+
+def read(file: Path) -> Table:
+    """Return the table of another release. Raises UserError where `file` is no native_functions.yaml."""
+    import yaml
+
+    try:
+        content = file.read_bytes()
+        support_table = parse(content)
+    except OSError as error:
+        raise UserError(f"--torch-table {file}: {error.strerror}; allowed: a native_functions.yaml") from error
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--torch-table {file}: no list of PyTorch's operators ({type(error).__name__}); allowed: "
+            "aten/src/ATen/native/native_functions.yaml of a release"
+        ) from error
+    if "aten::add.Tensor" not in support_table.native | support_table.composite | support_table.missing:
+        raise UserError(f"--torch-table {file}: it lists no add.Tensor; allowed: a release's native_functions.yaml")
+    return support_table

@@ -16,6 +16,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
+from functools import cache
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     from hf_mps.metal.fallback import Report
     from hf_mps.metal.kernels.coverage import Counting, Counts
-    from hf_mps.metal.simulator.work import Work
+    from hf_mps.metal.simulator.counters import Work
 
 OPTION, VARIABLE = "--simulated-metal", "HF_MPS_SIMULATE"
 KERNELS, KERNELS_VARIABLE = "--metal-kernels", "HF_MPS_KERNELS"
@@ -187,7 +189,7 @@ def metal_work() -> Work:
     """
     _need_metal()
     from hf_mps.metal import simulator
-    from hf_mps.metal.simulator.work import Work
+    from hf_mps.metal.simulator.counters import Work
 
     if simulator.loaded() is None:
         pytest.skip(f"counts of a simulated device: pytest {OPTION}")
@@ -219,7 +221,7 @@ class FallbackLedger:
         self._allowed.update(operators)
 
     def report(self) -> Report:
-        """What fell back up to now; print it, or read its `operators`."""
+        """Return what fell back up to now; print it, or read its `operators`."""
         return self._ledger.report(self._since)
 
     def check(self) -> None:
@@ -242,7 +244,8 @@ def _simulate(profile: str, kernels: str | None) -> None:
         if kernels is not None:
             asked = KERNELS if kernels == INSTALLED else f"{KERNELS}={kernels}"
             _ask_for(kernels)
-        if "torch" in sys.modules:
+        # `import torch` loads the device where the layer is installed; a copy of the Metal wing alone loads it here.
+        if "torch" in sys.modules or not _layer():
             _load(profile)
     except UserError as error:
         words = str(error)
@@ -269,7 +272,6 @@ def _ask_for(release: str) -> None:
 
 def _load(profile: str) -> None:
     from hf_mps.core import settings
-    from hf_mps.layer.activation import activate
     from hf_mps.metal import kernels, simulator
     from hf_mps.metal.simulator import build
 
@@ -280,7 +282,27 @@ def _load(profile: str) -> None:
         kernels.enable(asked[0], build.running("no simulated device is loaded"), checked=asked[1])
         if not enabled:
             _enabled.append(True)
-    activate.activate()
+    _switch_on()
+
+
+def _layer() -> tuple[Any, ...]:
+    """Return the entry point by which `import torch` switches the layer on; empty where the layer is not installed."""
+    return tuple(entry_points(group="torch.backends", name="hf_mps"))
+
+
+@cache
+def _switch_on() -> None:
+    """Switch the layer on where it is installed; else let the CPU run the operators that have no Metal kernel."""
+    import torch
+
+    if layer := _layer():
+        layer[0].load()()
+    elif torch.backends.mps.is_built():
+        from hf_mps.metal import fallback
+        from hf_mps.metal.device import availability
+
+        availability.install()
+        fallback.start()
 
 
 def _set(name: str, value: str) -> None:
@@ -289,7 +311,7 @@ def _set(name: str, value: str) -> None:
 
 
 def _counted() -> tuple[str, Counts] | None:
-    """The release whose kernels run in this process, and what ran up to now; None where none do."""
+    """Return the release whose kernels run in this process, and what ran up to now; None where none do."""
     from hf_mps.metal import kernels
 
     dispatch = kernels.running()
@@ -301,10 +323,9 @@ def _counted() -> tuple[str, Counts] | None:
 
 
 def _need_metal() -> None:
-    from hf_mps.layer.activation import activate
     from hf_mps.metal.device import metal
 
-    activate.activate()
+    _switch_on()
     verdict = metal()
     if not verdict.value:
         pytest.skip(f"needs Metal: {verdict.reason}")

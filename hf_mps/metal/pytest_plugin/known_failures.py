@@ -54,7 +54,7 @@ def configure(config: pytest.Config) -> None:
 
 
 def read(path: Path, name: str) -> list[Entry]:
-    """The entries of a file, which messages call `name`. Raises pytest.UsageError, with the line's number."""
+    """Return the entries of a file, which messages call `name`. Raises pytest.UsageError, with the line's number."""
     entries = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

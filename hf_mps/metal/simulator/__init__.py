@@ -52,7 +52,10 @@ def load(profile: str | None = None) -> Profile:
         return _profile
     if _came_too_late is not None:
         raise _came_too_late
-    _refuse_real_metal(torch)
+    if torch.backends.mps.is_built() or platform.system() == "Darwin":
+        raise UserError(
+            "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE"
+        )
     _refuse_other_accelerators(torch)
     kernels = requested()  # as little as a fault's name: a device that computes with others is not what was asked for
     from hf_mps.metal.device import machine
@@ -73,7 +76,7 @@ def load(profile: str | None = None) -> Profile:
 
 
 def loaded() -> Profile | None:
-    """The profile of the device that this process simulates, or None."""
+    """Return the profile of the device that this process simulates, or None."""
     return _profile
 
 
@@ -102,13 +105,6 @@ def _let_autograd_finish() -> None:
     lock too late, inside a C++ destructor.
     """
     time.sleep(0.02)
-
-
-def _refuse_real_metal(torch: ModuleType) -> None:
-    if torch.backends.mps.is_built() or platform.system() == "Darwin":
-        raise UserError(
-            "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE"
-        )
 
 
 def _refuse_other_accelerators(torch: ModuleType) -> None:
@@ -161,7 +157,7 @@ def _start(metal: ModuleType, profile: Profile) -> None:
 
 def _offer(torch: ModuleType, metal: ModuleType) -> None:
     """Let torch's own Python find the device: what a wheel with Metal has in torch._C."""
-    from hf_mps.metal.simulator import compiled, streams
+    from hf_mps.metal.simulator import compiled
 
     functions = metal.torch_functions
     for name in dir(functions):
@@ -172,8 +168,8 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
     # Both remember their answer, and something may have asked before the device was there.
     for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):
         asked.cache_clear()
-    compiled.install()
-    streams.install()
+    compiled.install_compiler()
+    compiled.install_streams()
     _make_storages(torch)
 
 

@@ -2,7 +2,7 @@
 
 Nothing here is about Metal: sources go in (`native/*.cpp`), a loaded extension module named `_metal` comes out.
 The cached build is found by torch's version, Python's ABI and a hash of sources, flags and torch's own settings. No
-path is part of that name, nor of the build: every environment with the same torch takes the same one, wherever it lies.
+path is part of that name, nor of the build: every environment with the same torch takes the same one.
 Nor is the compiler, so an image that was built with one and shipped without still works.
 """
 
@@ -41,7 +41,7 @@ _running: ModuleType | None = None
 
 
 def extension() -> ModuleType:
-    """The compiled device, loaded; compiled first where the cache holds no build for the installed torch.
+    """Return the compiled device, loaded; compiled first where the cache holds no build for the installed torch.
 
     Needs torch imported. Prints progress on stderr only while it compiles (about a minute on two cores). Raises
     UserError, in one line, without a compiler or Python's headers, or where compilation fails (it names the log).
@@ -67,7 +67,7 @@ def running(what: str) -> ModuleType:
 
 
 def build_name() -> str:
-    """The folder name of the build that fits this torch, this Python and the present sources, wherever they lie."""
+    """Return the folder name of the build that fits this torch, this Python and the present sources."""
     import torch
 
     digest = hashlib.blake2b(digest_size=8)
@@ -102,8 +102,12 @@ def _build(name: str) -> Path:
     """Compile into the cache, or wait for the process that does so already; return the library's path."""
     import filelock
 
-    compiler = _compiler()
-    _require_headers()
+    compiler, header = _compiler(), Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.is_file():
+        raise UserError(
+            "the simulated Metal device is compiled on first use and Python's headers are missing "
+            f"({header}): apt-get install python3-dev"
+        )
     try:
         folder, why_not_usual = cache.writable(name)
     except OSError as error:
@@ -164,14 +168,9 @@ def _compile(compiler: Sequence[str], work: Path, log: Path) -> Path:
 
 def _call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     # The C locale keeps the word "error:" in the compiler's output, whatever the user's language.
+    environment, pipe = {**os.environ, "LC_ALL": "C"}, subprocess.PIPE
     return subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, "LC_ALL": "C"},
-        check=False,
+        command, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment, check=False
     )
 
 
@@ -203,7 +202,7 @@ def _compile_flags() -> list[str]:
 
 
 def _header_folders() -> list[str]:
-    """Where the headers lie here; what errors say of the file that they come from names no environment's folder."""
+    """Return the options for headers: where they are, and names for them in errors without an environment's folder."""
     include, python = _torch_folder() / "include", Path(sysconfig.get_paths()["include"])
     shown = {include: "torch/include", python: "python/include", NATIVE: "hf_mps/metal/simulator/native"}
     folders = (include, include / "torch" / "csrc" / "api" / "include", python)
@@ -226,7 +225,7 @@ def _torch_folder() -> Path:
 
 
 def _compiler() -> list[str]:
-    """The command of the C++ compiler: $CXX, which may carry arguments as make allows, or c++."""
+    """Return the command of the C++ compiler: $CXX, which may carry arguments as make allows, or c++."""
     chosen = os.environ.get("CXX", "").strip()
     command = shlex.split(chosen) if chosen else ["c++"]
     if shutil.which(command[0]) is None:
@@ -234,15 +233,6 @@ def _compiler() -> list[str]:
         named = f"CXX={chosen} is not found" if chosen else "there is no C++ compiler"
         raise UserError(f"the simulated Metal device is compiled on first use and {named}: {install}, or set CXX")
     return command
-
-
-def _require_headers() -> None:
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.is_file():
-        raise UserError(
-            "the simulated Metal device is compiled on first use and Python's headers are missing "
-            f"({header}): apt-get install python3-dev"
-        )
 
 
 def _say(message: str) -> None:

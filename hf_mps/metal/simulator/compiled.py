@@ -1,14 +1,8 @@
-"""torch.compile's default backend on the simulated device: what Inductor would compile runs through aot_eager.
-
-For mps tensors Inductor writes Metal source, and only Metal can execute that. A graph with an mps tensor goes to the
-backend "aot_eager" instead, which runs the same traced forward and backward pass with the device's own operators; all
-others go their way untouched. The switch sits where torch hands a traced graph to Inductor
-(`torch._TorchCompileInductorWrapper`, in torch/__init__.py), so that putting it there imports no compiler, and all that
-torch.compile does before (graph breaks, guards, `fullgraph`, `dynamic`) is torch's.
-"""
+"""torch.compile and torch.mps.Stream on the simulated device."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -35,7 +29,7 @@ class SimulatedNotice(Notice):
     """Something is other than on a Mac because the device is simulated."""
 
 
-def install() -> None:
+def install_compiler() -> None:
     """Send graphs with mps tensors to aot_eager, and refuse Metal source in torch.mps. Once."""
     import torch
 
@@ -71,7 +65,7 @@ def _refuse_source(*_: Any, **__: Any) -> Any:
 
 
 def _tensors(graph: Any, inputs: Iterable[Any]) -> Iterator[Any]:
-    """The inputs of the traced graph and the values inside it (a graph may make its own tensors)."""
+    """Return the inputs of the traced graph and the values inside it (a graph may make its own tensors)."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -109,3 +103,49 @@ def _say(line: str) -> None:
         notices.warn_user(line, SimulatedNotice)
     except Notice:  # warnings are errors here, and this one says nothing of the program
         print(f"hf_mps: {line}", file=sys.stderr)
+
+
+POOL = 32
+"""Streams beside the default one, which is number 0 (ATen/mps/MPSStream.h)."""
+
+
+def install_streams() -> None:
+    """Give torch._C what a wheel with Metal has for streams, and have torch.mps.streams define its class from that."""
+    import torch
+
+    streams: Any = getattr(torch.mps, "streams", None)
+    if streams is None:
+        return
+    core: Any = torch._C
+    core._MPSStreamBase = _base()
+    core._mps_getCurrentStream = _current
+    core._mps_setStream = torch.accelerator.set_stream
+    # Without Metal it derives its class from a placeholder that cannot be instantiated.
+    importlib.reload(streams)
+    for name in streams.__all__:
+        setattr(torch.mps, name, getattr(streams, name))
+
+
+def _base() -> type:
+    import torch
+
+    class _MPSStreamBase(torch.Stream):
+        def __new__(cls, *, stream_id: int = -1) -> Any:
+            if stream_id == -1:
+                return super().__new__(cls, device="mps")
+            if stream_id not in range(POOL + 1):
+                raise RuntimeError(f"stream_id={stream_id}")  # as in MPSStream.mm, getStreamByID
+            kind = torch.accelerator.current_stream().device_type
+            return super().__new__(cls, stream_id=stream_id, device_index=0, device_type=kind)
+
+        def synchronize(self) -> None:
+            torch.mps.synchronize()
+
+    return _MPSStreamBase
+
+
+def _current() -> Any:
+    import torch
+
+    core: Any = torch._C
+    return core._MPSStreamBase(stream_id=torch.accelerator.current_stream().stream_id)

@@ -1,11 +1,11 @@
 """What a piece of a program gives the simulated device to do: launches, copies, and waits with the lines that wait.
 
-A wait ends the head start that a program has on its GPU: it hands over what is queued and stands still until all of it
+A wait ends the head start that a program has on its GPU: it hands over what is queued and does nothing until all of it
 is done (COMMIT_AND_WAIT in PyTorch's MPSStream.mm). Which calls wait is the installed release's, read from its sources
 (native/work.cpp names them). A launch is a dispatch of a kernel or the run of an MPSGraph, as many as the installed
-release's host makes for a call (`hf_mps.metal.operators.dispatches`); a blit is a copy by Metal's blit encoder, between
-the host and the device or on it; an encoder is begun wherever kernels, graphs and blits take turns. Views, sizes and
-empty tensors are none.
+release's host makes for a call (`hf_mps.metal.operators.launch_class`); a blit is a copy by Metal's blit encoder,
+between the host and the device or on it; an encoder is begun wherever kernels, graphs and blits take turns. Views,
+sizes and empty tensors are none.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,8 +28,8 @@ from hf_mps.metal.simulator import build
 if TYPE_CHECKING:
     from hf_mps.metal.operators.launch_class import Call, LaunchTable
 
-OURS = str(Path(__file__).parents[2]) + os.sep
-PASS_ON = {f"{OURS}core{os.sep}original_call.py", f"{OURS}layer{os.sep}guards{os.sep}kernel_overrides.py"}
+PACKAGE = Path(__file__).parents[2]
+PASS_ON = {str(PACKAGE / "core/original_call.py"), str(PACKAGE / "layer/guards/kernel_overrides.py")}
 """Files in which a wrapper of ours calls the function that it wraps. A wait in there is the wrapper's caller's."""
 
 
@@ -60,7 +60,46 @@ class Figures:
     bytes_out: int
 
 
-class Counted:
+class WithFigures:
+    """What has the counts of some piece of a program as `figures`, each of them by its name."""
+
+    @property
+    def figures(self) -> Figures:
+        """All counts of this moment."""
+        raise NotImplementedError
+
+    @property
+    def launches(self) -> int:
+        """Dispatches of kernels and runs of MPSGraphs, as many as the installed release's host makes on a Mac."""
+        return self.figures.launches
+
+    @property
+    def blits(self) -> int:
+        """Copies by Metal's blit encoder, those between the host and the device among them."""
+        return self.figures.blits
+
+    @property
+    def encoders(self) -> int:
+        """Command encoders: kernels share one until a graph or a blit comes."""
+        return self.figures.encoders
+
+    @property
+    def waits(self) -> int:
+        """How often the program stood still until the device had done everything."""
+        return self.figures.waits
+
+    @property
+    def copies_in(self) -> int:
+        """Copies from the host to the device, those that need not wait among them."""
+        return self.figures.copies_in
+
+    @property
+    def copies_out(self) -> int:
+        """Copies from the device to the host; a number that is read is one."""
+        return self.figures.copies_out
+
+
+class Counted(WithFigures):
     """The counts since it was made, and until it was stopped; if asked, `places` says how often each line waited."""
 
     def __init__(self) -> None:
@@ -77,7 +116,7 @@ class Counted:
         self._forget()
 
     def _counted(self) -> tuple[dict[str, int], list[Call]]:
-        """The device's own counts, and the calls in their order."""
+        """Return the device's own counts, and the calls in their order."""
         from hf_mps.metal.operators.calls import read
 
         if self._end is not None:
@@ -90,7 +129,7 @@ class Counted:
     @property
     def figures(self) -> Figures:
         """All counts of this moment."""
-        from hf_mps.metal.operators.dispatches import encoders
+        from hf_mps.metal.operators.launch_class import encoders
 
         counts, calls = self._counted()
         encoded = [_table().encoded(call) for call in calls]
@@ -105,31 +144,6 @@ class Counted:
         for call, times in Counter(calls).items():
             found[call.operator] += times * sum(kind != "blit" for kind in table.encoded(call))
         return +found
-
-    @property
-    def launches(self) -> int:
-        """Dispatches of kernels and runs of graphs."""
-        return self.figures.launches
-
-    @property
-    def blits(self) -> int:
-        """Copies by the blit encoder, those between the host and the device among them."""
-        return self.figures.blits
-
-    @property
-    def waits(self) -> int:
-        """How often the program stood still until the device had done everything."""
-        return self.figures.waits
-
-    @property
-    def copies_in(self) -> int:
-        """Copies from the host to the device, those that need not wait among them."""
-        return self.figures.copies_in
-
-    @property
-    def copies_out(self) -> int:
-        """Copies from the device to the host; a number that is read is one."""
-        return self.figures.copies_out
 
 
 @contextmanager
@@ -163,8 +177,13 @@ def caller(frame: FrameType | None) -> str:
     """The first frame from `frame` outwards that is the caller's own, in words; "autograd" where there is none."""
     import torch
 
-    others = (str(Path(torch.__file__).parent) + os.sep, f"{OURS}metal{os.sep}simulator{os.sep}", "<frozen", "<eval_with_key>")
-    passed_on = False  # between the function that something of ours stands around, and its caller
+    others = (
+        str(Path(torch.__file__).parent) + os.sep,
+        f"{Path(__file__).parent}{os.sep}",
+        "<frozen",
+        "<eval_with_key>",
+    )
+    passed_on = False  # between a function that we wrap, and its caller
     while frame is not None:
         code = frame.f_code
         if code.co_filename in PASS_ON:
@@ -176,7 +195,7 @@ def caller(frame: FrameType | None) -> str:
 
 
 def short(file: str) -> str:
-    """A path without the folder that its packages lie in."""
+    """Return a path without the folder of its packages."""
     folders = sorted((folder for folder in sys.path if folder and file.startswith(folder + os.sep)), key=len)
     return file.removeprefix(folders[-1] + os.sep) if folders else file
 
@@ -194,3 +213,75 @@ def _table() -> LaunchTable:
 
 def _extension() -> Any:
     return build.running("the simulated device counts its work, and none is loaded")
+
+
+LIMITED = ("launches", "blits", "encoders", "waits", "copies_in", "copies_out")
+"""The counts that a test may set a limit to."""
+SHOWN = 8
+"""How many operators or lines a failure names."""
+
+
+class Work(WithFigures):
+    """Counts over a block, and over the next one anew: `with work: step()`, then `work.at_most(launches=120, waits=0)`.
+
+    pytest gives one by the fixture `metal_work` (`hf_mps.metal.pytest_plugin`). Raises UserError, when a block is
+    entered, where no device is simulated, and where somebody counts by place already.
+    """
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._counts: Counted | None = None
+
+    def __enter__(self) -> Work:
+        self._counts = self._open.enter_context(counted(places=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    @property
+    def counts(self) -> Counted:
+        """All of the last block's. Raises RuntimeError before the first."""
+        if self._counts is None:
+            raise RuntimeError("nothing was counted yet; next: with metal_work: step()")
+        return self._counts
+
+    @property
+    def figures(self) -> Figures:
+        """All counts of the last block."""
+        return self.counts.figures
+
+    @property
+    def operators(self) -> Mapping[str, int]:
+        """The launches of each operator ("aten::mm")."""
+        return self.counts.operators
+
+    @property
+    def places(self) -> Mapping[str, int]:
+        """How often each line waited, and for what ("train.py:12 step: item")."""
+        return {str(place): times for place, times in self.counts.places.items()}
+
+    def at_most(self, **limits: int) -> None:
+        """Raise AssertionError where the block had more of the counts in LIMITED than allowed.
+
+        It names the operators and the lines that there were most of. Raises TypeError for another name.
+        """
+        __tracebackhide__ = True  # pytest then shows the test's own line
+        unknown = sorted(limits.keys() - set(LIMITED))
+        if unknown:
+            raise TypeError(f"at_most({unknown[0]}=): there is no such count; allowed: {', '.join(LIMITED)}")
+        figures = vars(self.figures)
+        lines = []
+        for name, most in limits.items():
+            if figures[name] > most:
+                lines.append(f"{name}: {figures[name]}, and {most} allowed")
+                lines += _most({"launches": self.operators, "waits": self.places}.get(name, {}))
+        if lines:
+            raise AssertionError("\n".join(lines))
+
+
+def _most(counts: Mapping[str, int]) -> list[str]:
+    """Return the most frequent of some names, a line each."""
+    first = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    told = [f"{times:8}  {name}" for name, times in first[:SHOWN]]
+    return [*told, f"{sum(times for _, times in first[SHOWN:]):8}  others"] if len(first) > SHOWN else told

@@ -71,12 +71,12 @@ def stopping_gpu(waits: int) -> Iterator[None]:
 
 
 def active() -> frozenset[str]:
-    """The faults that are on now."""
+    """Return the faults that are on now."""
     return frozenset(_extension().faults_on())
 
 
 def take_longest_sum() -> int:
-    """The most values that a matrix product with both sides from 16 has summed over since the last call."""
+    """Return the most values that a matrix product with both sides from 16 has summed over since the last call."""
     return int(_extension().take_longest_sum())
 
 

@@ -107,7 +107,7 @@ def test_a_fallback_that_the_recipe_names_is_expected_and_another_is_not(
 ) -> None:
     import torch
 
-    from hf_mps.metal.fallback.warnings import MetalFallbackWarning
+    from hf_mps.metal.fallback.accounting import MetalFallbackWarning
 
     def falls_back(evaluated: Any) -> dict[str, float]:
         scores = torch.tensor(evaluated.predictions).to("mps")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_mps.metal.fallback.linked import linked_to_torch
+from hf_mps.metal.fallback.registration import linked_to_torch
 
 LISTED = b"@rpath/libc10.dylib\0"
 

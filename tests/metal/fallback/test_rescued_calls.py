@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from inline_snapshot import snapshot
 
 from hf_mps.metal import fallback
+from hf_mps.metal.fallback.accounting import MetalFallbackWarning
 from hf_mps.metal.fallback.rescue import Rescue
-from hf_mps.metal.fallback.warnings import MetalFallbackWarning
 
 STUB = "DispatchStub: missing kernel for mps"
 ASSERTED = (

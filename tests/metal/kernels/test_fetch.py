@@ -16,7 +16,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
-from hf_mps.metal.kernels import pip, store
+from hf_mps.metal.kernels import fetch, store
 from tests.metal.kernels.wheels import COMMIT, KERNELS, index, metallib, served, wheel
 from tests.snapshots import masked
 
@@ -148,14 +148,14 @@ def test_a_wheel_that_changed_on_its_way_is_refused(
 ) -> None:
     made = wheel(tmp_path / "wheels")
     own = hashlib.sha256(made.read_bytes()).hexdigest()
-    asked = pip.download
+    asked = fetch.download
 
     def altered(release: str, work: Path) -> Path:
         path = asked(release, work)
         path.write_bytes(path.read_bytes() + b"more")
         return path
 
-    monkeypatch.setattr(pip, "download", altered)
+    monkeypatch.setattr(fetch, "download", altered)
     with served(tmp_path / "simple", made) as url:
         pip_index(url)
         changed = hashlib.sha256(made.read_bytes() + b"more").hexdigest()
@@ -211,7 +211,7 @@ def test_an_index_that_cannot_be_reached_is_told_from_one_without_the_release(
 def test_an_environment_without_pip_is_told_of_the_other_way(
     own_cache: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pip, "find_spec", lambda name: None)
+    monkeypatch.setattr(fetch, "find_spec", lambda name: None)
     assert _refused(["fetch", "2.99.0"], capsys, python=sys.executable) == snapshot(
         "<python> has no pip (environments of uv have none); next: uv pip install pip, or hf-mps kernels"
         " fetch --wheel PATH"
@@ -235,8 +235,8 @@ def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     made = wheel(tmp_path / "wheels")
     assert _refused(["fetch", "--wheel", str(made)], capsys, folder=tmp_path) == snapshot(
-        "<folder>/file/hf_mps/metal/kernels cannot be written (Not a directory); next: XDG_CACHE_HOME=FOLDER, a"
-        " folder that can"
+        "<folder>/file/hf_mps/kernels cannot be written (Not a directory); next: XDG_CACHE_HOME=FOLDER, a folder"
+        " that can"
     )
 
 

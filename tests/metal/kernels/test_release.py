@@ -9,11 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_mps.metal.kernels import objects
-from hf_mps.metal.kernels.objects import Objects
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import u32
+from hf_mps.metal.kernels.release import FORGOTTEN, Objects, Release
+from hf_mps.metal.kernels.values import NoRule, u32
 
 NAME = "abs_dense_float_float"
 
@@ -81,7 +78,7 @@ def test_a_kernel_on_which_the_compiler_ended_two_processes_is_left_alone(opened
 
 
 def test_code_of_other_keys_goes_after_a_month(opened: Release, tmp_path: Path) -> None:
-    for name, age in (("older", objects.FORGOTTEN + 60), ("old", 60)):
+    for name, age in (("older", FORGOTTEN + 60), ("old", 60)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     assert right(opened)

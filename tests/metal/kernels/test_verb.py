@@ -11,7 +11,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
-from hf_mps.metal.kernels import families, store
+from hf_mps.metal.kernels import describe, store
 from hf_mps.metal.kernels.metallib import Library
 from tests.metal.kernels.wheels import wheel
 from tests.snapshots import masked
@@ -170,7 +170,7 @@ print([name for name in ("torch", "numpy") if name in sys.modules])
 
 def test_the_real_kernels_of_a_release_have_their_families(library: Library) -> None:
     assert len(library) == 12_998
-    found = {each.name: each for each in families.table(library)}
+    found = {each.name: each for each in describe.table(library)}
     assert found["rms_norm"].kernels == 3
     assert found["rms_norm"].types == ("bfloat", "float", "half")
     assert sum(each.kernels for each in found.values()) == len(library)
@@ -183,7 +183,7 @@ def test_the_real_kernels_of_a_release_have_their_families(library: Library) -> 
         "index_put_accumulate_float": "index_put_accumulate",
         "bessel_y0_forward_dense_scalar_float_short": "bessel_y0_forward",
     }.items():
-        assert families.family(kernel) == family
+        assert describe.family(kernel) == family
 
 
 def test_a_real_kernel_is_shown(release: str, capsys: Printed) -> None:

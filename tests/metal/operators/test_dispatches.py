@@ -6,8 +6,7 @@ import pytest
 
 from hf_mps.metal.operators import launch_class
 from hf_mps.metal.operators.calls import call_of, read, text_of
-from hf_mps.metal.operators.dispatches import encoders, multi_tensor
-from hf_mps.metal.operators.launch_class import Call, LaunchTable, Operand
+from hf_mps.metal.operators.launch_class import Call, LaunchTable, Operand, encoders, multi_tensor
 from tests.metal.operators.test_launch_class import on, tensor
 
 RELEASES = ("2.13.0", "2.14.1")

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps.layer import guards
 from hf_mps.layer.guards.introspect import torch_release
-from hf_mps.metal.operators.support import OperatorSupport
+from hf_mps.metal.operators.table import OperatorSupport
 from hf_mps.metal.simulator import strictness
 from tests.metal.simulator.test_training import agree
 

@@ -7,7 +7,7 @@ import torch
 
 from hf_mps.core.errors import UserError
 from hf_mps.metal.simulator import Counted, build, counted
-from hf_mps.metal.simulator.work import Work
+from hf_mps.metal.simulator.counters import Work
 
 pytestmark = pytest.mark.usefixtures("mps")
 

@@ -7,33 +7,25 @@ barriers have no definition, only a kind. A name that is not known gives None: i
 from functools import cache
 from typing import Literal
 
-from hf_mps.metal.kernels.intrinsics import (
-    atomics,
-    bfloat,
-    conversions,
-    exponentials,
-    integers,
-    matrices,
-    rounding,
-    simd,
-    trigonometry,
-)
-from hf_mps.metal.kernels.intrinsics.bfloat import explicit
-from hf_mps.metal.kernels.intrinsics.compiler_runtime import RUNTIME, lacking
-from hf_mps.metal.kernels.intrinsics.definition import Definition
+from hf_mps.metal.kernels.intrinsics import conversions, exponentials, integers, matrices, rounding, simd
+from hf_mps.metal.kernels.intrinsics.body import Definition
+from hf_mps.metal.kernels.intrinsics.conversions import RUNTIME, explicit, lacking
 from hf_mps.metal.kernels.intrinsics.matrices import narrowed
 
 __all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lacking", "lanes", "narrowed"]
 
 Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}
-_LANE = (conversions, bfloat, rounding, exponentials, trigonometry, integers, atomics, matrices)
+_LANE = (
+    *(conversions.define, conversions.define_bfloat, rounding.define, exponentials.define),
+    *(exponentials.define_trigonometric, integers.define, integers.define_atomic, matrices.define),
+)
 
 
 @cache
 def define(name: str) -> Definition | None:
     """The definition of a lane's own intrinsic, or of a helper that a definition needs; None for an unknown name."""
-    return next((found for family in _LANE if (found := family.define(name))), None)
+    return next((found for family in _LANE if (found := family(name))), None)
 
 
 @cache

@@ -1,15 +1,64 @@
-"""Straight-line LLVM IR, written as arithmetic on Python objects.
+"""What a definition of an intrinsic is, and straight-line LLVM IR, written as arithmetic on Python objects.
 
 A `Body` collects the instructions of one function; its `Value`s carry Python's operators, so that a polynomial reads
 as one. Everything works on scalars and on vectors; a Python number beside a Value becomes a constant of its type.
 """
 
+from __future__ import annotations
+
 import math
+import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from hf_mps.metal.kernels.intrinsics.definition import Definition, bits_of, scalar_of, suffix_of, with_scalar
+# Apple's suffixes: scalars, `v4f16` for vectors; integers carry a sign before the type, "u.v2i32"
+_SCALARS = {"f16": "half", "f32": "float", "f64": "double", "bf16": "bfloat"} | {
+    f"i{n}": f"i{n}" for n in (1, 8, 16, 32, 64)
+}
+TYPE = r"(?:v\d+)?(?:bf16|f16|f32|i64|i32|i16|i8|i1)"
+
+
+@dataclass(frozen=True)
+class Definition:
+    """One function in LLVM 22's textual IR (opaque pointers), with what a module needs beside it.
+
+    `declares` holds whole `declare` lines; `needs` names further definitions, each got through `define`.
+    """
+
+    text: str
+    declares: frozenset[str] = field(default_factory=frozenset)
+    needs: frozenset[str] = field(default_factory=frozenset)
+
+
+def llvm_type(suffix: str) -> str:
+    """LLVM's type for a suffix of Apple's: "f32" is float, "v4bf16" is <4 x bfloat>."""
+    vector = re.fullmatch(r"v(\d+)(\w+)", suffix)
+    return f"<{vector[1]} x {_SCALARS[vector[2]]}>" if vector else _SCALARS[suffix]
+
+
+def suffix_of(kind: str) -> str:
+    """The suffix that LLVM and Apple give to a type: float is "f32", <4 x bfloat> is "v4bf16"."""
+    vector = re.fullmatch(r"<(\d+) x (\w+)>", kind)
+    if vector:
+        return f"v{vector[1]}{suffix_of(vector[2])}"
+    return next(suffix for suffix, name in _SCALARS.items() if name == kind)
+
+
+def scalar_of(kind: str) -> str:
+    """The element type of a vector type; a scalar type is its own."""
+    return kind.rstrip(">").rsplit(" ", 1)[-1]
+
+
+def with_scalar(kind: str, scalar: str) -> str:
+    """The type of `kind`'s shape with another element type: <2 x half> with float is <2 x float>."""
+    return re.sub(r"\w+(?=>?$)", scalar, kind)
+
+
+def bits_of(kind: str) -> int:
+    """Width of a scalar type, in bits."""
+    return {"half": 16, "bfloat": 16, "float": 32, "double": 64}.get(kind) or int(kind[1:])
+
 
 _FLOATS = {"half", "bfloat", "float", "double"}
 _INTEGER_OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor", "<<": "shl", ">>": "lshr"}
@@ -20,65 +69,65 @@ _FLOAT_OPERATIONS = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
 class Value:
     """An SSA value or a constant of a body."""
 
-    body: "Body"
+    body: Body
     kind: str
     name: str
 
-    def _with(self, sign: str, other: "Value | float", swapped: bool = False) -> "Value":
+    def _with(self, sign: str, other: Value | float, swapped: bool = False) -> Value:
         right = self.body.value(other, self.kind)
         a, b = (right, self) if swapped else (self, right)
         table = _FLOAT_OPERATIONS if scalar_of(self.kind) in _FLOATS else _INTEGER_OPERATIONS
         return self.body.emit(self.kind, f"{table[sign]} {self.kind} {a.name}, {b.name}")
 
-    def __add__(self, other: "Value | float") -> "Value":
+    def __add__(self, other: Value | float) -> Value:
         return self._with("+", other)
 
-    def __sub__(self, other: "Value | float") -> "Value":
+    def __sub__(self, other: Value | float) -> Value:
         return self._with("-", other)
 
-    def __rsub__(self, other: float) -> "Value":
+    def __rsub__(self, other: float) -> Value:
         return self._with("-", other, swapped=True)
 
-    def __mul__(self, other: "Value | float") -> "Value":
+    def __mul__(self, other: Value | float) -> Value:
         return self._with("*", other)
 
-    def __truediv__(self, other: "Value | float") -> "Value":
+    def __truediv__(self, other: Value | float) -> Value:
         return self._with("/", other)
 
-    def __rtruediv__(self, other: float) -> "Value":
+    def __rtruediv__(self, other: float) -> Value:
         return self._with("/", other, swapped=True)
 
-    def __and__(self, other: "Value | int") -> "Value":
+    def __and__(self, other: Value | int) -> Value:
         return self._with("&", other)
 
-    def __or__(self, other: "Value | int") -> "Value":
+    def __or__(self, other: Value | int) -> Value:
         return self._with("|", other)
 
-    def __xor__(self, other: "Value | int") -> "Value":
+    def __xor__(self, other: Value | int) -> Value:
         return self._with("^", other)
 
-    def __lshift__(self, other: "Value | int") -> "Value":
+    def __lshift__(self, other: Value | int) -> Value:
         return self._with("<<", other)
 
-    def __rshift__(self, other: "Value | int") -> "Value":
+    def __rshift__(self, other: Value | int) -> Value:
         """A logical shift: the bits that come in are zero."""
         return self._with(">>", other)
 
-    def __neg__(self) -> "Value":
+    def __neg__(self) -> Value:
         return self.body.emit(self.kind, f"fneg {self.kind} {self.name}")
 
-    def compare(self, how: str, other: "Value | float") -> "Value":
+    def compare(self, how: str, other: Value | float) -> Value:
         """LLVM's fcmp or icmp: `how` is its predicate, "olt" or "ult", "eq" or "slt"."""
         verb = "fcmp" if scalar_of(self.kind) in _FLOATS else "icmp"
         right = self.body.value(other, self.kind)
         return self.body.emit(with_scalar(self.kind, "i1"), f"{verb} {how} {self.kind} {self.name}, {right.name}")
 
-    def cast(self, how: str, scalar: str) -> "Value":
+    def cast(self, how: str, scalar: str) -> Value:
         """LLVM's conversion `how` (fpext, fptrunc, bitcast, zext ...) to the element type `scalar`."""
         kind = with_scalar(self.kind, scalar)
         return self if kind == self.kind else self.body.emit(kind, f"{how} {self.kind} {self.name} to {kind}")
 
-    def select(self, yes: "Value | float", no: "Value | float") -> "Value":
+    def select(self, yes: Value | float, no: Value | float) -> Value:
         """`yes` where this condition holds, `no` elsewhere; one of them is a Value."""
         kind = next(v.kind for v in (yes, no) if isinstance(v, Value))
         a, b = self.body.value(yes, kind), self.body.value(no, kind)
@@ -109,7 +158,7 @@ class Body:
         self.needs: set[str] = set()
         self.arguments = [Value(self, kind, f"%a{i}") for i, kind in enumerate(parameters)]
 
-    def value(self, number: "Value | float", kind: str) -> Value:
+    def value(self, number: Value | float, kind: str) -> Value:
         """A Value as it is; a number as a constant of `kind`."""
         if isinstance(number, Value):
             return number
@@ -155,7 +204,7 @@ class Body:
         self.declares.add("declare i32 @hf.lane()")
         return self.emit("i32", "call i32 @hf.lane()")
 
-    def fma(self, a: Value, b: "Value | float", c: "Value | float") -> Value:
+    def fma(self, a: Value, b: Value | float, c: Value | float) -> Value:
         """a * b + c, rounded once."""
         return self.llvm("fma", a, self.value(b, a.kind), self.value(c, a.kind))
 

@@ -9,9 +9,8 @@ fused, in float.
 
 import re
 
-from hf_mps.metal.kernels.intrinsics.bfloat import widened
-from hf_mps.metal.kernels.intrinsics.body import Body, Value
-from hf_mps.metal.kernels.intrinsics.definition import Definition, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.body import Body, Definition, Value, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.conversions import widened
 from hf_mps.metal.kernels.intrinsics.simd import Lanes, alignment
 
 _FLOAT = r"v(?:64|2)(?:bf16|f16|f32)"

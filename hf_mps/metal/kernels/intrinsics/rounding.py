@@ -8,9 +8,8 @@ import math
 import re
 from collections.abc import Callable
 
-from hf_mps.metal.kernels.intrinsics.body import Body, Value
+from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, llvm_type, scalar_of
 from hf_mps.metal.kernels.intrinsics.conversions import from_double
-from hf_mps.metal.kernels.intrinsics.definition import TYPE, Definition, bits_of, llvm_type, scalar_of
 
 _NAME = re.compile(rf"air\.(?:fast_)?(\w+)\.({TYPE})")
 _PLAIN = {

@@ -19,8 +19,7 @@ import math
 import re
 from collections.abc import Callable
 
-from hf_mps.metal.kernels.intrinsics.body import Body, Value
-from hf_mps.metal.kernels.intrinsics.definition import TYPE, Definition, bits_of, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, llvm_type, scalar_of
 from hf_mps.metal.kernels.intrinsics.integers import SIMDGROUP
 
 _GROUP = r"air\.(simd|quad)_"

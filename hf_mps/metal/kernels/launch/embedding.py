@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
-from hf_mps.metal.kernels.launch.random import ERRORS
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.rules import rule
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import span
+from hf_mps.metal.kernels.rules import errors, kernels, refuse, rule
+from hf_mps.metal.kernels.values import NoRule, metal, span
 
 SOURCE = "operations/EmbeddingBag.mm"
 STRIDED = "a sparse gradient, or indices of another layout"
@@ -26,7 +23,6 @@ _WEIGHTS = struct.Struct("<4IIIq")
 
 @rule("_embedding_bag", "_embedding_bag_forward_only", source=SOURCE)
 def embedding_bag(
-    release: Release,
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -46,78 +42,45 @@ def embedding_bag(
     if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
         raise NoRule("weights of another dtype than the table's")
     common = torch.promote_types(indices.dtype, offsets.dtype)
-    if common not in (torch.int64, torch.int32):
-        raise NoRule("indices of a dtype that PyTorch refuses")
-    kernel = release.kernel(f"embedding_bag_{metal(weight.dtype)}_{metal(common)}")
+    refuse(common not in (torch.int64, torch.int32), "indices of a dtype that PyTorch refuses")
+    kernel = kernels[f"embedding_bag_{metal(weight.dtype)}_{metal(common)}"]
     indices, offsets = (each.to(common).contiguous() for each in (indices, offsets))
     bags, size = len(offsets) - include_last_offset, weight.shape[1]
     _require_32_bits(weight)
     output = torch.empty(bags, size, dtype=weight.dtype, device=weight.device)
     offset2bag, bag_size = indices.new_empty(len(indices)), indices.new_empty(bags)
     largest = indices.new_empty((bags, size) if mode == _MAX else (0,))
-    errors = torch.zeros(ERRORS, dtype=torch.uint8)
-    parameters = _FORWARD.pack(
-        *(*weight.stride(), *output.stride(), *_strides(largest, mode)),
-        *_weighted(per_sample_weights),
-        *(len(indices), bags, size, weight.shape[0], mode, padding_idx),
-    )
-    bound = [weight, indices, offsets, per_sample_weights, output, offset2bag, bag_size, largest, parameters, errors]
+    strides = (*weight.stride(), *output.stride(), *_strides(largest, mode), *_weighted(per_sample_weights))
+    parameters = _FORWARD.pack(*strides, len(indices), bags, size, weight.shape[0], mode, padding_idx)
+    reported = errors()
+    bound = [weight, indices, offsets, per_sample_weights, output, offset2bag, bag_size, largest, parameters]
     if output.numel():
-        kernel.launch(bound, output.numel())
-    if errors[:4].any():
-        raise NoRule("an index out of range")
+        kernel.launch([*bound, reported.tensor], output.numel())
+    refuse(reported.any(), "an index out of range")
     return output, offset2bag, bag_size, largest
 
 
 @rule("_embedding_bag_backward", source="../EmbeddingBag.cpp")
-def choose_backward(
-    release: Release,
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    largest: Tensor,
-    rows: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Tensor | None,
-    padding_idx: int = -1,
-) -> Tensor:
+def choose_backward(grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, *rest: Any) -> Tensor:
     """What autograd calls: hands a dense gradient on."""
-    if sparse or not (indices.is_contiguous() and offset2bag.is_contiguous()):
-        raise NoRule(STRIDED)
-    if len(offset2bag) != len(indices):
-        raise NoRule(CPUS)
-    weighted = (scale_grad_by_freq, mode, per_sample_weights, padding_idx)
-    return backward(release, grad, indices, offset2bag, bag_size, largest, rows, *weighted)
+    bag_size, largest, rows, by_frequency, mode, sparse, *weighted = rest
+    refuse(sparse or not (indices.is_contiguous() and offset2bag.is_contiguous()), STRIDED)
+    refuse(len(offset2bag) != len(indices), CPUS)
+    return backward(grad, indices, offset2bag, bag_size, largest, rows, by_frequency, mode, *weighted)
 
 
 @rule("_embedding_bag_dense_backward", source=SOURCE)
 def backward(
-    release: Release,
-    grad: Tensor,
-    indices: Tensor,
-    offset2bag: Tensor,
-    bag_size: Tensor,
-    largest: Tensor,
-    rows: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    per_sample_weights: Tensor | None,
-    padding_idx: int = -1,
+    grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor, largest: Tensor, rows: int, *options: Any
 ) -> Tensor:
     """Atomic additions in the gradient's dtype; of maxima a thread for each of theirs."""
-    kernel = release.kernel(f"embedding_bag_backward_{metal(grad.dtype)}_{metal(indices.dtype)}")
+    _, mode, per_sample_weights, padding_idx = (*options, -1)[:4]
+    kernel = kernels[f"embedding_bag_backward_{metal(grad.dtype)}_{metal(indices.dtype)}"]
     size = grad.shape[1]
     _require_32_bits(grad)
     found = torch.zeros(rows, size, dtype=grad.dtype, device=grad.device)
-    parameters = _BACKWARD.pack(
-        *(*found.stride(), *grad.stride(), *_strides(largest, mode)),
-        *_weighted(per_sample_weights),
-        *(size, mode, padding_idx),
-    )
+    strides = (*found.stride(), *grad.stride(), *_strides(largest, mode), *_weighted(per_sample_weights))
+    parameters = _BACKWARD.pack(*strides, size, mode, padding_idx)
     threads = grad.numel() if mode == _MAX else offset2bag.numel() * size
     bound = [grad, indices, offset2bag, bag_size, largest, per_sample_weights, found, parameters]
     if threads:
@@ -127,23 +90,13 @@ def backward(
 
 @rule("_embedding_bag_per_sample_weights_backward", source=SOURCE)
 def weights_backward(
-    release: Release,
-    grad: Tensor,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    offset2bag: Tensor,
-    mode: int,
-    padding_idx: int = -1,
+    grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, mode: int, padding_idx: int = -1
 ) -> Tensor:
     """The product of each index's row with its bag's gradient, added up atomically."""
-    if mode != _SUM:
-        raise NoRule("weights of samples outside of a sum")
-    if not (indices.is_contiguous() and offset2bag.is_contiguous()):
-        raise NoRule(STRIDED)
-    if len(offset2bag) != len(indices):
-        raise NoRule(CPUS)
-    kernel = release.kernel(f"embedding_bag_per_sample_weights_backward_{metal(grad.dtype)}_{metal(indices.dtype)}")
+    refuse(mode != _SUM, "weights of samples outside of a sum")
+    refuse(not (indices.is_contiguous() and offset2bag.is_contiguous()), STRIDED)
+    refuse(len(offset2bag) != len(indices), CPUS)
+    kernel = kernels[f"embedding_bag_per_sample_weights_backward_{metal(grad.dtype)}_{metal(indices.dtype)}"]
     size = grad.shape[1]
     _require_32_bits(weight)
     found = torch.zeros(len(indices), dtype=grad.dtype, device=grad.device)
@@ -154,7 +107,7 @@ def weights_backward(
 
 
 def _weighted(weights: Tensor | None) -> tuple[bool, int]:
-    """Whether samples have weights, and the stride of these."""
+    """Return whether samples have weights, and the stride of these."""
     return (False, 0) if weights is None else (True, weights.stride(0))
 
 
@@ -173,37 +126,25 @@ _PARAMETERS = struct.Struct(f"<{3 * _DIMENSIONS}I3I4xq?7x")
 
 
 @rule("embedding_dense_backward", source="operations/Embedding.mm")
-def dense_backward(
-    release: Release, grad: Tensor, indices: Tensor, rows: int, padding_index: int, scale_grad_by_freq: bool
-) -> Tensor:
+def dense_backward(grad: Tensor, indices: Tensor, rows: int, padding_index: int, scale_grad_by_freq: bool) -> Tensor:
     """Rows are summed in float32 by atomic additions, and cast to the gradient's dtype in the end."""
-    if indices.dtype not in (torch.int64, torch.int32):
-        raise NoRule("indices of a dtype that PyTorch refuses")
+    refuse(indices.dtype not in (torch.int64, torch.int32), "indices of a dtype that PyTorch refuses")
     size, count = grad.shape[-1], indices.numel()
     integer = metal(indices.dtype)
-    kernel = release.kernel(f"embedding_dense_backward_{metal(grad.dtype)}_{integer}_32")
-    if grad.dim() != indices.dim() + 1 or indices.dim() >= _DIMENSIONS:
-        raise NoRule("shapes that PyTorch refuses")
-    if max(count, span(grad), span(indices), rows * size) >= 1 << 31:
-        raise NoRule("more than 2**31 elements")
+    kernel = kernels[f"embedding_dense_backward_{metal(grad.dtype)}_{integer}_32"]
+    refuse(grad.dim() != indices.dim() + 1 or indices.dim() >= _DIMENSIONS, "shapes that PyTorch refuses")
+    refuse(max(count, span(grad), span(indices), rows * size) >= 1 << 31, "more than 2**31 elements")
     if count == 0 or size == 0 or rows == 0:
         return torch.zeros(rows, size, dtype=grad.dtype, device=grad.device)
     sums = torch.zeros(rows, size, dtype=torch.float32, device=grad.device)
-    parameters = _PARAMETERS.pack(
-        *_sixteen(indices.shape),
-        *_sixteen(grad.stride()[:-1]),
-        *_sixteen(indices.stride()),
-        *(grad.stride(-1), indices.dim(), size, padding_index, scale_grad_by_freq),
-    )
+    arrays = (indices.shape, grad.stride()[:-1], indices.stride())
+    numbers = [number for each in arrays for number in (*each, *[0] * (_DIMENSIONS - len(each)))]
+    parameters = _PARAMETERS.pack(*numbers, grad.stride(-1), indices.dim(), size, padding_index, scale_grad_by_freq)
     counts = sums
     if scale_grad_by_freq:
         counts = torch.zeros(rows, dtype=torch.int32, device=grad.device)
-        counting = release.kernel(f"embedding_dense_backward_count_{integer}_32")
+        counting = kernels[f"embedding_dense_backward_count_{integer}_32"]
         counting.launch({"indices": indices, "counts": counts, "params": parameters}, count)
     arguments = {"grad": grad, "indices": indices, "counts": counts, "grad_weight": sums, "params": parameters}
     kernel.launch(arguments, count * size)
     return sums if grad.dtype == torch.float32 else sums.to(grad.dtype)
-
-
-def _sixteen(numbers: torch.Size | tuple[int, ...]) -> list[int]:
-    return [*numbers, *(0 for _ in range(_DIMENSIONS - len(numbers)))]

@@ -1,20 +1,17 @@
-"""Reading and writing by tensors of indices: x[i, j], its assignment, and sums into it."""
+"""Reading and writing by tensors of indices and by masks (x[i, j]), and where a tensor is not zero."""
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
-from hf_mps.metal.kernels.errors import OUTSIDE, errors
-from hf_mps.metal.kernels.launch.iterator import result, walk
-from hf_mps.metal.kernels.launch.results import fitting
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.rules import refuse_repeated, rule
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import Pointers, i64, u32
+from hf_mps.metal.kernels.launch.copies import expanded
+from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, broadcast, fitting, result, walk
+from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_repeated, rule
+from hf_mps.metal.kernels.values import NoRule, Pointers, i32, i64, metal, u32, u64
 
 SOURCE = "operations/Indexing.mm"
 MOST = 16
@@ -36,18 +33,21 @@ class Indexed:
     """
 
     def __init__(self, tensor: Tensor, indices: Indices) -> None:
-        tensor, indices = _adjacent(tensor, _whole(tensor, indices))
-        self.tensor = tensor
+        indices = _whole(tensor, indices)
         there = [dim for dim, index in enumerate(indices) if index is not None]
+        if there[-1] - there[0] != len(there) - 1:
+            # Indexed dimensions that are not side by side come to the front (transposeToFront).
+            order = there + [dim for dim, index in enumerate(indices) if index is None]
+            tensor, indices = tensor.permute(order), [indices[dim] for dim in order]
+            there = list(range(len(there)))
+        self.tensor = tensor
         given = [index for index in indices if index is not None]
         before, after = there[0], tensor.dim() - there[-1] - 1
         shape, strides = tuple(tensor.shape), tensor.stride()
         taken = tuple(given[0].shape)
         self.sizes = [shape[dim] for dim in there]
         self.strides = [strides[dim] * tensor.element_size() for dim in there]
-        if 0 in self.sizes and given[0].numel():
-            raise NoRule(OUTSIDE)
-        self.whole = tensor
+        refuse(0 in self.sizes and given[0].numel(), OUTSIDE)
         self.source = tensor.as_strided(
             (*shape[:before], *taken, *shape[len(shape) - after :]),
             (*strides[:before], *(0,) * len(taken), *strides[len(shape) - after :]),
@@ -56,27 +56,24 @@ class Indexed:
         self.indices = [index.reshape(outer) for index in given]
         if len(given) > 1 and len({index.stride() for index in self.indices}) > 1:
             self.indices = [index.contiguous() for index in self.indices]
-        if len(self.indices) > MOST:
-            raise NoRule("PyTorch refuses that many indices")
+        refuse(len(self.indices) > MOST, "PyTorch refuses that many indices")
 
 
 @rule("index.Tensor", "index.Tensor_out", source=SOURCE)
-def index(release: Release, self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tensor:
+def index(self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tensor:
     """A thread for each element of the result. `out` has its shape: PyTorch resizes another."""
     taken = Indexed(self, indices)
     if out is None:
         out = result(self.dtype, taken.source, *taken.indices)
     else:
-        refuse_repeated(fitting(out, taken.source.shape, self.dtype, self, *taken.indices))
+        refuse_repeated(fitting(out, taken.source.shape, self, self, *taken.indices))
     if out.numel():
-        _launch(release, f"index_select_{_bits(self)}", out, taken.source, taken, out.numel())
+        _launch(f"index_select_{_bits(self)}", out, taken.source, taken, out.numel())
     return out
 
 
 @rule("_index_put_impl_", source=SOURCE)
-def index_put(
-    release: Release, self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False, unsafe: bool = False
-) -> Tensor:
+def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False, unsafe: bool = False) -> Tensor:
     """A thread for each element that is written; one thread where algorithms must be deterministic."""
     refuse_repeated(self)
     if values.device != self.device and values.numel() == 1:
@@ -85,13 +82,9 @@ def index_put(
             return self.masked_fill_(mask, values.item())
         if values.dim() == 0:
             values = values.to(self.device)
-    if values.dtype != self.dtype or values.device != self.device:
-        raise NoRule("PyTorch refuses the arguments")
+    refuse(values.dtype != self.dtype or values.device != self.device)
     taken = Indexed(self, indices)
-    try:
-        values = values.expand(taken.source.shape)
-    except RuntimeError:
-        raise NoRule("PyTorch refuses the shapes") from None
+    values = expanded(values, taken.source)
     threads = values.numel()
     if accumulate:
         kernel = f"index_put_accumulate_{metal(self.dtype)}"
@@ -100,57 +93,43 @@ def index_put(
     else:
         kernel = f"index_put_{_bits(self)}"
     if values.numel():
-        _launch(release, kernel, taken.source, values, taken, threads)
+        _launch(kernel, taken.source, values, taken, threads)
     return self
 
 
-def _launch(release: Release, name: str, output: Tensor, given: Tensor, taken: Indexed, threads: int) -> None:
+def _launch(kernel: str, output: Tensor, given: Tensor, taken: Indexed, threads: int) -> None:
     way = walk(output, given, taken.indices[0])
     reported = errors()
-    release.kernel(name).launch(
-        {
-            # The whole tensor's memory is bound, of which `source` names the beginning.
-            "output": taken.whole if output is taken.source else output,
-            "input": taken.whole if given is taken.source else given,
-            "indices": Pointers(taken.indices, 8 * len(taken.indices)),
-            "sizes": i64(way.shape),
-            "output_strides": i64(way.strides[0]),
-            "input_strides": i64(way.strides[1]),
-            "indices_strides": i64(way.strides[2]),
-            "index_sizes": i64(taken.sizes),
-            "index_strides": i64(taken.strides),
-            "ndim_nindices_numel": u32(len(way.shape), len(taken.indices), output.numel(), 0),
-            "error_buffer": reported.tensor,
-        },
-        threads,
-    )
-    if reported.any():
-        raise NoRule(OUTSIDE)
+    steps = zip(("output_strides", "input_strides", "indices_strides"), way.strides, strict=True)
+    arguments: dict[str, Any] = {"sizes": i64(way.shape), **{name: i64(each) for name, each in steps}}
+    arguments |= {"index_sizes": i64(taken.sizes), "index_strides": i64(taken.strides)}
+    arguments["ndim_nindices_numel"] = u32(len(way.shape), len(taken.indices), output.numel(), 0)
+    arguments |= {"indices": Pointers(taken.indices, 8 * len(taken.indices)), "error_buffer": reported.tensor}
+    # The whole tensor's memory is bound, of which `source` names the beginning.
+    arguments["output"] = taken.tensor if output is taken.source else output
+    arguments["input"] = taken.tensor if given is taken.source else given
+    kernels[kernel].launch(arguments, threads)
+    refuse(reported.any(), OUTSIDE)
 
 
 def _whole(tensor: Tensor, indices: Indices) -> Indices:
-    """One tensor of int64, or None, for each dimension: masks become what they count, and all broadcast."""
+    """Return one tensor of int64, or None, for each dimension: masks become what they count, and all broadcast."""
     found: Indices = []
     for each in indices:
         if each is None or each.dtype not in (torch.bool, torch.uint8):
             found.append(each)
             continue
-        if each.shape != tensor.shape[len(found) : len(found) + each.dim()]:
-            raise NoRule("PyTorch refuses the mask's shape")
+        refuse(each.shape != tensor.shape[len(found) : len(found) + each.dim()], "PyTorch refuses the mask's shape")
         if each.dtype == torch.uint8:
             warnings.warn(BYTES, UserWarning, stacklevel=STACK)
         found.extend(each.nonzero().unbind(1) if each.dim() else [each.reshape(1).nonzero().reshape(-1)])
-        if not each.dim():
-            raise NoRule("a mask of no dimensions")
+        refuse(not each.dim(), "a mask of no dimensions")
     given = [each for each in found if each is not None]
-    if not given or len(found) > tensor.dim():
-        raise NoRule("PyTorch refuses the indices")
-    if len(given) > 1:
-        try:
-            given = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
-        except RuntimeError:
-            raise NoRule("PyTorch refuses the shapes") from None
-    shared = iter(given)
+    refuse(not given or len(found) > tensor.dim(), "PyTorch refuses the indices")
+    shape = broadcast(*(tuple(each.shape) for each in given))
+    if shape is None:
+        raise NoRule("PyTorch refuses the shapes")
+    shared = iter([each.expand(shape) for each in given])
     found = [None if each is None else _on_device(next(shared), tensor) for each in found]
     return [*found, *(None for _ in range(tensor.dim() - len(found)))]
 
@@ -158,22 +137,12 @@ def _whole(tensor: Tensor, indices: Indices) -> Indices:
 def _on_device(index: Tensor, tensor: Tensor) -> Tensor:
     if index.dtype == torch.int64 and index.is_mps:
         return index
-    if index.dtype not in (torch.int64, torch.int32):
-        raise NoRule("PyTorch refuses the indices' dtype")
+    refuse(index.dtype not in (torch.int64, torch.int32), "PyTorch refuses the indices' dtype")
     return index.to(tensor.device, torch.int64)
 
 
-def _adjacent(tensor: Tensor, indices: Indices) -> tuple[Tensor, Indices]:
-    """The tensor with its indexed dimensions in front where they do not lie side by side (transposeToFront)."""
-    there = [dim for dim, index in enumerate(indices) if index is not None]
-    if there[-1] - there[0] == len(there) - 1:
-        return tensor, indices
-    order = there + [dim for dim, index in enumerate(indices) if index is None]
-    return tensor.permute(order), [indices[dim] for dim in order]
-
-
 def _one_mask(tensor: Tensor, indices: Indices) -> Tensor | None:
-    """The mask that all indices are together, of the tensor's dimensions (canDispatchToMaskedFill); or None."""
+    """Return the mask that all indices are together, of the tensor's dimensions (canDispatchToMaskedFill); or None."""
     mask: Tensor | None = None
     dims = 0
     for each in indices:
@@ -182,14 +151,106 @@ def _one_mask(tensor: Tensor, indices: Indices) -> Tensor | None:
         elif mask is not None or each.dtype not in (torch.bool, torch.uint8) or each.device != tensor.device:
             return None
         else:
-            if each.shape != tensor.shape[dims : dims + each.dim()]:
-                raise NoRule("PyTorch refuses the mask's shape")
+            refuse(each.shape != tensor.shape[dims : dims + each.dim()], "PyTorch refuses the mask's shape")
             mask = each
             dims += each.dim()
-    if mask is None:
-        return None
-    return mask.reshape(*mask.shape, *(1 for _ in range(tensor.dim() - dims)))
+    return None if mask is None else mask.reshape(*mask.shape, *(1 for _ in range(tensor.dim() - dims)))
 
 
 def _bits(tensor: Tensor) -> str:
     return f"{8 * tensor.element_size()}bit"
+
+
+@rule("nonzero", source=SOURCE)
+def nonzero(self: Tensor) -> Tensor:
+    """Counts of groups and their running sums, for whose last the host waits; then each element to its place."""
+    refuse(self.numel() >= 2**31 - 1, "PyTorch refuses that many elements")
+    if self.numel() == 0:
+        return torch.empty((0, self.dim()), dtype=torch.int64, device=self.device)
+    counted = _Counted(self.contiguous())
+    shape = (int(counted.total.item()), self.dim())
+    return counted.place(torch.empty(shape, dtype=torch.int64, device=self.device))
+
+
+@rule("nonzero_static", source=SOURCE)
+def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """As many as are asked for, in which the host waits for nothing; what is left holds the filling."""
+    refuse(size < 0 or self.numel() >= 2**31 - 1)
+    output = torch.empty((size, self.dim()), dtype=torch.int64, device=self.device).fill_(fill_value)
+    return _Counted(self.contiguous()).place(output) if output.numel() and self.numel() else output
+
+
+@rule("nonzero.out", source=SOURCE)
+def nonzero_into(self: Tensor, *, out: Tensor) -> Tensor:
+    """Into a tensor that takes the result's shape."""
+    refuse(out.dtype != torch.int64, "PyTorch refuses the output's dtype")
+    found = self.nonzero()
+    return out.resize_(found.shape).copy_(found)
+
+
+@rule("masked_select", source=SOURCE)
+def masked_select(self: Tensor, mask: Tensor) -> Tensor:
+    """Mask and tensor broadcast, and the mask becomes indices."""
+    refuse(mask.dtype != torch.bool or not mask.is_mps, "PyTorch refuses the mask")
+    shape = broadcast(tuple(self.shape), tuple(mask.shape))
+    if shape is None:
+        raise NoRule("PyTorch refuses the shapes")
+    shape = shape or (1,)
+    return self.expand(shape)[mask.expand(shape)]
+
+
+@rule("masked_scatter_", source=SOURCE)
+def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """The source's elements, one after another, where the mask says."""
+    if self.dtype != source.dtype or mask.dtype != torch.bool or self.dim() == 0 or not source.is_mps:
+        raise NoRule("no dimensions, or what PyTorch refuses")
+    where = expanded(mask, self).nonzero().unbind(1)
+    refuse(where[0].numel() > source.numel(), "PyTorch refuses the source: it has too few elements")
+    if where[0].numel():
+        self.index_put_(where, source.flatten()[: where[0].numel()])
+    return self
+
+
+class _Counted:
+    """The running sums of elements that are not zero, by groups of threads.
+
+    Kernels before 2.14 keep the sums within a group, too; later ones count them again, for tensors of more than 2**32
+    elements.
+    """
+
+    def __init__(self, given: Tensor) -> None:
+        self.given, self.group = given, min(LARGEST_GROUP, given.numel())
+        blocks = -(-given.numel() // self.group)
+        older = "prefix_sum_blocks" in kernels
+        self.suffix = "" if older else "_uint"
+        sums = kernels[f"prefix_sum_blocks{self.suffix}"]
+
+        def room(size: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=given.device)
+
+        number = torch.int32 if older else torch.int64
+        of_blocks, self.offsets, self.total = room(blocks, torch.int32), room(blocks, number), room(1, number)
+        self.rest: dict[str, Tensor | bytes] = {"flat_base": u64(0), "block_base": u32(0)}
+        if older:
+            self.rest = {"prefix": room(given.numel(), torch.int32)}
+        kernel = kernels[f"count_nonzero_prefix_sum_{metal(given.dtype)}{self.suffix}"]
+        kernel.launch({"input": given, "block_sums": of_blocks, **self.rest}, given.numel(), self.group)
+        threads = min(LARGEST_GROUP, -(-blocks // 32) * 32)
+        arguments = {"block_sums": of_blocks, "block_offsets": self.offsets, "total_nonzero": self.total}
+        sums.launch({**arguments, "num_blocks": u32(blocks)}, threads, threads)
+
+    def place(self, output: Tensor) -> Tensor:
+        """Write the indices of each element that is not zero to its place in `output`, and return that."""
+        if not output.numel():
+            return output
+        count = i32 if self.suffix == "" else i64
+        arguments = {
+            "input": self.given,
+            "output": output,
+            "ndim": i32(output.shape[1]),
+            "sizes": i64(self.given.shape),
+        }
+        arguments |= {"block_offsets": self.offsets, "max_entries": count(len(output)), **self.rest}
+        kernel = kernels[f"scatter_nonzero_indices_{metal(self.given.dtype)}{self.suffix}"]
+        kernel.launch(arguments, self.given.numel(), self.group)
+        return output

@@ -1,4 +1,4 @@
-"""How a pointwise operator walks over its operands: PyTorch's TensorIterator, as far as Metal's launches ask it.
+"""How a pointwise operator walks over its operands, and where it writes: PyTorch's TensorIterator.
 
 Shapes broadcast; dimensions are put in the order of their strides, fastest first, and merged where every operand runs
 through them in one stride. What is left is one dimension without gaps (a dense kernel), or sizes with a stride in
@@ -7,14 +7,16 @@ bytes for each operand (a strided one). Facts: aten/src/ATen/TensorIterator.cpp.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.runtime import NoRule
+from hf_mps.metal.kernels.rules import refuse, refuse_misfit
+from hf_mps.metal.kernels.values import NoRule, span
 
 LARGEST_GROUP = 1024
 
@@ -33,11 +35,11 @@ class Walk(NamedTuple):
     strides: tuple[tuple[int, ...], ...]
     """Bytes from one element to the next along each of them, for each operand."""
     contiguous: bool
-    """Every operand lies without gaps in the same order."""
+    """Every operand is without gaps in the same order."""
 
 
 def walk(output: Tensor, *inputs: Tensor) -> Walk:
-    """The way through an output and its inputs, which broadcast to it.
+    """Return the way through an output and its inputs, which broadcast to it.
 
     Raises:
         NoRule: an operand spans 2 GiB or more, which the host cuts into several launches.
@@ -53,7 +55,7 @@ MANY = 1 << 27
 
 
 def plane(across: int, down: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """A grid of two dimensions, and its threadgroup of as many threads as it may have (mtl_dispatch2DJob)."""
+    """Return a grid of two dimensions, and its threadgroup of as many threads as it may have (mtl_dispatch2DJob)."""
     width = max(1, min(across, LARGEST_GROUP))
     return (across, down, 1), (width, max(1, min(down, LARGEST_GROUP // width)), 1)
 
@@ -76,30 +78,27 @@ def _walk(operands: tuple[Lying, ...]) -> Walk | None:
     for size_steps in steps:
         if sum((size - 1) * step for size, step in zip(sizes, size_steps, strict=True)) >= LARGEST_OFFSET:
             return None
-    if all(each[0] == shape for each in operands) and _one_order([each[:2] for each in operands]):
-        count = 1
-        for size in shape:
-            count *= size
-        return Walk((count,), tuple((each[2],) for each in operands), contiguous=True)
+    if all(each[0] == shape for each in operands) and all(is_dense(*each[:2]) for each in operands):
+        return Walk((math.prod(shape),), tuple((each[2],) for each in operands), contiguous=True)
     kept = _merge(sizes, steps) if rank > 1 else rank
     walk = Walk(tuple(sizes[:kept]), tuple(tuple(each[:kept]) for each in steps), contiguous=False)
     dense = kept == 0 or (kept == 1 and all(each[0] == op[2] for each, op in zip(steps, operands, strict=True)))
     return walk._replace(contiguous=dense or all(size == 1 for size in shape))
 
 
-def _one_order(operands: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Every operand is contiguous: then strides of dimensions of one element do not count."""
-    for shape, strides in operands:
-        expected = 1
-        for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-            if size != 1 and stride != expected:
+def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether elements are side by side in order, the strides of dimensions of length 1 left aside."""
+    expected = 1
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size != 1:
+            if stride != expected:
                 return False
             expected *= size
     return True
 
 
 def _ordered(shape: tuple[int, ...], operands: Sequence[Lying]) -> tuple[list[int], list[list[int]]]:
-    """The dimensions, fastest first, and each operand's strides in bytes over the broadcast shape."""
+    """Return the dimensions, fastest first, and each operand's strides in bytes over the broadcast shape."""
     rank = len(shape)
     strides = [_broadcast_strides(shape, *each) for each in operands]
     order = list(range(rank - 1, -1, -1))
@@ -155,7 +154,7 @@ def _merge(sizes: list[int], steps: list[list[int]]) -> int:
 
 
 def result(dtype: torch.dtype, *inputs: Tensor) -> Tensor:
-    """A new output for inputs, with the shape and strides that TensorIterator gives it, on the device.
+    """Return a new output for inputs, with the shape and strides that TensorIterator gives it, on the device.
 
     Raises:
         NoRule: the shapes do not broadcast, or no input is on the device.
@@ -170,17 +169,13 @@ def result(dtype: torch.dtype, *inputs: Tensor) -> Tensor:
     return torch.empty_strided(*lying, dtype=dtype, device=first.device)
 
 
+@lru_cache(maxsize=4096)
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape that all of them broadcast to, or None."""
-    found = [1] * max(map(len, shapes))
-    for shape in shapes:
-        missing = len(found) - len(shape)
-        for dim, size in enumerate(shape, missing):
-            if size != 1 and found[dim] not in (1, size):
-                return None
-            if size != 1:
-                found[dim] = size
-    return tuple(found)
+    """Return the shape that all of them broadcast to, or None."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
 
 
 @lru_cache(maxsize=4096)
@@ -191,7 +186,7 @@ def _result(
     if shape is None:
         return None
     order = list(range(len(shape) - 1, -1, -1))
-    if not (all(each == shape for each, _ in inputs) and _one_order(list(inputs))):
+    if not (all(each == shape for each, _ in inputs) and all(is_dense(*each) for each in inputs)):
         order, _ = _ordered(shape, [(*each, 1) for each in inputs])
     strides = [0] * len(shape)
     step = 1
@@ -199,3 +194,102 @@ def _result(
         strides[dim] = step
         step *= max(1, shape[dim])
     return shape, tuple(strides)
+
+
+Operand = Tensor | complex
+"""An input of two: a number comes as Python's where PyTorch wrapped one."""
+
+
+def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand, exact: bool = False) -> Tensor:
+    """Return the output: `target` where it has the shape of the result and a dtype that takes `dtype`, else a new one.
+
+    `exact` is for operators whose output has to be of `dtype` itself.
+
+    Raises:
+        NoRule: PyTorch refuses the arguments, or `target` has another shape (which PyTorch resizes).
+    """
+    inputs = [each for each in operands if isinstance(each, Tensor)]
+    if target is None:
+        return result(dtype, *inputs)
+    shape = broadcast(*(tuple(each.shape) for each in inputs))
+    if shape is None or (tuple(target.shape) != shape and target.numel()):
+        raise NoRule("the result has another shape than what it is written to")
+    if target.dtype != dtype and (exact or not torch.can_cast(dtype, target.dtype)):
+        raise NoRule("PyTorch refuses the arguments: the result's dtype can't be cast to the output's")
+    refuse(any(_overlap(target, each) for each in inputs), "an input and the output share memory in part")
+    if tuple(target.shape) != shape:
+        target.resize_(shape)
+    return target
+
+
+def _overlap(target: Tensor, given: Tensor) -> bool:
+    """They share storage, and are not the same elements in the same order: PyTorch refuses some of these cases."""
+    if not given.is_mps or target.untyped_storage().data_ptr() != given.untyped_storage().data_ptr():
+        return False
+    if target.data_ptr() == given.data_ptr() and target.shape == given.shape and target.stride() == given.stride():
+        return False
+    return (
+        target.numel() > 0 and given.numel() > 0 and _end(target) > given.data_ptr() and _end(given) > target.data_ptr()
+    )
+
+
+def _end(tensor: Tensor) -> int:
+    return tensor.data_ptr() + span(tensor) * tensor.element_size()
+
+
+def common(first: Operand, second: Operand) -> torch.dtype:
+    """Return the dtype that two inputs are promoted to; numbers count less than tensors (torch.result_type)."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dtype == second.dtype:
+        return first.dtype
+    return torch.result_type(first, second)
+
+
+def floating(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a float function's result: whole numbers give the default dtype."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+
+
+def as_input(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """One input, and the output has its dtype."""
+    return torch.empty_like(self) if target is None else written(target, self.dtype, self, exact=True)
+
+
+def as_float(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """One input, and whole numbers become floats."""
+    return written(target, floating(self.dtype), self)
+
+
+def as_truth(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """One input, and the output is of bool."""
+    return written(target, torch.bool, self)
+
+
+def as_common(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
+    """Two inputs, promoted to one dtype."""
+    return written(target, common(self, other), self, other)
+
+
+def as_common_float(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
+    """Two inputs, promoted to one dtype, and whole numbers become floats."""
+    return written(target, floating(common(self, other)), self, other)
+
+
+def as_compared(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
+    """Two inputs, and the output is of bool."""
+    return written(target, torch.bool, self, other)
+
+
+def as_self(target: Tensor | None, self: Tensor, *others: Any, **_: Any) -> Tensor:
+    """Contiguous, of the first input's shape and dtype; what is written to shares no memory with the other inputs."""
+    return fitting(target, self.shape, self, *others)
+
+
+def fitting(target: Tensor | None, shape: Sequence[int], like: Tensor, *inputs: Any) -> Tensor:
+    """Return a new tensor, or `target` where it has that shape, the dtype of `like` and no memory of the inputs."""
+    if target is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    refuse_misfit(target, shape, like.dtype)
+    start = target.untyped_storage().data_ptr()
+    if any(isinstance(each, Tensor) and each.untyped_storage().data_ptr() == start != 0 for each in inputs):
+        raise NoRule("an input shares memory with the output")
+    return target

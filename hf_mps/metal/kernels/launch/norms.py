@@ -1,17 +1,20 @@
-"""Layer norm and RMS norm of rows."""
+"""Layer norm, RMS norm and group norm, norms of vectors, and renorm."""
 
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.rules import rule
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import f32, i32, i64, u32
+from hf_mps.metal.kernels.launch.iterator import as_self, is_dense
+from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, parameters
+from hf_mps.metal.kernels.launch.reductions import kept, result, wrapped
+from hf_mps.metal.kernels.rules import kernels, refuse, rule
+from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, u32
 
 ROW = 4096
 """Longest row that one threadgroup reads at once: 1,024 threads with four elements each."""
@@ -19,15 +22,13 @@ ROW = 4096
 
 @rule("native_layer_norm", source="operations/Normalization.mm")
 def layer_norm(
-    release: Release, given: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, epsilon: float
+    given: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A threadgroup for each row; rows longer than ROW are walked through in a loop."""
     rows_shape = given.shape[: given.dim() - len(shape)]
     axis, rows = math.prod(shape), math.prod(rows_shape)
-    if rows == 0 or axis == 0:
-        raise NoRule("nothing to normalise")
-    if list(given.shape[given.dim() - len(shape) :]) != list(shape):
-        raise NoRule("PyTorch refuses the arguments")
+    refuse(rows == 0 or axis == 0, "nothing to normalise")
+    refuse(list(given.shape[given.dim() - len(shape) :]) != list(shape))
     row = given.contiguous()
     output = torch.empty_like(row)
     statistics = [*rows_shape, *(1 for _ in shape)]
@@ -36,29 +37,18 @@ def layer_norm(
     name, dtype = f"layer_norm_{'single_row' if single else 'looped'}", metal(given.dtype)
     wide = given.numel() >= 1 << 31
     indexed = f"{name}_i64_{dtype}" if wide else f"{name}_i32_{dtype}"
-    newer = indexed in release
-    kernel = release.kernel(indexed if newer else f"{name}_{dtype}")
-    kernel.launch(
-        {
-            "input": row,
-            "output": output,
-            "meanOut": mean,
-            "rstdTensor": rstd,
-            "axis_size": i64(axis) if wide and newer else u32(axis),
-            "epsilon": f32(epsilon),
-            "use_weight": i32(weight is not None),
-            "use_bias": i32(bias is not None),
-            "weight": _as_bound(weight, given, indexed in release),
-            "bias": _as_bound(bias, given, indexed in release),
-        },
-        groups=rows,
-        group=32 * math.ceil(axis / 128) if single else 1024,
-    )
+    newer = indexed in kernels
+    kernel = kernels[indexed if newer else f"{name}_{dtype}"]
+    arguments: dict[str, Tensor | bytes | None] = {"input": row, "output": output, "meanOut": mean, "rstdTensor": rstd}
+    arguments |= {"axis_size": i64(axis) if wide and newer else u32(axis), "epsilon": f32(epsilon)}
+    arguments |= {"use_weight": i32(weight is not None), "weight": _as_bound(weight, given, newer)}
+    arguments |= {"use_bias": i32(bias is not None), "bias": _as_bound(bias, given, newer)}
+    kernel.launch(arguments, groups=rows, group=32 * math.ceil(axis / 128) if single else 1024)
     return output, mean, rstd
 
 
 def _as_bound(parameter: Tensor | None, given: Tensor, checked: bool) -> Tensor | None:
-    """The weight or bias as the host binds it.
+    """Return the weight or bias as the host binds it.
 
     Before 2.14 this is whatever it is: of a wider dtype than the input's the kernel reads the first bytes as numbers of
     the input's (pytorch issue 190054). Raises NoRule for a narrower one, which it would read beyond, and from 2.14 on.
@@ -71,9 +61,7 @@ def _as_bound(parameter: Tensor | None, given: Tensor, checked: bool) -> Tensor 
 
 
 @rule("_fused_rms_norm", source="operations/RMSNorm.mm")
-def rms_norm(
-    release: Release, given: Tensor, shape: list[int], weight: Tensor | None, epsilon: float | None
-) -> tuple[Tensor, None]:
+def rms_norm(given: Tensor, shape: list[int], weight: Tensor | None, epsilon: float | None) -> tuple[Tensor, None]:
     """A threadgroup for each row, as in layer norm. The second result, which gradients use, the host leaves undefined.
 
     Where a gradient is wanted, or without a weight, rms_norm is composed of other operators on a Mac
@@ -81,26 +69,162 @@ def rms_norm(
     """
     if torch.is_grad_enabled() and (given.requires_grad or (weight is not None and weight.requires_grad)):
         raise NoRule("composed of other operators where a gradient is wanted")
-    if weight is None:
-        raise NoRule("composed of other operators without a weight")
+    refuse(weight is None, "composed of other operators without a weight")
     axis = math.prod(shape)
-    if given.numel() == 0 or axis == 0:
-        raise NoRule("nothing to normalise")
+    refuse(given.numel() == 0 or axis == 0, "nothing to normalise")
     row = given.contiguous()
     scale = _as_bound(weight, given, checked=True)
     output = torch.empty_like(row)
     single = axis <= ROW
-    kernel = release.kernel(f"rms_norm{'' if single else '_looped'}_{metal(given.dtype)}")
-    kernel.launch(
-        {
-            "x": row,
-            "w": scale,
-            "out": output,
-            "eps": f32(2.0**-52 if epsilon is None else epsilon),
-            "axis_size": u32(axis),
-            "w_stride": u32(1),
-        },
-        groups=given.numel() // axis,
-        group=32 * math.ceil(axis / 128) if single else 1024,
-    )
+    kernel = kernels[f"rms_norm{'' if single else '_looped'}_{metal(given.dtype)}"]
+    numbers = {"eps": f32(2.0**-52 if epsilon is None else epsilon), "axis_size": u32(axis), "w_stride": u32(1)}
+    group = 32 * math.ceil(axis / 128) if single else 1024
+    kernel.launch({"x": row, "w": scale, "out": output, **numbers}, groups=given.numel() // axis, group=group)
     return output, None
+
+
+GROUP_NORM = "operations/GroupNorm.mm"
+BLOCK = 4
+"""Elements that a thread reads at a time (BLOCK_SIZE of kernels/GroupNorm.h)."""
+
+
+@rule("native_group_norm", source=GROUP_NORM)
+def group_norm(given: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a weight has another dtype than the input (float32 beside bfloat16), the statistics have the weight's."""
+    samples, channels, pixels, groups, epsilon = sizes
+    _check_groups(given, channels, groups)
+    parameters = [each for each in (weight, bias) if each is not None]
+    refuse(any(each.numel() != channels or each.dtype != parameters[0].dtype for each in parameters))
+    image = given.contiguous()
+    # The dtype of the statistics (param_scalar_type of cpu/mixed_data_type.h).
+    of = parameters[0].dtype if parameters and parameters[0].dtype != given.dtype else given.dtype
+    output = torch.empty_like(image)
+    mean, rstd = (torch.empty((samples, groups), dtype=of, device=given.device) for _ in range(2))
+    names = [metal(given.dtype), metal(of), *("void" if each is None else metal(each.dtype) for each in (weight, bias))]
+    gamma, beta = (None if each is None else each.contiguous() for each in (weight, bias))
+    arguments = {"Y": output, "mean": mean, "rstd": rstd, "X": image, "gamma": gamma, "beta": beta}
+    kernels[f"group_norm_{'_'.join(names)}_uint32_t"].launch(
+        {**arguments, "params": _group_params(pixels, groups, channels, samples, epsilon)},
+        groups=samples * groups,
+        group=_threads(channels // groups * pixels),
+    )
+    return output, mean, rstd
+
+
+@rule("native_group_norm_backward", source=GROUP_NORM)
+def group_norm_backward(
+    gradient: Tensor, given: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *sizes: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """One kernel for the input's gradient, one for both parameters'."""
+    samples, channels, pixels, groups, wanted = sizes
+    _check_groups(given, channels, groups)
+    image, upstream = given.contiguous(), gradient.contiguous()
+    refuse(upstream.dtype != image.dtype or mean.dtype != rstd.dtype)
+    mean, rstd = mean.contiguous(), rstd.contiguous()
+    gamma = None if weight is None else weight.contiguous()
+    params = _group_params(pixels, groups, channels, samples, 0.0)
+    types = f"{metal(image.dtype)}_{metal(mean.dtype)}"
+    common = {"dY": upstream, "X": image, "mean": mean, "rstd": rstd, "params": params}
+    of = given.dtype if weight is None else weight.dtype
+    by_input = torch.empty_like(image) if wanted[0] else None
+    by_weight, by_bias = (
+        torch.empty(channels, dtype=of, device=given.device) if any(wanted[1:]) else None for _ in range(2)
+    )
+    if by_input is not None:
+        name = f"group_norm_backward_x_{types}_{'void' if weight is None else metal(of)}_uint32_t"
+        bound = {**common, "dX": by_input, "gamma": gamma}
+        kernels[name].launch(bound, groups=samples * groups, group=_threads(channels // groups * pixels))
+    if by_weight is not None:
+        kernels[f"group_norm_backward_affine_{types}_{metal(of)}_uint32_t"].launch(
+            {**common, "dgamma": by_weight, "dbeta": by_bias}, groups=channels, group=_threads(samples * pixels)
+        )
+    return by_input, by_weight if wanted[1] else None, by_bias if wanted[2] else None
+
+
+def _check_groups(given: Tensor, channels: int, groups: int) -> None:
+    refuse(given.numel() == 0, "nothing to normalise")
+    refuse(given.numel() >= 1 << 32 or channels % groups)
+
+
+def _group_params(pixels: int, groups: int, channels: int, samples: int, epsilon: float) -> bytes:
+    """Return the bytes of GroupNormParams<uint32_t>."""
+    each = channels // groups
+    return struct.pack("<6If", pixels, groups, each, each * pixels, channels, samples * pixels, epsilon)
+
+
+def _threads(elements: int) -> int:
+    """A thread for each block of elements, whole simdgroups, 1,024 at most."""
+    return min(1024, 32 * -(-elements // (BLOCK * 32)))
+
+
+SOURCE = "operations/ReduceOps.mm"
+REAL = {torch.complex64: torch.float32, torch.complex32: torch.float16}
+
+
+@rule("linalg_vector_norm", "linalg_vector_norm.out", source=SOURCE)
+@rule("norm.ScalarOpt_dim", "norm.out", source="../ReduceOps.cpp")
+@rule("norm.ScalarOpt_dim_dtype", "norm.dtype_out", source="../ReduceOps.cpp")
+def norms(
+    given: Tensor,
+    order: float | None = 2,
+    dim: Sequence[int] | int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """linalg_vector_norm_out of LinearAlgebra.cpp, then norm_kernel_mps: one value is its absolute value.
+
+    `norm` without an order has order 2.
+    """
+    dims = wrapped(dim, given.dim())
+    cast = dtype or given.dtype
+    refuse(not (given.is_floating_point() or given.is_complex()))
+    output = result(given, dims, keepdim, REAL.get(cast, cast), out)
+    source = given if given.dtype == cast else given.to(cast)
+    order = 2.0 if order is None else float(order)
+    if not source.numel():
+        refuse(order < 0 or math.isinf(order))
+        return output.zero_() if output.numel() else output
+    if all(given.shape[at] == 1 for at in dims):
+        rest = source if keepdim or not dims else source.squeeze(tuple(dims))
+        torch.abs(rest, out=output) if order else torch.ne(rest, 0, out=output)
+        return output
+    # Rows of order 1 and 2 by a simdgroup each; all else by a threadgroup for each result, whatever the strides.
+    rank = source.dim()
+    refuse(rank > DIMENSIONS, f"more than {DIMENSIONS} dimensions")
+    sizes, strides = kept(output, dims, rank)
+    types = f"{metal(source.dtype)}_{metal(output.dtype)}"
+    inner = f"norm_l{int(order) if order in {1.0, 2.0} else 0}_reduction_inner_{types}"
+    reduced = [at for at in range(rank) if source.shape[at] != sizes[at]]
+    dense = output.numel() > 1 and source.is_contiguous() and is_dense(sizes, strides)
+    bound: dict[str, Tensor | bytes] = {"input": source, "output": output}
+    if dense and reduced == [rank - 1] and inner in kernels:
+        rows = source.numel() // source.shape[-1]
+        bound |= {"sizes": u32(rows, source.shape[-1]), "divisor": f32(0.0)}
+        kernels[inner].launch(bound, groups=-(-rows // (INNER // 32)), group=INNER)
+    else:
+        length = source.numel() // output.numel()
+        bound["params"] = parameters(order, length, source.shape, source.stride(), sizes, strides)
+        kernels[f"norm_{types}"].launch(bound, groups=output.numel(), group=min(GROUP, length))
+    return output
+
+
+def _renormed(target: Tensor | None, given: Tensor, order: float, dim: int, most: float) -> Tensor:
+    rank = given.dim()
+    refuse(rank < 2 or not -rank <= dim < rank or float(order) <= 0 or float(most) < 0 or not given.is_floating_point())
+    return as_self(target, given)
+
+
+@rule("renorm", source="operations/RenormKernel.mm", outputs=_renormed)
+def renorm(output: Tensor, given: Tensor, order: float, dim: int, most: float) -> None:
+    """The norm of each slice, the factor that shortens it, and their product."""
+    dim %= given.dim()
+    rest = [at for at in range(given.dim()) if at != dim]
+    lengths = torch.linalg.vector_norm(given, float(order), rest, keepdim=True)
+    factor = torch.empty(lengths.shape, dtype=given.dtype, device=given.device)
+    kernel = kernels[f"renorm_{metal(given.dtype)}"]
+    count = lengths.numel()
+    if count:
+        kernel.launch({"norm": lengths, "factor": factor, "maxnorm": f32(most)}, threads=count, group=min(GROUP, count))
+    torch.mul(given, factor, out=output)

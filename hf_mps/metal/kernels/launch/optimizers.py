@@ -1,19 +1,79 @@
-"""Fused Adam, AdamW and SGD: a step over all parameters in few launches."""
+"""Lists of tensors in few launches: fused Adam, AdamW and SGD, and gradients unscaled for GradScaler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
 from hf_mps.metal.kernels.launch.iterator import walk
-from hf_mps.metal.kernels.launch.multi_tensor import GROUPS, TENSORS, Batch, batches
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.rules import rule
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import f32, u8
+from hf_mps.metal.kernels.rules import kernels, refuse, rule
+from hf_mps.metal.kernels.runtime import Kernel
+from hf_mps.metal.kernels.values import NoRule, Pointers, f32, i32, metal, u8
+from hf_mps.metal.operators.launch_class import CHUNK, GROUPS, TENSORS
+
+_TABLE = struct.Struct(f"<{TENSORS + 2 * GROUPS}Q")
+
+
+@dataclass
+class Batch:
+    """One launch: the numbers of its tensors in their list, their elements, and each threadgroup's (tensor, chunk)."""
+
+    tensors: list[int] = field(default_factory=list)
+    numels: list[int] = field(default_factory=list)
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, number: int, numel: int) -> None:
+        """Take one more tensor in."""
+        self.tensors.append(number)
+        self.numels.append(numel)
+
+    def metadata(self) -> bytes:
+        """Return the kernel's MetadataArguments: elements, tensor of each threadgroup, chunk of each threadgroup."""
+        tensors, chunks = [tensor for tensor, _ in self.chunks], [chunk for _, chunk in self.chunks]
+        return _TABLE.pack(*_padded(self.numels, TENSORS), *_padded(tensors, GROUPS), *_padded(chunks, GROUPS))
+
+    def addresses(self, lists: Sequence[Sequence[Tensor]]) -> Pointers:
+        """Return the kernel's argument buffer: 32 addresses for each list."""
+        rest = [None] * (TENSORS - len(self.tensors))
+        found = [tensor for each in lists for tensor in (*(each[number] for number in self.tensors), *rest)]
+        return Pointers(found, 8 * len(found))
+
+    @property
+    def elements(self) -> int:
+        """At most so many are computed."""
+        return CHUNK * len(self.chunks)
+
+
+def _padded(numbers: list[int], length: int) -> list[int]:
+    return numbers + [0] * (length - len(numbers))
+
+
+def batches(tensors: Sequence[Tensor], full: Callable[[Batch, bool], bool]) -> Iterator[Batch]:
+    """The launches for a list, of GROUPS chunks at most; `full` ends one earlier, by it and whether a tensor is done.
+
+    A tensor that does not fit its launch goes on in the next one, as that one's first. Empty tensors are left out.
+    """
+    batch = Batch()
+    for number, tensor in enumerate(tensors):
+        numel = tensor.numel()
+        chunks = -(-numel // CHUNK)
+        if chunks:
+            batch.add(number, numel)
+        for chunk in range(chunks):
+            batch.chunks.append((len(batch.tensors) - 1, chunk))
+            if len(batch.chunks) == GROUPS or full(batch, chunk == chunks - 1):
+                yield batch
+                batch = Batch()
+                if chunk < chunks - 1:
+                    batch.add(number, numel)
+    if batch.chunks:
+        yield batch
+
 
 GROUP = 32
 """Threads of a threadgroup, which share out the elements of a chunk.
@@ -25,21 +85,8 @@ a thread's next element is near: an element takes 18 ns so, and 46 ns with 512 t
 
 @rule("_fused_adam_", "_fused_adam_.tensor_lr", source="operations/FusedAdamKernel.mm", family="fused_adam")
 @rule("_fused_adamw_", "_fused_adamw_.tensor_lr", source="operations/FusedAdamWKernel.mm", family="fused_adamw")
-def adam(
-    release: Release,
-    *lists: list[Tensor],
-    family: str,
-    lr: float | Tensor,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    amsgrad: bool,
-    maximize: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    """Adam, with weight decay in the gradient, and AdamW, with weight decay of its own."""
+def adam(*lists: list[Tensor], family: str, amsgrad: bool, **values: float | Tensor | None) -> None:
+    """Adam, with weight decay in the gradient, and AdamW, which decays weights apart from it."""
     parameters, grads, averages, squares, largest, steps = lists
     if not parameters:
         return
@@ -48,99 +95,112 @@ def adam(
     if len(steps) != len(parameters) or any(not step.is_mps or step.dtype != steps[0].dtype for step in steps):
         raise NoRule("steps of another device, or of several dtypes")
     name = f"{family}{'_amsgrad' if amsgrad else ''}_{metal(parameters[0].dtype)}_{metal(steps[0].dtype)}"
-    values: dict[str, bytes | Tensor | None] = {
-        "lr": _rate(lr),
-        "beta1": f32(beta1),
-        "beta2": f32(beta2),
-        "weight_decay": f32(weight_decay),
-        "eps": f32(eps),
-        "maximize": u8(maximize),
-    }
-    _launch(release, name, updated, [*updated, steps], values, grad_scale, found_inf)
+    _launch(name, updated, [*updated, steps], values)
+
+
+OF_MOMENTUM = ("dampening", "nesterov", "is_first_step")
+LEARNING_RATE = "a learning rate of another dtype or size"
 
 
 @rule("_fused_sgd_", "_fused_sgd_.tensor_lr", source="operations/FusedSgdKernel.mm")
 def sgd(
-    release: Release,
     parameters: list[Tensor],
     grads: list[Tensor],
     momenta: list[Tensor],
     *,
-    weight_decay: float,
     momentum: float,
-    lr: float | Tensor,
-    dampening: float,
-    nesterov: bool,
-    maximize: bool,
-    is_first_step: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
+    **values: float | Tensor | None,
 ) -> None:
-    """SGD, with a kernel of its own for momentum."""
+    """SGD, with another kernel for momentum."""
     if not parameters:
         return
-    if bool(momenta) != (momentum > 0):
-        raise NoRule("momentum without its buffers, or buffers without momentum")
+    refuse(bool(momenta) != (momentum > 0), "momentum without its buffers, or buffers without momentum")
     lists = [parameters, grads, *([momenta] if momenta else [])]
     _require_alike(lists)
-    values: dict[str, bytes | Tensor | None] = {
-        "weight_decay": f32(weight_decay),
-        "lr": _rate(lr),
-        "maximize": u8(maximize),
-    }
     if momenta:
-        values |= {
-            "momentum": f32(momentum),
-            "dampening": f32(dampening),
-            "nesterov": u8(nesterov),
-            "is_first_step": u8(is_first_step),
-        }
+        values["momentum"] = momentum
+    else:
+        values = {name: value for name, value in values.items() if name not in OF_MOMENTUM}
     name = f"fused_sgd{'_momentum' if momenta else ''}_{metal(parameters[0].dtype)}"
-    _launch(release, name, lists, lists, values, grad_scale, found_inf)
-
-
-def _rate(lr: float | Tensor) -> bytes | Tensor:
-    """A learning rate of the device is bound as it lies there, one of the CPU by value."""
-    if not isinstance(lr, Tensor):
-        return f32(lr)
-    if not lr.is_mps:
-        return f32(float(lr))
-    if lr.dtype != torch.float32 or lr.numel() != 1:
-        raise NoRule("a learning rate of another dtype or size")
-    return lr
+    _launch(name, lists, lists, values)
 
 
 def _require_alike(lists: Sequence[list[Tensor]]) -> None:
     """What PyTorch asks of lists (check_fast_path_restrictions in ForeachUtils.h). Raises NoRule else."""
     dtype = lists[0][0].dtype
-    if any(len(each) != len(lists[0]) for each in lists):
-        raise NoRule("lists of several lengths")
+    refuse(any(len(each) != len(lists[0]) for each in lists), "lists of several lengths")
     for alike in zip(*lists, strict=True):
         first = alike[0]
         for each in alike:
             if each.dtype != dtype or not each.is_mps or each.shape != first.shape or each.stride() != first.stride():
                 raise NoRule("tensors of several devices, dtypes, shapes or layouts")
-        if not (first.is_contiguous() or walk(first).contiguous):
-            raise NoRule("tensors with gaps")
+        refuse(not (first.is_contiguous() or walk(first).contiguous), "tensors with gaps")
 
 
 def _launch(
-    release: Release,
-    name: str,
-    tensors: Sequence[list[Tensor]],
-    bound: Sequence[list[Tensor]],
-    values: dict[str, bytes | Tensor | None],
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
+    name: str, tensors: list[list[Tensor]], bound: list[list[Tensor]], values: Mapping[str, float | Tensor | None]
 ) -> None:
-    """Launch the kernel over all chunks."""
-    kernel = release.kernel(name)
-    values = {**values, "grad_scale": grad_scale, "found_inf": found_inf}
-    for batch in batches(tensors[0], _full):
+    """Launch the kernel over all chunks; truths are bytes, and a learning rate of the device is bound in place."""
+    kernel = kernels[name]
+    numbers: dict[str, Any] = {"grad_scale": None, "found_inf": None}
+    for word, value in values.items():
+        if isinstance(value, Tensor) and word == "lr":
+            refuse(value.is_mps and (value.dtype != torch.float32 or value.numel() != 1), LEARNING_RATE)
+            value = value if value.is_mps else float(value)
+        numbers[word] = u8(value) if isinstance(value, bool) else f32(value) if isinstance(value, float) else value
+    # multi_tensor_apply_for_fused_optimizer in MultiTensorApply.h: a launch holds TENSORS tensors.
+    for batch in batches(tensors[0], lambda batch, done: done and len(batch.tensors) == TENSORS):
         pointers = {"args": batch.addresses(bound), "metadata_args": batch.metadata()}
-        kernel.launch({**pointers, **values}, groups=len(batch.chunks), group=GROUP, work=batch.elements)
+        kernel.launch({**pointers, **numbers}, groups=len(batch.chunks), group=GROUP, work=batch.elements)
 
 
-def _full(batch: Batch, tensor_done: bool) -> bool:
-    """Multi_tensor_apply_for_fused_optimizer in MultiTensorApply.h."""
-    return len(batch.chunks) == GROUPS or (tensor_done and len(batch.tensors) == TENSORS)
+AMP = "operations/Amp.mm"
+_FLOATING = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@rule("_amp_foreach_non_finite_check_and_unscale_", source=AMP)
+def unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """A launch for each dense gradient, 32 chunks at once; one by one those with gaps."""
+    if not grads:
+        return
+    for each in (found_inf, inv_scale):
+        if not (each.is_mps and each.numel() == 1 and each.dtype == torch.float32):
+            raise NoRule("a factor or a mark of another device, size or dtype")
+    if any(not each.is_mps or each.dtype != grads[0].dtype or each.dtype not in _FLOATING for each in grads):
+        raise NoRule("gradients of several devices or dtypes")
+    dense = [each for each in grads if each.is_contiguous() or walk(each).contiguous]
+    dtype = metal(grads[0].dtype)
+    many = kernels[f"ampNonFiniteCheckAndUnscale_{dtype}"]
+    one = kernels[f"ampNonFiniteCheckAndUnscaleSingle_{dtype}"] if len(dense) < len(grads) else many
+    if one is not many:
+        done = {id(each) for each in dense}
+        _one_by_one(one, [each for each in grads if id(each) not in done], found_inf, inv_scale)
+    # multi_tensor_apply in MultiTensorApply.h: a launch is never of two tensors.
+    for batch in batches(dense, lambda batch, done: done):
+        arguments = [batch.addresses([dense]), batch.metadata(), found_inf, inv_scale]
+        many.launch(arguments, groups=len(batch.chunks), group=64, work=batch.elements)
+
+
+def _one_by_one(kernel: Kernel, grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """The kernel for one gradient walks memory from its first element, and takes as many as the gradient has.
+
+    Of one with gaps these are not its elements: the fault is the host's, and stays.
+    """
+    if any(each.untyped_storage().nbytes() // each.itemsize < each.storage_offset() + each.numel() for each in grads):
+        raise NoRule("a gradient that holds elements more than once")
+    for grad in grads:
+        if grad.numel():
+            kernel.launch([grad, found_inf, inv_scale], grad.numel(), 256)
+
+
+@rule("_amp_update_scale_", source=AMP)
+def update_scale(
+    scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, growth: float, backoff: float, interval: int
+) -> Tensor:
+    """One thread: smaller after an overflow, larger after `interval` steps without one."""
+    kernel = kernels[f"ampUpdateScale_{metal(scale.dtype)}"]
+    if not (growth_tracker.dtype == torch.int32 and found_inf.dtype == torch.float32 and found_inf.is_mps):
+        raise NoRule("a tracker or a mark of another dtype or device")
+    numbers = [f32(growth), f32(backoff), i32(interval)]
+    kernel.launch([scale, growth_tracker, found_inf, *numbers], 1)
+    return scale

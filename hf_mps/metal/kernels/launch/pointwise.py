@@ -1,6 +1,6 @@
 """The three generic pointwise launches: one input, two, three (MetalShaderLibrary in OperationUtils.mm).
 
-Each chooses among the kernels of a name by how the operands lie and by their dtypes: dense (several elements a thread
+Each chooses among the kernels of a name by the operands' layouts and dtypes: dense (several elements a thread
 where there are many), strided, one operand that repeats or is one number, inputs or an output of another dtype, with
 a value that the host binds beside them (`alpha`, or a struct of parameters). Releases differ in which of them they
 have, and the names tell.
@@ -8,19 +8,24 @@ have, and the names tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
-from hf_mps.metal.kernels.launch.iterator import Walk, all_dense, plane, walk
-from hf_mps.metal.kernels.launch.numbers import SCALAR_TYPES, Alpha, on_device, one_dtype, scalar_type
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import i64, padded, u32
+from hf_mps.metal.kernels.launch.iterator import all_dense, plane, walk
+from hf_mps.metal.kernels.rules import kernels, refuse
+from hf_mps.metal.kernels.values import NoRule, i64, metal, padded, scalar, u8, u32
+
+SCALAR_TYPES = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.complex32: 8, torch.complex64: 9, torch.bool: 11, torch.bfloat16: 15, torch.uint16: 27, torch.uint32: 28,
+    torch.uint64: 29,
+}  # fmt: skip
+"""c10::ScalarType, by which kernels that cast know a dtype (c10/metal/common.h)."""
+
+INTEGERS = frozenset(dtype for dtype in SCALAR_TYPES if not (dtype.is_floating_point or dtype.is_complex))
 
 MANY = 1 << 18
 """Elements from which a thread of a dense kernel does ILP of them, where the output is of a floating dtype."""
@@ -34,99 +39,115 @@ ELSEWHERE = {"lcm": "on the CPU on this release"} | dict.fromkeys(
 """Where an operator is computed on a release whose library has no kernel of its name: else with MPSGraph."""
 
 
-def _named(at: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Word the refusal where the release has no kernel at all of the name, which is argument `at` of a launch."""
+class Alpha:
+    """A value beside the operands: the bytes that are bound, and the name of its type in the kernel's name."""
 
-    def wrap(launch: Callable[..., None]) -> Callable[..., None]:
-        @wraps(launch)
-        def wrapped(*arguments: Any, **options: Any) -> None:
-            try:
-                launch(*arguments, **options)
-            except NoRule:
-                if not _any_of(arguments[0], arguments[at]):
-                    reason = ELSEWHERE.get(arguments[at], "MPSGraph on this release")
-                    raise NoRule(reason) from None
-                raise
+    __slots__ = ("data", "type")
 
-        return wrapped
+    def __init__(self, data: bytes, type: str) -> None:
+        self.data, self.type = data, type
 
-    return wrap
+
+@lru_cache(maxsize=1024)
+def _number(sign: bool, kind: str, number: complex, dtype: torch.dtype) -> Alpha:
+    return Alpha(scalar(number, dtype), metal(dtype))
+
+
+@lru_cache(maxsize=1024)
+def _held(sign: bool, kind: str, number: complex) -> Tensor:
+    dtype = {"bool": torch.bool, "int": torch.int64, "float": torch.float32, "complex": torch.complex64}[kind]
+    return torch.tensor(number, dtype=dtype)
+
+
+def valued(number: complex, dtype: torch.dtype) -> Alpha:
+    """Return a number of a dtype, as `alpha` or another value beside the operands."""
+    # Zeros of both signs are equal, and a cache would give one for the other.
+    return _number(str(number).startswith("-"), type(number).__name__, number, dtype)
+
+
+def params(name: str, dtype: torch.dtype, *numbers: float, truth: bool | None = None) -> Alpha:
+    """Return a struct of numbers of a dtype, as `ELUParams<float>`, with a bool at its end where there is one."""
+    data = b"".join(scalar(number, dtype) for number in numbers)
+    if truth is not None:
+        data = padded(data + u8(truth), len(data) + dtype.itemsize)
+    return Alpha(data, f"{name}_{metal(dtype)}")
+
+
+def one_dtype(kind: str, common: torch.dtype, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """A whole number beside a tensor of float or complex64 becomes one of that dtype, and no cast is needed."""
+    one, tensor = (first, second) if kind == "dense_scalar_lhs" else (second, first)
+    if tensor.dtype != common or one.dtype not in INTEGERS or common not in (torch.float32, torch.complex64):
+        return first, second
+    one = one.to(common)
+    return (one, second) if kind == "dense_scalar_lhs" else (first, one)
+
+
+def on_device(tensor: Tensor | complex) -> Tensor:
+    """Return a number, Python's or a tensor on the CPU, as it is bound: of float where it is of double."""
+    if not isinstance(tensor, Tensor):
+        return _held(str(tensor).startswith("-"), type(tensor).__name__, tensor)
+    if tensor.is_mps:
+        return tensor
+    refuse(tensor.dim(), "PyTorch refuses the arguments: a tensor on the CPU")
+    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(tensor.dtype)
+    return tensor if narrow is None else tensor.to(narrow)
+
+
+def scalar_type(tensor: Tensor) -> int:
+    metal(tensor.dtype)
+    return SCALAR_TYPES[tensor.dtype]
 
 
 @lru_cache(maxsize=256)
-def _any_of(release: Release, name: str) -> bool:
-    return any(each.startswith(f"{name}_dense_") for each in release.library)
+def _need_any(release: object, name: str) -> None:
+    """Raise NoRule, with what computes it instead, where the release has no kernel at all of a name."""
+    if not any(each.startswith(f"{name}_dense_") for each in kernels.release.library):  # type: ignore[union-attr]
+        raise NoRule(ELSEWHERE.get(name, "MPSGraph on this release"))
 
 
-@_named(3)
-def exec_unary(release: Release, output: Tensor, given: Tensor, name: str, beside: Alpha | None = None) -> None:
-    """Launch the kernel `name` over one input. Raises NoRule where the release has none for layout and dtypes."""
+def exec_unary(
+    output: Tensor, given: Tensor, name: str, beside: Alpha | None = None, *, many: bool | None = None
+) -> None:
+    """Launch the kernel `name` over one input. Raises NoRule where the release has none for layout and dtypes.
+
+    `many` says whether a thread takes several elements, where that is not decided as for most operators.
+    """
     count = output.numel()
     if count == 0:
         return
+    _need_any(kernels.release, name)
     way = None if all_dense(output, given) else walk(output, given)
-    into, of = metal(output.dtype), metal(given.dtype)
-    if way is None or way.contiguous:
-        _unary_dense(release, output, given, name, into, of, count, beside)
-    else:
-        _unary_strided(release, output, given, name, into, of, way, beside)
-
-
-def _unary_dense(
-    release: Release,
-    output: Tensor,
-    given: Tensor,
-    name: str,
-    into: str,
-    of: str,
-    count: int,
-    beside: Alpha | None,
-) -> None:
-    many = count >= MANY and output.dtype.is_floating_point
-    if beside is not None:
-        wide = f"{name}_dense_ilp_{into}_{of}_{beside.type}"
-        if many and wide in release:
-            release.kernel(wide).launch([output, given, beside.data, u32(count)], -(-count // ILP))
-        else:
-            release.kernel(f"{name}_dense_{into}_{of}_{beside.type}").launch([output, given, beside.data], count)
-        return
-    single = f"{name}_dense_scalar_{into}_{of}"
-    if single in release:
-        if many:
-            release.kernel(f"{name}_dense_{into}_{of}").launch([output, given, u32(count)], -(-count // ILP))
-        else:
-            release.kernel(single).launch([output, given], count)
-        return
-    casting = f"{name}_dense_castout_{'ilp_' if many else ''}{of}"
-    if casting in release:
-        into_what = (output.element_size(), SCALAR_TYPES[output.dtype])
-        if many:
-            data, threads = padded(u32(*into_what, count), 16), -(-count // ILP)
-        else:
-            data, threads = u32(*into_what), count
-        release.kernel(casting).launch([output, given, data], threads)
-        return
-    release.kernel(f"{name}_dense_{into}_{of}").launch([output, given], count)
-
-
-def _unary_strided(
-    release: Release, output: Tensor, given: Tensor, name: str, into: str, of: str, way: Walk, beside: Alpha | None
-) -> None:
-    full = f"{name}_strided_{into}_{of}" + (f"_{beside.type}" if beside is not None else "")
-    rank = u32(len(way.shape))
-    if beside is None and full not in release and f"{name}_strided_castout_{of}" in release:
-        full, rank = f"{name}_strided_castout_{of}", u32(len(way.shape), SCALAR_TYPES[output.dtype])
-    kernel = release.kernel(full)
+    into, of, tail = metal(output.dtype), metal(given.dtype), _tail(beside)
     rest = [] if beside is None else [beside.data]
-    into_steps, of_steps = way.strides
-    inner = way.shape[0]
-    operands = [output, given, i64(way.shape), i64(of_steps), i64(into_steps), rank, *rest]
-    kernel.launch(operands, *plane(inner, output.numel() // inner))
+    kind = SCALAR_TYPES[output.dtype]
+    if way is not None and not way.contiguous:
+        full, rank = f"{name}_strided_{into}_{of}{tail}", u32(len(way.shape))
+        if beside is None and full not in kernels and f"{name}_strided_castout_{of}" in kernels:
+            full, rank = f"{name}_strided_castout_{of}", u32(len(way.shape), kind)
+        inner, (into_steps, of_steps) = way.shape[0], way.strides
+        operands = [output, given, i64(way.shape), i64(of_steps), i64(into_steps), rank, *rest]
+        kernels[full].launch(operands, *plane(inner, count // inner))
+        return
+    many = count >= MANY and output.dtype.is_floating_point if many is None else many
+    full, threads = f"{name}_dense_{into}_{of}{tail}", count
+    several = -(-count // ILP)
+    if beside is not None:
+        wide = f"{name}_dense_ilp_{into}_{of}{tail}"
+        if many and wide in kernels:
+            full, rest, threads = wide, [*rest, u32(count)], several
+    elif f"{name}_dense_scalar_{into}_{of}" in kernels:
+        if many:
+            rest, threads = [u32(count)], several
+        else:
+            full = f"{name}_dense_scalar_{into}_{of}"
+    elif f"{name}_dense_castout_{'ilp_' if many else ''}{of}" in kernels:
+        full = f"{name}_dense_castout_{'ilp_' if many else ''}{of}"
+        rest = [padded(u32(output.element_size(), kind, count), 16) if many else u32(output.element_size(), kind)]
+        threads = several if many else count
+    kernels[full].launch([output, given, *rest], threads)
 
 
-@_named(4)
 def exec_binary(
-    release: Release,
     output: Tensor,
     first: Tensor | complex,
     second: Tensor | complex,
@@ -142,78 +163,52 @@ def exec_binary(
     comparison the inputs'), `natural` what the kernel gives where the output may be of another dtype. Raises NoRule
     where the release has no kernel for layout and dtypes.
     """
-    if output.numel() == 0:
+    count = output.numel()
+    if count == 0:
         return
-    casts_out = natural is not None and natural != output.dtype
-    first, second = on_device(first), on_device(second)
-    if first.dtype == second.dtype and not casts_out and all_dense(output, first, second):
-        _binary_dense(release, output, first, second, name, beside)
-        return
-    if casts_out:
-        assert natural is not None
-        full = f"{name}_strided_castout_{metal(natural)}_{metal(common or natural)}"
-        _binary_strided(release, output, first, second, full + _tail(beside), beside)
-        return
-    kind = _repeating(output, first, second)
-    if kind.startswith("dense_scalar"):
-        first, second = one_dtype(kind, common or output.dtype, first, second)
-    way = None if kind else walk(output, first, second)
-    kind = kind or ("dense" if way is not None and way.contiguous else "strided")
-    if first.dtype != second.dtype:
-        # Such a kernel computes in the output's dtype; where that is bool, in the inputs' common one.
-        computes = (common or output.dtype) if output.dtype == torch.bool else output.dtype
-        full = f"{name}_{kind}_cast_{metal(output.dtype)}_{metal(computes)}{_tail(beside)}"
-    elif kind == "dense":
-        _binary_dense(release, output, first, second, name, beside)
-        return
+    _need_any(kernels.release, name)
+    first, second, tail = on_device(first), on_device(second), _tail(beside)
+    rest = [] if beside is None else [beside.data]
+    kind = ""
+    if natural is not None and natural != output.dtype:
+        kind, full = "strided", f"{name}_strided_castout_{metal(natural)}_{metal(common or natural)}{tail}"
+    elif first.dtype == second.dtype and all_dense(output, first, second):
+        kind, full = "dense", f"{name}_dense_{metal(output.dtype)}_{metal(first.dtype)}{tail}"
     else:
-        of = metal((second if kind.endswith(("_lhs", "_rhs")) else first).dtype)
-        full = f"{name}_{kind}_{metal(output.dtype)}_{of}{_tail(beside)}"
+        kind = _repeating(output, first, second)
+        if kind.startswith("dense_scalar"):
+            first, second = one_dtype(kind, common or output.dtype, first, second)
+        kind = kind or ("dense" if walk(output, first, second).contiguous else "strided")
+        if first.dtype != second.dtype:
+            # Such a kernel computes in the output's dtype; where that is bool, in the inputs' common one.
+            computes = (common or output.dtype) if output.dtype == torch.bool else output.dtype
+            full = f"{name}_{kind}_cast_{metal(output.dtype)}_{metal(computes)}{tail}"
+        else:
+            of = metal((second if kind.endswith(("_lhs", "_rhs")) else first).dtype)
+            full = f"{name}_{kind}_{metal(output.dtype)}_{of}{tail}"
     if kind == "strided":
-        _binary_strided(release, output, first, second, full, beside)
-        return
-    rest: list[bytes] = []
-    if kind.startswith("dense_broadcast"):
-        rest.append(i64((first if kind.endswith("_rhs") else second).numel()))
-    if beside is not None:
-        rest.append(beside.data)
-    if first.dtype != second.dtype:
-        rest.append(u32(first.element_size(), second.element_size(), scalar_type(first), scalar_type(second)))
-    release.kernel(full).launch([output, first, second, *rest], output.numel())
+        way = walk(output, first, second)
+        kinds = u32(len(way.shape), scalar_type(first), scalar_type(second), scalar_type(output))
+        rest += [i64(way.shape), *(i64(each) for each in way.strides), kinds]
+    elif kind == "dense" and first.dtype == second.dtype:
+        wide = full.replace("_dense_", f"_dense_ilp{ILP}_")
+        if beside is None and count >= MANY and output.dtype.is_floating_point and wide in kernels:
+            kernels[wide].launch([output, first, second, u32(count)], -(-count // ILP))
+            return
+    else:
+        if kind.startswith("dense_broadcast"):
+            rest.insert(0, i64((first if kind.endswith("_rhs") else second).numel()))
+        if first.dtype != second.dtype:
+            rest.append(u32(first.element_size(), second.element_size(), scalar_type(first), scalar_type(second)))
+    kernels[full].launch([output, first, second, *rest], count)
 
 
 def _tail(beside: Alpha | None) -> str:
     return "" if beside is None else f"_{beside.type}"
 
 
-def _binary_strided(
-    release: Release, output: Tensor, first: Tensor, second: Tensor, full: str, beside: Alpha | None
-) -> None:
-    way = walk(output, first, second)
-    kinds = u32(len(way.shape), scalar_type(first), scalar_type(second), scalar_type(output))
-    rest = [] if beside is None else [beside.data]
-    rest += [i64(way.shape), *(i64(each) for each in way.strides), kinds]
-    release.kernel(full).launch([output, first, second, *rest], output.numel())
-
-
-def _binary_dense(
-    release: Release, output: Tensor, first: Tensor, second: Tensor, name: str, beside: Alpha | None
-) -> None:
-    count = output.numel()
-    dtypes = f"{metal(output.dtype)}_{metal(first.dtype)}{_tail(beside)}"
-    if beside is not None:
-        release.kernel(f"{name}_dense_{dtypes}").launch([output, first, second, beside.data], count)
-        return
-    if count >= MANY and output.dtype.is_floating_point:
-        wide = f"{name}_dense_ilp{ILP}_{dtypes}"
-        if wide in release:
-            release.kernel(wide).launch([output, first, second, u32(count)], -(-count // ILP))
-            return
-    release.kernel(f"{name}_dense_{dtypes}").launch([output, first, second], count)
-
-
 def _repeating(output: Tensor, first: Tensor, second: Tensor) -> str:
-    """The layout of kernels for an operand that repeats along the leading dimensions; or "" where none does."""
+    """Return the layout of kernels for an operand that repeats along the leading dimensions, or "" where none does."""
     if not output.is_contiguous():
         return ""
     count = output.numel()
@@ -238,19 +233,19 @@ def repeats(tensor: Tensor, output: Tensor) -> bool:
     return True
 
 
-@_named(5)
-def exec_ternary(release: Release, output: Tensor, first: Tensor, second: Tensor, third: Tensor, name: str) -> None:
+def exec_ternary(output: Tensor, first: Tensor, second: Tensor, third: Tensor, name: str) -> None:
     """Launch the kernel `name` over three inputs. Raises NoRule where the release has none for layout and dtypes."""
     count = output.numel()
     if count == 0:
         return
+    _need_any(kernels.release, name)
     inputs = [on_device(each) for each in (first, second, third)]
     casts = any(each.dtype != inputs[0].dtype for each in inputs[1:])
     dense = all_dense(output, *inputs)
     way = None if dense else walk(output, *inputs)
     into, of = metal(output.dtype), metal(inputs[0].dtype)
     layout = "dense" if way is None or way.contiguous else "strided"
-    kernel = release.kernel(f"{name}_{layout}_cast_{into}" if casts else f"{name}_{layout}_{into}_{of}")
+    kernel = kernels[f"{name}_{layout}_cast_{into}" if casts else f"{name}_{layout}_{into}_{of}"]
     rest: list[Any] = []
     types = [scalar_type(each) for each in inputs]
     if way is not None and not way.contiguous:

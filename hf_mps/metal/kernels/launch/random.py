@@ -13,16 +13,11 @@ from functools import cache
 import torch
 from torch import Generator, Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
 from hf_mps.metal.kernels.launch.iterator import walk
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.rules import rule
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import f32, i64, u32
+from hf_mps.metal.kernels.rules import errors, kernels, refuse, refuse_repeated, rule
+from hf_mps.metal.kernels.values import NoRule, f32, i64, metal, u32
 
 SOURCE = "operations/Distributions.mm"
-ERRORS = 15364
-"""Bytes of the buffer of errors that a kernel reports to (c10/metal/error.h); the first word counts them."""
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _DIGITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
@@ -33,8 +28,7 @@ def drawn(generator: Generator | None, count: int) -> bytes:
     Raises NoRule for a generator of another device. Call it when nothing can be refused any more.
     """
     source = _default() if generator is None else generator
-    if source.device.type != "mps":
-        raise NoRule("a generator of another device")
+    refuse(source.device.type != "mps", "a generator of another device")
     offset = source.get_offset()
     source.set_offset(offset + count)
     return struct.pack("<2Q", source.initial_seed(), offset)
@@ -46,14 +40,13 @@ def _default() -> Generator:
     return found
 
 
-def fill(release: Release, output: Tensor, family: str, numbers: bytes, generator: Generator | None) -> Tensor:
+def fill(output: Tensor, family: str, numbers: bytes, generator: Generator | None) -> Tensor:
     """Fill `output` by the kernel of a distribution, of whose parameters `numbers` are the bytes, and return it."""
     count = output.numel()
     if count == 0:
         return output
-    if count >= 1 << 31:
-        raise NoRule("more than 2**31 elements")
-    kernel = release.kernel(f"{family}_{metal(output.dtype)}")
+    refuse(count >= 1 << 31, "more than 2**31 elements")
+    kernel = kernels[f"{family}_{metal(output.dtype)}"]
     packed = any(each.name == "numel" for each in kernel.signature.bindings)
     flat = output if output.is_contiguous() or walk(output).contiguous else _temporary(output)
     threads = -(-count // (2 if output.dtype.itemsize == 8 and family == "random_int" else 4)) if packed else count
@@ -64,60 +57,49 @@ def fill(release: Release, output: Tensor, family: str, numbers: bytes, generato
 
 
 def _temporary(output: Tensor) -> Tensor:
-    if any(stride == 0 and size > 1 for stride, size in zip(output.stride(), output.shape, strict=True)):
-        raise NoRule("what is written to holds elements more than once")
+    refuse_repeated(output)
     return torch.empty(output.shape, dtype=output.dtype, device=output.device)
 
 
 @rule("uniform_", source=SOURCE)
-def uniform(
-    release: Release, output: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None
-) -> Tensor:
+def uniform(output: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Bounds are cut to the dtype's range (uniform_impl_ in DistributionTemplates.h)."""
     real = _real(output)
     limits = torch.finfo(real.dtype)
-    if not (low <= high and high - low <= limits.max):
-        raise NoRule("bounds that PyTorch refuses")
+    refuse(not (low <= high and high - low <= limits.max), "bounds that PyTorch refuses")
     low, high = min(max(low, limits.min), limits.max), max(min(high, limits.max), limits.min)
-    fill(release, real, "uniform_dist", f32(low, high), generator)
+    fill(real, "uniform_dist", f32(low, high), generator)
     return output
 
 
 @rule("normal_", source=SOURCE)
-def normal(
-    release: Release, output: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None
-) -> Tensor:
+def normal(output: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """A complex number's parts have half the variance each (normal_impl_ in DistributionTemplates.h)."""
-    if std < 0:
-        raise NoRule("a standard deviation below zero")
+    refuse(std < 0, "a standard deviation below zero")
     real = _real(output)
-    fill(release, real, "normal", f32(mean, std / math.sqrt(2) if output.is_complex() else std), generator)
+    fill(real, "normal", f32(mean, std / math.sqrt(2) if output.is_complex() else std), generator)
     return output
 
 
 def _real(output: Tensor) -> Tensor:
-    """The numbers of a complex tensor in pairs. Raises NoRule where they are no floating-point ones."""
+    """Return the numbers of a complex tensor in pairs. Raises NoRule where they are no floating-point ones."""
     if output.is_complex():
         return torch.view_as_real(output)
-    if not output.is_floating_point():
-        raise NoRule("a dtype that PyTorch refuses")
+    refuse(not output.is_floating_point(), "a dtype that PyTorch refuses")
     return output
 
 
 @rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", source="../DistributionTemplates.h")
-def normal_of(
-    release: Release, mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Generator | None = None
-) -> Tensor:
+def normal_of(mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """A mean or a standard deviation for each element, or both: standard numbers, multiplied and added to."""
     given = [each for each in (mean, std) if isinstance(each, Tensor)]
     like = given[0]
-    if f"normal_{metal(like.dtype)}" not in release:
-        raise NoRule("no kernel for the normal distribution")
+    refuse(f"normal_{metal(like.dtype)}" not in kernels, "no kernel for the normal distribution")
     if isinstance(std, Tensor) and (std.is_complex() or (std.numel() and float(std.min()) < 0)):
         raise NoRule("a standard deviation below zero")
     spread = 1.0 if isinstance(std, Tensor) else std
     shape: torch.Size = torch.broadcast_shapes(*(each.shape for each in given))  # type: ignore[no-untyped-call]
-    output: Tensor = normal(release, _empty(given[0], shape), 0.0, spread, generator=generator)
+    output: Tensor = normal(like.new_empty(shape), 0.0, spread, generator=generator)
     if isinstance(std, Tensor):
         output.mul_(std)
     return output.add_(
@@ -125,20 +107,15 @@ def normal_of(
     )
 
 
-def _empty(like: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-
 @rule("bernoulli_.float", source=SOURCE)
-def bernoulli(release: Release, output: Tensor, p: float = 0.5, *, generator: Generator | None = None) -> Tensor:
+def bernoulli(output: Tensor, p: float = 0.5, *, generator: Generator | None = None) -> Tensor:
     """One probability for all."""
-    if not 0 <= p <= 1:
-        raise NoRule("a probability that PyTorch refuses")
-    return fill(release, output, "bernoulli_scalar", f32(p, 0.0), generator)
+    refuse(not 0 <= p <= 1, "a probability that PyTorch refuses")
+    return fill(output, "bernoulli_scalar", f32(p, 0.0), generator)
 
 
 @rule("bernoulli_.Tensor", source=SOURCE)
-def bernoulli_each(release: Release, output: Tensor, p: Tensor, *, generator: Generator | None = None) -> Tensor:
+def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = None) -> Tensor:
     """A probability for each element, in float32; the offset moves by the elements, the kernel packs four.
 
     A probability outside of 0 to 1 is written to the buffer of errors: the device's own kernel then words the error.
@@ -147,111 +124,93 @@ def bernoulli_each(release: Release, output: Tensor, p: Tensor, *, generator: Ge
     if count == 0:
         return output
     if p.dim() == 0:
-        return bernoulli(release, output, float(p), generator=generator)
-    if p.shape != output.shape:
-        raise NoRule("probabilities of another shape")
-    kernel = release.kernel(f"bernoulli_tensor_{metal(output.dtype)}")
+        return bernoulli(output, float(p), generator=generator)
+    refuse(p.shape != output.shape, "probabilities of another shape")
+    kernel = kernels[f"bernoulli_tensor_{metal(output.dtype)}"]
     probabilities = p.to(torch.float32).contiguous()
     flat = output if output.is_contiguous() else _temporary(output)
-    errors = bytearray(ERRORS)
-    arguments = {
-        "output": flat,
-        "probs": probabilities,
-        "seed_base_offset": drawn(generator, count),
-        "numel": u32(count),
-        "error_buf": torch.frombuffer(errors, dtype=torch.uint8),
-    }
-    kernel.launch(arguments, -(-count // 4))
-    if any(errors[:4]):
-        raise NoRule("a probability that PyTorch refuses")
+    reported = errors()
+    arguments = {"output": flat, "probs": probabilities, "numel": u32(count), "error_buf": reported.tensor}
+    kernel.launch({**arguments, "seed_base_offset": drawn(generator, count)}, -(-count // 4))
+    refuse(reported.any(), "a probability that PyTorch refuses")
     return output if flat is output else output.copy_(flat)
 
 
 @rule("bernoulli.out", source="../Distributions.cpp")
-def bernoulli_out(release: Release, p: Tensor, *, generator: Generator | None = None, out: Tensor) -> Tensor:
+def bernoulli_out(p: Tensor, *, generator: Generator | None = None, out: Tensor) -> Tensor:
     """Probabilities of `p`'s shape and layout; `torch.bernoulli(p)` comes here too."""
-    if f"bernoulli_tensor_{metal(out.dtype)}" not in release:
-        raise NoRule("no kernel for the Bernoulli distribution")
+    refuse(f"bernoulli_tensor_{metal(out.dtype)}" not in kernels, "no kernel for the Bernoulli distribution")
     if out.shape != p.shape:
         out.resize_(p.shape)
-    return bernoulli_each(release, out, p, generator=generator)
+    return bernoulli_each(out, p, generator=generator)
 
 
 @rule("exponential_", source=SOURCE)
-def exponential(release: Release, output: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
+def exponential(output: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """By the inverse of the distribution function."""
-    if not lambd > 0:
-        raise NoRule("a rate that PyTorch refuses")
-    return fill(release, output, "exponential", f32(lambd, 0.0), generator)
+    refuse(not lambd > 0, "a rate that PyTorch refuses")
+    return fill(output, "exponential", f32(lambd, 0.0), generator)
 
 
 @rule("cauchy_", source=SOURCE)
-def cauchy(
-    release: Release, output: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None
-) -> Tensor:
+def cauchy(output: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """By the inverse of the distribution function."""
-    if not sigma > 0:
-        raise NoRule("a scale that PyTorch refuses")
-    return fill(release, output, "cauchy", f32(median, sigma), generator)
+    refuse(not sigma > 0, "a scale that PyTorch refuses")
+    return fill(output, "cauchy", f32(median, sigma), generator)
 
 
 @rule("log_normal_", source=SOURCE)
-def log_normal(
-    release: Release, output: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None
-) -> Tensor:
+def log_normal(output: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None) -> Tensor:
     """The exponential of normal numbers, which take two uniform ones each."""
-    if not std > 0:
-        raise NoRule("a standard deviation that PyTorch refuses")
-    return fill(release, output, "log_normal", f32(mean, std), generator)
+    refuse(not std > 0, "a standard deviation that PyTorch refuses")
+    return fill(output, "log_normal", f32(mean, std), generator)
 
 
 @rule("geometric_", source=SOURCE)
-def geometric(release: Release, output: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
+def geometric(output: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
     """The kernel divides by log(1 - p), which the host computes in float64."""
-    if not 0 < p < 1:
-        raise NoRule("a probability that PyTorch refuses")
-    return fill(release, output, "geometric", f32(math.log1p(-p), 0.0), generator)
+    refuse(not 0 < p < 1, "a probability that PyTorch refuses")
+    return fill(output, "geometric", f32(math.log1p(-p), 0.0), generator)
 
 
 @rule("random_.from", source=SOURCE)
-def random_between(
-    release: Release, output: Tensor, low: int, high: int | None, *, generator: Generator | None = None
-) -> Tensor:
+def random_between(output: Tensor, low: int, high: int | None, *, generator: Generator | None = None) -> Tensor:
     """Whole numbers from `low` to `high` - 1; without `high` to the dtype's largest (random_from_to_impl)."""
     if high is None and low == _LOWEST:
-        return fill(release, output, "random_int", i64(_LOWEST, 0), generator)
+        return fill(output, "random_int", i64(_LOWEST, 0), generator)
     dtype = output.dtype
     smallest, largest = _limits(dtype)
     last = high - 1 if high is not None else (1 << _DIGITS[dtype] if dtype in _DIGITS else largest)
-    if not smallest <= low <= last <= largest:
-        raise NoRule("bounds that PyTorch refuses")
+    refuse(not smallest <= low <= last <= largest, "bounds that PyTorch refuses")
     if dtype in _DIGITS:
         # The first whole number from `low` that the dtype has (update_from in DistributionTemplates.h).
         after = int(torch.tensor(low + 1).to(dtype))
         low = low if after >= low else after + (1 << (abs(low + 1).bit_length() - _DIGITS[dtype]))
-        last = last if high is None else _rounded_down(high, dtype) - 1
-        if low > last:
-            raise NoRule("bounds that PyTorch refuses")
+        if high is not None:
+            # The bound below `high` that the dtype has (update_to).
+            before = int(torch.tensor(high - 1).to(dtype))
+            last = (high if before < high else before - (1 << (abs(high - 1).bit_length() - _DIGITS[dtype]))) - 1
+        refuse(low > last, "bounds that PyTorch refuses")
     count = last - low + 1
-    return fill(release, output, "random_int", i64(low, count if count <= _HIGHEST else 0), generator)
+    return fill(output, "random_int", i64(low, count if count <= _HIGHEST else 0), generator)
 
 
 @rule("random_.to", source=SOURCE)
-def random_below(release: Release, output: Tensor, high: int, *, generator: Generator | None = None) -> Tensor:
+def random_below(output: Tensor, high: int, *, generator: Generator | None = None) -> Tensor:
     """From zero to `high` - 1."""
-    return random_between(release, output, 0, high, generator=generator)
+    return random_between(output, 0, high, generator=generator)
 
 
 @rule("random_", source=SOURCE)
-def random_any(release: Release, output: Tensor, *, generator: Generator | None = None) -> Tensor:
+def random_any(output: Tensor, *, generator: Generator | None = None) -> Tensor:
     """No bounds: below the first whole number that a floating-point dtype has not; else the dtype's, from zero on."""
     dtype = output.dtype
     count = 1 << _DIGITS[dtype] if dtype in _DIGITS else min(_limits(dtype)[1] + 1, _HIGHEST)
-    return fill(release, output, "random_int", i64(0, count), generator)
+    return fill(output, "random_int", i64(0, count), generator)
 
 
 def _limits(dtype: torch.dtype) -> tuple[int, int]:
-    """The smallest and largest number of a dtype. Raises NoRule for one that PyTorch's host refuses."""
+    """Return the smallest and largest number of a dtype. Raises NoRule for one that PyTorch's host refuses."""
     if dtype in _DIGITS:
         return int(torch.finfo(dtype).min), int(torch.finfo(dtype).max)
     if dtype == torch.bool:
@@ -261,7 +220,163 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
-def _rounded_down(high: int, dtype: torch.dtype) -> int:
-    """The bound below `high` that the dtype has (update_to in DistributionTemplates.h)."""
-    before = int(torch.tensor(high - 1).to(dtype))
-    return high if before < high else before - (1 << (abs(high - 1).bit_length() - _DIGITS[dtype]))
+DROPOUT = "operations/Dropout.mm"
+
+
+@rule("native_dropout", source=DROPOUT)
+def dropout(given: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Four elements a thread; the offset of Philox's stream moves by the elements all the same."""
+    count = given.numel()
+    if count == 0 or not train or p == 0:
+        return given.clone(), torch.ones_like(given, dtype=torch.bool)
+    refuse(not 0 <= p <= 1, "a probability that PyTorch refuses")
+    kernel = kernels[f"dropout_fwd_{metal(given.dtype)}"]
+    refuse(count >= 1 << 32, "more than 2**32 elements")
+    dense = given.contiguous()
+    output = torch.empty_like(dense)
+    mask = torch.empty_like(dense, dtype=torch.bool)
+    kept = 1 - p
+    # 1 / kept in float32, as the host has it; 0 where nothing is kept.
+    inverse = float(1 / torch.tensor(kept, dtype=torch.float32)) if kept else 0.0
+    numbers = {"params": f32(kept, inverse), "seed_base_offset": drawn(None, count), "numel": u32(count)}
+    kernel.launch({"output": output, "mask": mask, "input": dense, **numbers}, -(-count // 4))
+    return output, mask
+
+
+@rule("native_dropout_backward", source=DROPOUT)
+def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The gradient of what was kept, scaled; an integer one in float32."""
+    if not (grad.is_floating_point() or grad.is_complex()):
+        grad = grad.to(torch.float32)
+    refuse(mask.dtype != torch.bool or mask.shape != grad.shape, "a mask of another dtype or shape")
+    kernel = kernels[f"dropout_bwd_{metal(grad.dtype)}"]
+    if not (grad.stride() == mask.stride() and walk(grad).contiguous):
+        grad, mask = grad.contiguous(), mask.contiguous()
+    output = torch.empty_like(grad)
+    if grad.numel():
+        kernel.launch({"grad_input": output, "grad_output": grad, "mask": mask, "scale": f32(scale)}, grad.numel())
+    return output
+
+
+STRIDE = 32
+
+
+def _sampled(family: str, given: list[Tensor], generator: Generator | None) -> Tensor:
+    """A thread for each element of parameters of one shape."""
+    output = _contiguous_like(given[0])
+    kernel = kernels[f"{family}_{metal(output.dtype)}"]
+    refuse(output.numel() >= 1 << 31, "more than 2**31 elements")
+    dense = [each.contiguous() for each in given]
+    if output.numel():
+        kernel.launch([output, *dense, drawn(generator, STRIDE * output.numel())], output.numel())
+    return output
+
+
+def _contiguous_like(given: Tensor) -> Tensor:
+    return torch.empty_like(given, memory_format=torch.contiguous_format)
+
+
+@rule("_standard_gamma", source=SOURCE, family="standard_gamma")
+@rule("poisson", source=SOURCE, family="poisson")
+def sampled(given: Tensor, generator: Generator | None = None, *, family: str) -> Tensor:
+    """Gamma numbers of shape `given` and scale one, or Poisson's of that rate: missing on mps before 2.14."""
+    return _sampled(family, [given], generator)
+
+
+@rule("binomial", source=SOURCE)
+def binomial(count: Tensor, p: Tensor, generator: Generator | None = None) -> Tensor:
+    """Missing on mps before 2.14."""
+    refuse(not (count.is_floating_point() and p.is_floating_point()), "a dtype that PyTorch refuses")
+    return _sampled("standard_binomial", [count, p.expand(count.shape).to(count.dtype)], generator)
+
+
+@rule("_sample_dirichlet", source=SOURCE)
+def dirichlet(alpha: Tensor, generator: Generator | None = None) -> Tensor:
+    """A threadgroup for each row of the last dimension, which sums to one."""
+    output, dense = _contiguous_like(alpha), alpha.contiguous()
+    kernel = kernels[f"standard_dirichlet_{metal(output.dtype)}"]
+    count = output.numel()
+    if count:
+        row = alpha.shape[-1] if alpha.dim() else 1
+        arguments = [output, dense, drawn(generator, STRIDE * count), u32(row)]
+        kernel.launch(arguments, groups=count // row, group=min(row, 1024))
+    return output
+
+
+@rule("_standard_gamma_grad", source=SOURCE, family="standard_gamma_grad")
+@rule("_dirichlet_grad", source=SOURCE, family="dirichlet_grad")
+def gradient(*given: Tensor, family: str) -> Tensor:
+    """How a gamma number, or a row's number, moves with its shape."""
+    output = _contiguous_like(given[0])
+    kernel = kernels[f"{family}_{metal(output.dtype)}"]
+    if any(each.shape != output.shape or each.dtype != output.dtype for each in given):
+        raise NoRule("operands of several shapes or dtypes")
+    dense = [each.contiguous() for each in given]
+    if output.numel():
+        kernel.launch([output, *dense], output.numel())
+    return output
+
+
+SMALL, LARGE, KEY_BITS = 384, 1 << 15, 24
+"""Up to how many numbers one threadgroup shuffles them; from how many on keys of so many bits are sorted."""
+CATEGORIES = 1 << 24
+
+
+@rule("randperm.generator_out", source=SOURCE)
+def permutation(n: int, *, generator: Generator | None = None, out: Tensor) -> Tensor:
+    """Few numbers are shuffled by one threadgroup, more are the order of random keys, ties shuffled from LARGE on."""
+    if n < 0 or n > _most(out.dtype) or (generator is not None and generator.device != out.device):
+        raise NoRule("arguments that PyTorch refuses")
+    out.resize_(n)
+    if n == 0:
+        return out
+    if n <= SMALL and out.dtype in (torch.int32, torch.int64) and out.is_contiguous():
+        kernel = kernels[f"randperm_small_{metal(out.dtype)}"]
+        arguments = {"output": out, "seed_base_offset": drawn(generator, (n + 2) // 4), "n": u32(n)}
+        kernel.launch(arguments, groups=1, group=min(256, n))
+        return out
+    if n >= LARGE:
+        # Keys of 24 bits in order, each run of equal ones shuffled by its first thread. The host sorts them by three
+        # passes of a radix sort, which keeps equal keys in order as a stable sort does.
+        kernel = kernels[f"randperm_dedup_islands_{metal(torch.int64)}"]
+        keys = torch.empty(n, dtype=torch.int32, device=out.device).random_(0, 1 << KEY_BITS, generator=generator)
+        ordered, order = torch.sort(keys, stable=True)
+        arguments = {"data": order, "keys": ordered, "seed_base_offset": drawn(generator, n), "n": u32(n)}
+        kernel.launch(arguments, n)
+        return out.copy_(order)
+    keys = torch.empty(n, dtype=torch.float32, device=out.device)
+    order = torch.argsort(fill(keys, "uniform_dist", f32(0.0, 1.0), generator))
+    return out.copy_(order)
+
+
+def _most(dtype: torch.dtype) -> int:
+    """Return how many numbers from zero on a dtype tells apart (check_supported_max_int_with_precision)."""
+    return 1 << _DIGITS[dtype] if dtype in _DIGITS else (2 if dtype == torch.bool else torch.iinfo(dtype).max)
+
+
+@rule("multinomial", source="../Distributions.cpp")
+def multinomial(
+    weights: Tensor, samples: int, replacement: bool = False, *, generator: Generator | None = None
+) -> Tensor:
+    """Without replacement, or of one sample: the largest of weights over exponential numbers; else by the sums of them.
+
+    What PyTorch refuses is left to the device's kernel: it would say so later, of a Mac's assertion.
+    """
+    kernels.need(f"exponential_{metal(weights.dtype)}")
+    categories = weights.shape[-1] if weights.dim() else 0
+    if weights.dim() not in (1, 2) or not 0 < samples <= (samples if replacement else categories):
+        raise NoRule("arguments that PyTorch refuses")
+    refuse(categories > CATEGORIES or weights.numel() == 0 or not _are_weights(weights), "weights that PyTorch refuses")
+    if replacement and samples > 1:
+        # Uniform numbers below the whole sum, looked up in the running sums, both in float32.
+        sums, shape = weights.cumsum(-1, dtype=torch.float32), [*weights.shape[:-1], samples]
+        drawn_numbers = torch.rand(shape, generator=generator, dtype=torch.float32, device=weights.device)
+        return torch.searchsorted(sums, drawn_numbers.mul_(sums[..., -1:])).clamp_(0, categories - 1)
+    numbers = exponential(torch.empty_like(weights), 1.0, generator=generator)
+    torch.div(weights, numbers, out=numbers)
+    return torch.argmax(numbers, dim=-1, keepdim=True) if samples == 1 else torch.topk(numbers, samples).indices
+
+
+def _are_weights(weights: Tensor) -> bool:
+    """None below zero, infinite or NaN, and in no row all zero."""
+    return bool(((weights.max() < float("inf")) & (weights.min() >= 0) & (weights.sum(-1) > 0).all()).item())

@@ -1,18 +1,22 @@
-"""Which kernel reduces a tensor's dimensions: inner, outer, in two passes, or any layout (reduction_dispatch_mps)."""
+"""Which kernels reduce a tensor's dimensions: inner, outer, in passes, or any layout (reduction_dispatch_mps)."""
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import f32, u32
+from hf_mps.metal.kernels.launch.iterator import is_dense
+from hf_mps.metal.kernels.rules import kernels, refuse
+from hf_mps.metal.kernels.values import NoRule, f32, metal, u32
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GROUP = 1024
 """Most threads of a threadgroup."""
@@ -57,7 +61,6 @@ class Reduction:
     Sizes and strides are lists here, not views: a kernel gets addresses, and a view costs more than the choice.
     """
 
-    release: Release
     family: Family
     given: Tensor
     output: Tensor
@@ -71,10 +74,8 @@ class Reduction:
     def __post_init__(self) -> None:
         self.sizes, self.strides = list(self.given.shape), list(self.given.stride())
         self.dense = self.given.is_contiguous()
-        if len(self.sizes) > DIMENSIONS:
-            raise NoRule(f"more than {DIMENSIONS} dimensions")
-        if self.given.numel() >= 1 << 31:
-            raise NoRule("more elements than 32 bits index")
+        refuse(len(self.sizes) > DIMENSIONS, f"more than {DIMENSIONS} dimensions")
+        refuse(self.given.numel() >= 1 << 31, "more elements than 32 bits index")
         name = metal(self.given.dtype)
         self.source = "char" if name == "bool" and self.family in (MAX, MIN) else name
         self.target = "uchar" if self.family.predicate else metal(self.output.dtype)
@@ -82,8 +83,8 @@ class Reduction:
             self.target = "char"
 
     def check(self) -> None:
-        """Raises NoRule where the release has no kernel for these dtypes."""
-        if self.kernel_name("") not in self.release:
+        """Raise NoRule where the release has no kernel for these dtypes."""
+        if self.kernel_name("") not in kernels:
             raise NoRule(f"{self.family.prefix}: no kernel for {self.source} to {self.target}")
 
     @property
@@ -97,7 +98,7 @@ class Reduction:
         return self.given.numel() // self.output.numel()
 
     def kernel_name(self, layout: str, source: str | None = None, target: str | None = None, prefix: str = "") -> str:
-        """The name of the kernel of a layout ("inner", "" for the general one)."""
+        """Return the name of the kernel of a layout ("inner", "" for the general one)."""
         middle = f"_{layout}" if layout else ""
         return f"{prefix or self.family.prefix}_reduction{middle}_{source or self.source}_{target or self.target}"
 
@@ -106,7 +107,7 @@ class Reduction:
         bound = {"input": given, "output": self.output, "sizes": u32(rows, columns)}
         if self.family.divided:
             bound["divisor"] = f32(self.divisor)
-        self.release.kernel(name).launch(bound, groups=-(-rows // (INNER // 32)), group=INNER)
+        kernels[name].launch(bound, groups=-(-rows // (INNER // 32)), group=INNER)
 
     def outer(self) -> None:
         """A threadgroup for each 32 columns, which are read side by side."""
@@ -115,8 +116,7 @@ class Reduction:
         bound = {"input": self.given, "output": self.output, "sizes": u32(rows, columns, 1, 0)}
         if self.family.divided:
             bound["divisor"] = f32(self.divisor)
-        kernel = self.release.kernel(self.kernel_name("outer"))
-        kernel.launch(bound, groups=(-(-columns // OUTER), 1, 1), group=(OUTER, OUTER, 1))
+        kernels[self.kernel_name("outer")].launch(bound, groups=(-(-columns // OUTER), 1, 1), group=(OUTER, OUTER, 1))
 
     def in_two_passes(self, groups: int, partial: torch.dtype, flat: bool) -> None:
         """All elements in `groups` slices, then the slices' results; the divisor acts at the end."""
@@ -126,8 +126,8 @@ class Reduction:
         between = self.target if partial == self.output.dtype or self.family.predicate else metal(partial)
         each = self.length // groups
         layout = "strided" if strided else "flat" if flat else ""
-        first = self.release.kernel(self.kernel_name(layout, target=between))
-        second = self.release.kernel(self.kernel_name("", between, prefix=self.family.second))
+        first = kernels[self.kernel_name(layout, target=between)]
+        second = kernels[self.kernel_name("", between, prefix=self.family.second)]
         if layout == "flat":
             first.launch({"input": given, "output": partials, "params": u32(groups, each)}, groups=groups, group=256)
         else:
@@ -140,37 +140,23 @@ class Reduction:
     def general(self) -> None:
         """A threadgroup for each result, whatever the strides."""
         params = parameters(self.divisor, self.length, self.sizes, self.strides, self.out_sizes, self.out_strides)
-        self.release.kernel(self.kernel_name("")).launch(
-            {"input": self.given, "output": self.output, "params": params},
-            groups=self.output.numel(),
-            group=simdgroups(self.length),
-        )
+        bound = {"input": self.given, "output": self.output, "params": params}
+        kernels[self.kernel_name("")].launch(bound, groups=self.output.numel(), group=simdgroups(self.length))
 
 
-def parameters(
-    number: float,
-    length: int,
-    sizes: Sequence[int],
-    strides: Sequence[int],
-    out_sizes: Sequence[int],
-    out_strides: Sequence[int],
-) -> bytes:
-    """The bytes of NormParams (kernels/ReduceOps.h)."""
-    fields = [*_sixteen(sizes), *_sixteen(strides), *_sixteen(out_sizes), *_sixteen(out_strides)]
+def parameters(number: float, length: int, sizes: Sequence[int], *others: Sequence[int]) -> bytes:
+    """The bytes of NormParams (kernels/ReduceOps.h): `others` are the strides, and sizes and strides of the output."""
+    fields = [number for each in (sizes, *others) for number in (*each, *[0] * (DIMENSIONS - len(each)))]
     return _PARAMS.pack(number, length, len(sizes), *fields)
 
 
-def _sixteen(values: Sequence[int]) -> list[int]:
-    return [*values, *[0] * (DIMENSIONS - len(values))]
-
-
 def simdgroups(length: int) -> int:
-    """Threads of a threadgroup for `length` elements: whole simdgroups, GROUP at most."""
+    """Return threads of a threadgroup for `length` elements: whole simdgroups, GROUP at most."""
     return min(GROUP, -(-length // 32) * 32)
 
 
 def slices(length: int) -> int:
-    """The partial results of a reduction of all elements; below two it is done in one pass."""
+    """Return the partial results of a reduction of all elements; below two it is done in one pass."""
     if length <= GROUP * CHAINS:
         return 1
     groups = min(MOST_PARTIALS, -(-length // (GROUP * CHAINS)))
@@ -179,18 +165,7 @@ def slices(length: int) -> int:
     return groups
 
 
-def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements lie side by side in order, the strides of dimensions of length 1 left aside."""
-    expected = 1
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-def run(reduction: Reduction) -> None:
+def run_whole(reduction: Reduction) -> None:
     """Launch the kernels of a reduction of elements that are there (reduction_dispatch_mps of 2.13)."""
     results = reduction.output.numel()
     if results > 1 and reduction.dense and is_dense(reduction.out_sizes, reduction.out_strides):
@@ -209,3 +184,212 @@ def run(reduction: Reduction) -> None:
         reduction.in_two_passes(groups, reduction.output.dtype, flat=False)
     else:
         reduction.general()
+
+
+# The thresholds of kernels/ReduceOps.h.
+CHUNK_ROW, CHUNK_LANE, CHUNK_ELEMENTS = 256, 16, 65536
+SPLIT_ROW, SPLIT_SEGMENT, MOST_SEGMENTS, SPLIT_PARTIALS, SPLIT_GROUPS = 2048, 64, 2048, 8192, 64
+NARROW, NARROW_LONG, NARROW_ELEMENTS = 256, 128, 8192
+SMALL, TALL, TALL_GROUPS, TALL_SEGMENT, TALL_MOST, TALL_STRIDED = 256, 4096, 32, 512, 2048, 256
+
+_OPMATH = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+class Blocks(NamedTuple):
+    """A tensor as [outer, dim, inner] with dim reduced, and the strides of the three."""
+
+    outer: int
+    dim: int
+    inner: int
+    dim_stride: int
+    inner_stride: int
+    outer_stride: int
+
+    @property
+    def groups(self) -> int:
+        """Threadgroups of 32 columns each."""
+        return self.outer * math.ceil(self.inner / OUTER)
+
+    @property
+    def small(self) -> bool:
+        """A thread walks the whole of dim: it is short, and there are columns to fill the GPU."""
+        return self.dim <= SMALL and self.groups >= SPLIT_GROUPS
+
+    @property
+    def tall(self) -> bool:
+        """Few columns and a long dim, which is cut into segments."""
+        return self.outer == 1 and self.groups < TALL_GROUPS and self.dim >= TALL
+
+
+def contiguous(outer: int, dim: int, inner: int) -> Blocks:
+    """Return blocks of elements that are side by side."""
+    return Blocks(outer, dim, inner, inner, 1, dim * inner)
+
+
+def collapsed(sizes: Sequence[int], strides: Sequence[int], dim: int) -> Blocks | None:
+    """Return the blocks of a tensor whose dimensions before and after `dim` are one each, or None (collapse_dims)."""
+    sides = []
+    for span in (range(dim), range(dim + 1, len(sizes))):
+        merged: list[tuple[int, int]] = []
+        for at in span:
+            if sizes[at] == 1:
+                continue
+            if merged and merged[-1][1] == sizes[at] * strides[at]:
+                merged[-1] = (merged[-1][0] * sizes[at], strides[at])
+            else:
+                merged.append((sizes[at], strides[at]))
+        if len(merged) > 1:
+            return None
+        sides.append(merged[0] if merged else (1, 0))
+    (outer, outer_stride), (inner, inner_stride) = sides
+    return Blocks(outer, sizes[dim], inner, strides[dim], inner_stride, outer_stride)
+
+
+def run_in_segments(work: Reduction) -> None:
+    """Launch the kernels of a reduction of elements that are there (reduction_dispatch_mps of 2.14)."""
+    _put_in_order(work)
+    results = work.output.numel()
+    reduced, last = work.reduced, len(work.sizes) - 1
+    if results > 1 and len(reduced) == 1 and is_dense(work.out_sizes, work.out_strides):
+        dim = reduced[0]
+        if dim < last:
+            blocks = blocks_of(work.sizes, work.strides, dim, dense=work.dense)
+            if blocks is not None:
+                _outer(work, blocks)
+                return
+        elif work.dense:
+            _inner(work)
+            return
+    groups = slices(work.length) if results == 1 else 1
+    if groups > 1:
+        work.in_two_passes(groups, partial(work), flat=True)
+    else:
+        work.general()
+
+
+def partial(work: Reduction) -> torch.dtype:
+    """Return the dtype of results between two passes: sums keep their accumulator's."""
+    if work.family.predicate:
+        return torch.uint8
+    return _OPMATH.get(work.output.dtype, work.output.dtype) if work.family.divided else work.output.dtype
+
+
+def _put_in_order(work: Reduction) -> None:
+    """A tensor that is dense in another order of its dimensions is taken in that order."""
+    if work.dense:
+        return
+    order = sorted(range(len(work.sizes)), key=lambda at: -work.strides[at])
+    sizes, strides = [work.sizes[at] for at in order], [work.strides[at] for at in order]
+    if is_dense(sizes, strides):
+        work.sizes, work.strides, work.dense = sizes, strides, True
+        work.out_sizes = [work.out_sizes[at] for at in order]
+        work.out_strides = [work.out_strides[at] for at in order]
+
+
+def blocks_of(sizes: Sequence[int], strides: Sequence[int], dim: int, *, dense: bool) -> Blocks | None:
+    """Return the blocks of a tensor, or None where dimensions on one side of `dim` are not one."""
+    if not dense:
+        return collapsed(sizes, strides, dim)
+    return contiguous(math.prod(sizes[:dim]), sizes[dim], math.prod(sizes[dim + 1 :]))
+
+
+def _outer(work: Reduction, blocks: Blocks) -> None:
+    """A dimension that is not the last."""
+    narrow = work.dense or work.family.divided  # the kernel for strides is the sums' alone
+    short = blocks.small and blocks.dim < NARROW_LONG
+    if narrow and blocks.inner < OUTER and work.given.numel() >= CHUNK_ELEMENTS and not short:
+        _narrow(work, blocks)
+        return
+    if not blocks.tall:
+        _by_columns(work, work.given, work.output, blocks)
+        return
+    if work.dense:
+        segments = min(blocks.dim // TALL_SEGMENT, max(2, TALL_MOST // blocks.groups))
+    else:
+        segments = min(max(TALL_STRIDED // blocks.groups, 2), min(blocks.dim, MOST_SEGMENTS))
+    between = torch.empty((segments, blocks.inner), dtype=partial(work), device=work.given.device)
+    _by_columns(work, work.given, between, blocks, segments)
+    _by_columns(work, between, work.output, contiguous(1, segments, blocks.inner))
+
+
+def _by_columns(work: Reduction, given: Tensor, output: Tensor, blocks: Blocks, segments: int = 1) -> None:
+    """A threadgroup for 32 columns: 32 rows at a time, or one thread a column where dim is short."""
+    layout = "outer_small_dim" if blocks.small and segments == 1 and given is work.given else "outer"
+    height = 1 if layout == "outer_small_dim" else OUTER
+    bound = _bound(work, given, output, u32(blocks.dim, blocks.inner, 1, segments))
+    bound["strides"] = u32(blocks.dim_stride, blocks.inner_stride, blocks.outer_stride, 0)
+    kernels[_name(work, layout, given, output)].launch(
+        bound, groups=(math.ceil(blocks.inner / OUTER), segments, blocks.outer), group=(OUTER, height, 1)
+    )
+
+
+def _narrow(work: Reduction, blocks: Blocks) -> None:
+    """Fewer columns than a simdgroup has threads: whole rows in a threadgroup, in segments where there are many."""
+    segments = 1
+    if blocks.outer == 1:
+        segments = min(max(blocks.dim * blocks.inner // NARROW_ELEMENTS, 1), MOST_SEGMENTS)
+    if segments == 1:
+        _by_rows(work, work.given, work.output, blocks, 1)
+        return
+    between = torch.empty((segments, blocks.inner), dtype=partial(work), device=work.given.device)
+    _by_rows(work, work.given, between, blocks, segments)
+    _by_rows(work, between, work.output, contiguous(1, segments, blocks.inner), 1)
+
+
+def _by_rows(work: Reduction, given: Tensor, output: Tensor, blocks: Blocks, segments: int) -> None:
+    strided = given is work.given and not work.dense
+    bound = _bound(work, given, output, u32(blocks.dim, blocks.inner, 1, segments))
+    if strided:
+        bound["strides"] = u32(blocks.dim_stride, blocks.inner_stride, blocks.outer_stride, 0)
+    active = NARROW // blocks.inner * blocks.inner
+    kernels[_name(work, "narrow_strided" if strided else "narrow", given, output)].launch(
+        bound, groups=(1, segments, blocks.outer), group=active
+    )
+
+
+def _inner(work: Reduction) -> None:
+    """The last dimension: several short rows in a simdgroup, few long rows in segments, else a simdgroup each."""
+    columns = work.sizes[-1]
+    rows = work.given.numel() // columns
+    if columns <= CHUNK_ROW and work.given.numel() >= CHUNK_ELEMENTS:
+        lanes = min(32, 1 << (math.ceil(columns / CHUNK_LANE) - 1).bit_length())
+        _chunks(work, work.output, rows, columns, lanes, 1)
+        return
+    if math.ceil(rows / (INNER // 32)) < SPLIT_GROUPS and columns >= SPLIT_ROW:
+        most = max(min(MOST_SEGMENTS, math.ceil(columns / SPLIT_SEGMENT)), 2)
+        segments = min(max(math.ceil(SPLIT_PARTIALS / rows), 2), most)
+        segments = math.ceil(columns / math.ceil(columns / segments))
+        between = torch.empty((rows, segments), dtype=partial(work), device=work.given.device)
+        _chunks(work, between, rows, columns, 32, segments)
+        work.inner(between, rows, segments, _name(work, "inner", between, work.output))
+        return
+    work.inner(work.given, rows, columns, work.kernel_name("inner"))
+
+
+def _chunks(work: Reduction, output: Tensor, rows: int, columns: int, lanes: int, segments: int) -> None:
+    simdgroups = math.ceil(rows * segments / (32 // lanes))
+    bound = _bound(work, work.given, output, u32(rows, columns, lanes, segments))
+    kernels[_name(work, "inner_chunk", work.given, output)].launch(
+        bound, groups=math.ceil(simdgroups / (INNER // 32)), group=INNER
+    )
+
+
+def _bound(work: Reduction, given: Tensor, output: Tensor, sizes: bytes) -> dict[str, Tensor | bytes]:
+    """Return the arguments of a pass: sums divide in the pass that writes the output."""
+    bound: dict[str, Tensor | bytes] = {"input": given, "output": output, "sizes": sizes}
+    if work.family.divided:
+        bound["divisor"] = f32(work.divisor if output is work.output else 0.0)
+    return bound
+
+
+def _name(work: Reduction, layout: str, given: Tensor, output: Tensor) -> str:
+    """Return the kernel of a pass: the first has the family's name, the second that of what reduces partial results."""
+    first = given is work.given
+    source = work.source if first else _between(given)
+    target = work.target if output is work.output else _between(output)
+    return work.kernel_name(layout, source, target, work.family.prefix if first else work.family.second)
+
+
+def _between(tensor: Tensor) -> str:
+    name = metal(tensor.dtype)
+    return "char" if name == "bool" else name

@@ -1,4 +1,4 @@
-"""Along one dimension by a line of indices: fill, copy, reduce, and from 2.14 on add and select."""
+"""Along one dimension by indices: gather, scatter in its forms, and fill, copy, reduce, add and select by a line."""
 
 from __future__ import annotations
 
@@ -7,19 +7,184 @@ import math
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
-from hf_mps.metal.kernels.errors import OUTSIDE, errors, refuse_outside
-from hf_mps.metal.kernels.launch.cat import wrapped
-from hf_mps.metal.kernels.launch.fill import host_number
-from hf_mps.metal.kernels.launch.gather_scatter import neutral
-from hf_mps.metal.kernels.launch.ranges import GRAPH
-from hf_mps.metal.kernels.launch.results import as_self
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.rules import out_rule, refuse_repeated, rule
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import i32, i64, u32
+from hf_mps.metal.kernels.launch.copies import host_number, wrapped
+from hf_mps.metal.kernels.launch.iterator import as_self, fitting
+from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_outside, refuse_repeated, rule
+from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, u32
 
-SOURCE = "operations/Indexing.mm"
+SCATTER = "operations/ScatterGather.mm"
+MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax": "amax", "amin": "amin", "mean": "add"}
+"""The reductions by their names in `scatter` and `scatter_reduce`, and in kernels' names."""
+
+
+@rule("gather", "gather.out", source=SCATTER)
+def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None) -> Tensor:
+    """A thread for each index. `out` has the indices' shape: PyTorch resizes another."""
+    output = fitting(out, index.shape, self, self, index)
+    refuse_repeated(output)
+    given, into, where = _one_dimension(self), _one_dimension(output), _one_dimension(index)
+    dim = wrapped(dim, given.dim())
+    _refuse(given, dim, where)
+    if given.numel() == 0 or where.numel() == 0:
+        return output
+    if _same_but(given, into, dim) and into.is_contiguous() and where.is_contiguous() and given.is_contiguous():
+        layout = "dense"
+        rest = [_inner(into, dim), i64(into.shape[dim]), i64(given.shape[dim])]
+    else:
+        layout = "strided"
+        rest = [*map(i64, (where.shape, into.stride(), given.stride(), where.stride()))]
+        rest += [padded(u32(where.dim(), dim), 16), i64(given.shape[dim])]
+    name = f"gather_{layout}_{metal(output.dtype)}_{metal(index.dtype)}"
+    _launch(name, (into, given, where, *rest, i64(0)), where.numel())
+    return output
+
+
+@rule("scatter.src", "scatter.reduce", source=SCATTER, outputs=as_self, reduce=None)
+@rule("scatter_add", source=SCATTER, outputs=as_self, reduce="add")
+def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str | None) -> None:
+    """Write, add or multiply the source's elements to where the indices say, by atomic operations, in no order."""
+    mode = "set" if reduce is None else _mode(reduce)
+    _start(output, self)
+    _scatter(output, dim, index, src, mode)
+
+
+@rule("scatter.value", source=SCATTER, outputs=as_self)
+def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex) -> None:
+    """Write one number to where the indices say."""
+    number = host_number(value, self.dtype)
+    _start(output, self)
+    into, where = _one_dimension(output), _one_dimension(index)
+    dim = wrapped(dim, into.dim())
+    _refuse(into, dim, where)
+    if into.numel() == 0 or where.numel() == 0:
+        return
+    if not (into.is_contiguous() and where.is_contiguous() and _same_but(into, where, dim)):
+        _scatter(output, dim, index, self.new_empty(where.shape).fill_(value), "set")
+        return
+    name = f"scatter_set_dense_value_{metal(output.dtype)}_{metal(index.dtype)}"
+    sizes = (_inner(into, dim), i64(where.shape[dim]), i64(into.shape[dim]))
+    _launch(name, (into, number, where, *sizes, i64(0)), where.numel())
+
+
+@rule("scatter.value_reduce", source=SCATTER, outputs=as_self)
+def scatter_value_reduced(
+    output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
+) -> None:
+    """Add or multiply one number to where the indices say."""
+    scatter(output, self, dim, index, self.new_empty(index.shape).fill_(value), reduce=reduce)
+
+
+@rule("scatter_reduce.two", source="native/TensorAdvancedIndexing.cpp", outputs=as_self)
+def scatter_reduce(
+    output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> None:
+    """A reduction into the tensor; without its own elements these begin as the reduction's neutral one."""
+    mode = _mode(reduce)
+    refuse(reduce == "mean" and output.dtype == torch.bool, "PyTorch refuses the reduction")
+    _start(output, self)
+    if index.numel() == 0:
+        return
+    if not include_self:
+        output.scatter_(dim, index, neutral(reduce, output.dtype))
+    _scatter(output, dim, index, src, mode)
+    if reduce != "mean":
+        return
+    count = torch.ones_like(output) if include_self else torch.zeros_like(output)
+    _divide(output, count.scatter_add_(dim, index, torch.ones_like(src)))
+
+
+def _divide(sums: Tensor, count: Tensor) -> None:
+    """Sums become means; whole numbers are rounded down."""
+    count.masked_fill_(count == 0, 1)
+    sums.div_(count, rounding_mode=None if sums.is_floating_point() or sums.is_complex() else "floor")
+
+
+def _scatter(output: Tensor, dim: int, index: Tensor, src: Tensor, mode: str) -> None:
+    into, where, given = _one_dimension(output), _one_dimension(index), _one_dimension(src)
+    dim = wrapped(dim, into.dim())
+    refuse(given.dtype != into.dtype or given.dim() != into.dim())
+    _refuse(into, dim, where)
+    if any(mine > theirs for mine, theirs in zip(where.shape, given.shape, strict=True)):
+        raise NoRule("PyTorch refuses the shapes")
+    if into.numel() == 0 or where.numel() == 0 or given.numel() == 0:
+        return
+    refuse_repeated(into)
+    flips = into.dtype == torch.int64 and mode in ("amax", "amin")
+    refuse(flips and not into.is_contiguous(), "PyTorch refuses the layout")
+    dtypes = f"{metal(output.dtype)}_{metal(index.dtype)}"
+    dense = all(each.is_contiguous() for each in (into, where, given))
+    if dense and given.shape == where.shape and _same_but(into, where, dim):
+        name = f"scatter_{mode}_dense_{dtypes}"
+        rest = [_inner(into, dim), i64(where.shape[dim]), i64(into.shape[dim])]
+    else:
+        name = f"scatter_set_{dtypes}" if mode == "set" else f"scatter_{mode}_strided_{dtypes}"
+        rest = [*map(i64, (where.shape, into.stride(), given.stride(), where.stride()))]
+        rest += [padded(u32(where.dim(), dim), 16), i64(into.shape[dim])]
+    kernels[name]  # a kernel that the release lacks is refused here, before any sign is flipped
+    if flips:
+        _flip_signs(into)
+    _launch(name, (into, given, where, *rest, i64(0)), where.numel())
+    if flips:
+        _flip_signs(into)
+
+
+def _flip_signs(tensor: Tensor) -> None:
+    """Metal compares 64 bits without a sign only: with it flipped, the order is the same."""
+    kernels["scatter_signbit_xor_long"].launch((tensor, i64(0)), tensor.numel())
+
+
+def _launch(name: str, arguments: tuple[Tensor | bytes, ...], threads: int) -> None:
+    refuse(threads >= 2**32 - 1, "2**32 elements or more, which the host launches in parts")
+    reported = errors()
+    kernels[name].launch((*arguments, reported.tensor), threads)
+    refuse(reported.any(), OUTSIDE)
+
+
+def _start(output: Tensor, self: Tensor) -> None:
+    if output is not self:
+        output.copy_(self)
+
+
+def _one_dimension(tensor: Tensor) -> Tensor:
+    return tensor.view(1) if tensor.dim() == 0 else tensor
+
+
+def _refuse(given: Tensor, dim: int, index: Tensor) -> None:
+    """Raise NoRule for indices that PyTorch refuses: of another dtype, number of dimensions, or size."""
+    if index.dtype not in (torch.int64, torch.int32) or index.dim() != given.dim() or index.dim() > 16:
+        raise NoRule("PyTorch refuses the indices")
+    if any(mine > theirs for at, (mine, theirs) in enumerate(zip(index.shape, given.shape, strict=True)) if at != dim):
+        raise NoRule("PyTorch refuses the shapes")
+
+
+def _same_but(one: Tensor, other: Tensor, dim: int) -> bool:
+    return (*one.shape[:dim], *one.shape[dim + 1 :]) == (*other.shape[:dim], *other.shape[dim + 1 :])
+
+
+def _inner(tensor: Tensor, dim: int) -> bytes:
+    return i64(math.prod(tensor.shape[dim + 1 :]))
+
+
+def _mode(reduce: str) -> str:
+    refuse(reduce not in MODES, "PyTorch refuses the reduction")
+    return MODES[reduce]
+
+
+def neutral(reduce: str, dtype: torch.dtype) -> float:
+    """Return the number that a reduction begins with where a tensor's own are left out."""
+    if reduce in ("sum", "mean"):
+        return 0
+    if reduce == "prod":
+        return 1
+    largest = reduce == "amin"
+    if dtype == torch.bool:
+        return largest
+    if dtype.is_floating_point:
+        return math.inf if largest else -math.inf
+    return torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
+
+
+INDEXING = "operations/Indexing.mm"
 DIMENSIONS = 16
 REDUCTIONS = ("prod", "mean", "amax", "amin")
 FEW = 16
@@ -28,76 +193,53 @@ CONTENDED = 16
 """Indices for each place from which sums of half precision are made in float32."""
 
 
-@rule("index_fill_.int_Scalar", source=SOURCE)
-def index_fill(release: Release, self: Tensor, dim: int, index: Tensor, value: complex) -> Tensor:
+@rule("index_fill_.int_Scalar", source=INDEXING)
+def index_fill(self: Tensor, dim: int, index: Tensor, value: complex) -> Tensor:
     """By a mask of the dimension where the indices are many, else a thread for each index and element."""
     number = host_number(value, self.dtype)
     target = self.unsqueeze(-1) if self.dim() == 0 else self
     dim = wrapped(dim, target.dim())
-    if index.dim() > 1 or index.dtype != torch.int64 or not index.is_mps:
-        raise NoRule("PyTorch refuses the indices")
+    refuse(index.dim() > 1 or index.dtype != torch.int64 or not index.is_mps, "PyTorch refuses the indices")
     index = index.reshape(-1)
     refuse_repeated(target)
     refuse_outside(index, target.shape[dim])
     if target.numel() == 0 or index.numel() == 0:
         return self
-    dense = target.is_contiguous() and index.is_contiguous()
-    if index.numel() * FEW >= target.shape[dim]:
-        _fill_by_mask(release, target, dim, index, number, dense=dense)
+    layout = "dense" if target.is_contiguous() and index.is_contiguous() else "strided"
+    kind, size = metal(target.dtype), target.shape[dim]
+    if index.numel() * FEW < size:
+        slices = target.numel() // size
+        arguments = {"output": target, "indices": index, "fill_val": number, "dim_size": i64(size)}
+        arguments |= {"dim_stride": i64(target.stride(dim))} if layout == "dense" else _slices(target, dim, index)
+        threads = index.numel() * slices
+        kernels[f"index_fill_{layout}_{kind}"].launch({**arguments, "slice_numel": i64(slices)}, threads)
+        return self
+    fill = kernels[f"index_fill_{layout}_from_mask_{kind}"]
+    mask = torch.empty(size, dtype=torch.bool, device=target.device)
+    kernels["index_fill_zero_mask"].launch({"mask": mask}, size)
+    marked = {"mask": mask, "indices": index, "dim_size": i64(size), "indices_stride": i64(index.stride(0))}
+    kernels["index_fill_set_mask"].launch(marked, index.numel())
+    arguments = {"output": target, "mask": mask, "fill_val": number}
+    if layout == "dense":
+        inner = math.prod(target.shape[dim + 1 :])
+        grid = (inner, size, target.numel() // (size * inner))
+        fill.launch({**arguments, "dim_size": u32(size), "inner_size": u32(inner)}, grid)
     else:
-        _fill_each(release, target, dim, index, number, dense=dense)
+        sizes = {"sizes": i64(target.shape), "out_strides": i64(target.stride())}
+        fill.launch({**arguments, **sizes, "dim": u32(dim), "ndim": u32(target.dim())}, target.numel())
     return self
 
 
 @rule("index_fill_.int_Tensor", source="native/TensorAdvancedIndexing.cpp")
-def index_fill_with_tensor(release: Release, self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+def index_fill_with_tensor(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """The host reads the value, which waits for the device."""
-    if value.dim():
-        raise NoRule("PyTorch refuses the arguments")
+    refuse(value.dim())
     self.index_fill_(dim, index, value.item())
     return self
 
 
-def _fill_by_mask(release: Release, target: Tensor, dim: int, index: Tensor, number: bytes, *, dense: bool) -> None:
-    size = target.shape[dim]
-    mask = torch.empty(size, dtype=torch.bool, device=target.device)
-    layout = "dense" if dense else "strided"
-    fill = release.kernel(f"index_fill_{layout}_from_mask_{metal(target.dtype)}")
-    release.kernel("index_fill_zero_mask").launch({"mask": mask}, size)
-    marked = {"mask": mask, "indices": index, "dim_size": i64(size), "indices_stride": i64(index.stride(0))}
-    release.kernel("index_fill_set_mask").launch(marked, index.numel())
-    arguments = {"output": target, "mask": mask, "fill_val": number}
-    if dense:
-        inner = math.prod(target.shape[dim + 1 :])
-        outer = target.numel() // (size * inner)
-        fill.launch(arguments | {"dim_size": u32(size), "inner_size": u32(inner)}, (inner, size, outer))
-        return
-    sizes = {"sizes": i64(target.shape), "out_strides": i64(target.stride())}
-    fill.launch(arguments | sizes | {"dim": u32(dim), "ndim": u32(target.dim())}, target.numel())
-
-
-def _fill_each(release: Release, target: Tensor, dim: int, index: Tensor, number: bytes, *, dense: bool) -> None:
-    size = target.shape[dim]
-    slice_numel = target.numel() // size
-    arguments = {"output": target, "indices": index, "fill_val": number, "dim_size": i64(size)}
-    arguments["slice_numel"] = i64(slice_numel)
-    if dense:
-        arguments["dim_stride"] = i64(target.stride(dim))
-    else:
-        arguments |= {
-            "dim_out_stride": i64(target.stride(dim)),
-            "slice_sizes": _but(target.shape, dim),
-            "slice_out_strides": _but(target.stride(), dim),
-            "slice_ndim": u32(target.dim() - 1),
-            "indices_stride": i64(index.stride(0)),
-        }
-    layout = "dense" if dense else "strided"
-    kernel = release.kernel(f"index_fill_{layout}_{metal(target.dtype)}")
-    kernel.launch(arguments, index.numel() * slice_numel)
-
-
-@out_rule("index_copy", source=SOURCE, outputs=as_self)
-def index_copy(release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
+@rule("index_copy", source=INDEXING, outputs=as_self)
+def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
     """A thread for each element of the source."""
     dim = _checked(self, dim, index, source)
     refuse_outside(index, self.shape[dim])
@@ -105,9 +247,8 @@ def index_copy(release: Release, output: Tensor, self: Tensor, dim: int, index: 
     layout = "dense" if dense else "strided"
     long_or_int = "long" if index.dtype == torch.int64 else "int"
     bits = 32 if max(each.numel() for each in (output, source, index)) < 2**31 else 64
-    kernel = release.kernel(f"index_copy_{layout}_{metal(output.dtype)}_{long_or_int}_{bits}")
-    if output is not self:
-        output.copy_(self)
+    kernel = kernels[f"index_copy_{layout}_{metal(output.dtype)}_{long_or_int}_{bits}"]
+    _start(output, self)
     count = index.numel()
     if count == 0 or source.numel() == 0:
         return
@@ -117,99 +258,76 @@ def index_copy(release: Release, output: Tensor, self: Tensor, dim: int, index: 
         inner = output.stride(dim)
         kernel.launch(arguments | {"inner": i64(inner), "indices_numel": i64(count)}, (inner, count, each // inner))
         return
-    arguments |= {
-        "dim_out_stride": i64(output.stride(dim)),
-        "dim_source_stride": i64(source.stride(dim)),
-        "slice_sizes": _but(output.shape, dim),
-        "slice_out_strides": _but(output.stride(), dim),
-        "slice_source_strides": _but(source.stride(), dim),
-        "slice_ndim": u32(output.dim() - 1),
-        "slice_numel": i64(each),
-        "indices_stride": i64(index.stride(0)),
-    }
-    kernel.launch(arguments, count * each)
+    arguments |= {"dim_source_stride": i64(source.stride(dim)), "slice_source_strides": _but(source.stride(), dim)}
+    kernel.launch({**arguments, **_slices(output, dim, index), "slice_numel": i64(each)}, count * each)
 
 
-@out_rule("index_reduce", source=SOURCE, outputs=as_self)
+def _slices(output: Tensor, dim: int, index: Tensor) -> dict[str, bytes]:
+    """Return how a kernel for any strides walks over the slices of a dimension, and over the indices."""
+    found = {"dim_out_stride": i64(output.stride(dim)), "indices_stride": i64(index.stride(0))}
+    found |= {"slice_sizes": _but(output.shape, dim), "slice_out_strides": _but(output.stride(), dim)}
+    return {**found, "slice_ndim": u32(output.dim() - 1)}
+
+
+@rule("index_reduce", source=INDEXING, outputs=as_self)
 def index_reduce(
-    release: Release,
-    output: Tensor,
-    self: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
+    output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> None:
     """By atomic operations, in no order; a mean divides a sum by a count."""
     if reduce not in REDUCTIONS or index.numel() == 0 or source.numel() == 0:
         raise NoRule("nothing to reduce, or what PyTorch refuses")
     dim = _checked(self, dim, index, source)
-    kernel = release.kernel(f"index_reduce_{reduce}_{metal(output.dtype)}_{metal(index.dtype)}")
+    kernel = kernels[f"index_reduce_{reduce}_{metal(output.dtype)}_{metal(index.dtype)}"]
     refuse_outside(index, self.shape[dim])
-    if output is not self:
-        output.copy_(self)
+    _start(output, self)
     if not include_self:
         output.index_fill_(dim, index.to(torch.int64), neutral(reduce, output.dtype))
-    params = _params(output, dim, source, index)
+    params = _along(output, dim, source, index)
     kernel.launch({"self": output, "index": index, "source": source, "params": params}, source.numel())
     if reduce != "mean":
         return
     count = torch.ones_like(output) if include_self else torch.zeros_like(output)
-    count.index_add_(dim, index, torch.ones_like(source))
-    count.masked_fill_(count == 0, 1)
-    if output.is_floating_point():
-        output.div_(count)
-    else:
-        output.div_(count, rounding_mode="floor")
+    _divide(output, count.index_add_(dim, index, torch.ones_like(source)))
 
 
 def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
-    """The dimension, counted from the front. Raises NoRule for arguments that PyTorch refuses."""
+    """Return the dimension, counted from the front. Raises NoRule for arguments that PyTorch refuses."""
     dim = wrapped(dim, self.dim())
     shape = list(self.shape)
     if index.dtype not in (torch.int64, torch.int32) or index.dim() > 1 or source.dtype != self.dtype or not shape:
         raise NoRule("no dimensions, or what PyTorch refuses")
     shape[dim] = index.numel()
-    if list(source.shape) != shape or not (index.is_mps and source.is_mps):
-        raise NoRule("PyTorch refuses the shapes")
+    refuse(list(source.shape) != shape or not (index.is_mps and source.is_mps), "PyTorch refuses the shapes")
     return dim
 
 
-@out_rule("index_add", source=SOURCE, outputs=as_self)
-def index_add(
-    release: Release, output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: complex = 1
-) -> None:
+@rule("index_add", source=INDEXING, outputs=as_self)
+def index_add(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: complex = 1) -> None:
     """By atomic additions; many for each place are made in float32 where the tensor has half precision."""
-    if "index_add_float_long" not in release:
-        raise NoRule(GRAPH)
+    kernels.need("index_add_float_long")
     if torch.are_deterministic_algorithms_enabled():
         raise NoRule("deterministic algorithms, which the host takes another way for")
     dim = _checked(self, dim, index, source)
     whole, given, where = output, source, index.reshape(-1)
-    if where.numel() == 0 or given.numel() == 0 or whole.shape[dim] == 0:
-        raise NoRule("nothing to add")
-    _refuse_reported(release, where, whole.shape[dim])
-    if output is not self:
-        output.copy_(self)
+    refuse(where.numel() == 0 or given.numel() == 0 or whole.shape[dim] == 0, "nothing to add")
+    _refuse_reported(where, whole.shape[dim])
+    _start(output, self)
     wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
     dtype = whole.dtype
     if where.numel() // whole.shape[dim] >= CONTENDED:
         dtype = wide.get(dtype, dtype)
     sums, parts = whole.to(dtype), given.to(dtype)
-    arguments = {"self": sums, "index": where, "source": parts, "params": _params(sums, dim, parts, where)}
-    kernel = release.kernel(f"index_add_{metal(dtype)}_{metal(where.dtype)}")
+    arguments = {"self": sums, "index": where, "source": parts, "params": _along(sums, dim, parts, where)}
+    kernel = kernels[f"index_add_{metal(dtype)}_{metal(where.dtype)}"]
     kernel.launch(arguments | {"alpha": host_number(alpha, dtype)}, parts.numel())
     if dtype != whole.dtype:
         whole.copy_(sums)
 
 
-@rule("index_select", source=SOURCE)
-def index_select(release: Release, self: Tensor, dim: int, index: Tensor) -> Tensor:
+@rule("index_select", source=INDEXING)
+def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     """Into a new tensor: contiguous rows of bytes where all is contiguous, else a thread for each element."""
-    if "index_select_dim_32bit_long" not in release:
-        raise NoRule(GRAPH)
+    kernels.need("index_select_dim_32bit_long")
     dim = wrapped(dim, self.dim())
     if index.dim() > 1 or index.dtype not in (torch.int64, torch.int32) or self.dim() == 0:
         raise NoRule("no dimensions, or what PyTorch refuses")
@@ -218,7 +336,7 @@ def index_select(release: Release, self: Tensor, dim: int, index: Tensor) -> Ten
     output = torch.empty(shape, dtype=self.dtype, device=self.device)
     if where.numel() == 0:
         return output
-    _refuse_reported(release, where, self.shape[dim])
+    _refuse_reported(where, self.shape[dim])
     if self.numel() == 0:
         return output
     kind = metal(where.dtype)
@@ -229,26 +347,25 @@ def index_select(release: Release, self: Tensor, dim: int, index: Tensor) -> Ten
         unit = next(each for each in (8, 4, 2, 1) if each <= size or not (inner % each or offset % each))
         grid = (inner // unit, where.numel(), self.numel() * size // (self.shape[dim] * inner))
         params = u32(grid[0], self.shape[dim], where.numel(), where.stride(0))
-        kernel = release.kernel(f"index_select_dim_dense_{8 * unit}bit_{kind}")
+        kernel = kernels[f"index_select_dim_dense_{8 * unit}bit_{kind}"]
     else:
         grid = (output.numel(), 1, 1)
-        params = _params(self, dim, output, where)
-        kernel = release.kernel(f"index_select_dim_{8 * self.element_size()}bit_{kind}")
+        params = _along(self, dim, output, where)
+        kernel = kernels[f"index_select_dim_{8 * self.element_size()}bit_{kind}"]
     kernel.launch({"output": output, "index": where, "input": self, "params": params}, grid)
     return output
 
 
-def _refuse_reported(release: Release, index: Tensor, size: int) -> None:
-    """A launch of its own looks at the indices (encodeIndexBoundsCheck)."""
+def _refuse_reported(index: Tensor, size: int) -> None:
+    """A separate launch looks at the indices (encodeIndexBoundsCheck)."""
     reported = errors()
     arguments = {"index": index, "index_stride": u32(index.stride(0)), "dim_size": i64(size)}
-    kernel = release.kernel(f"index_check_bounds_{metal(index.dtype)}")
+    kernel = kernels[f"index_check_bounds_{metal(index.dtype)}"]
     kernel.launch(arguments | {"error_buf": reported.tensor}, index.numel())
-    if reported.any():
-        raise NoRule(OUTSIDE)
+    refuse(reported.any(), OUTSIDE)
 
 
-def _params(tensor: Tensor, dim: int, source: Tensor, index: Tensor) -> bytes:
+def _along(tensor: Tensor, dim: int, source: Tensor, index: Tensor) -> bytes:
     """IndexReduceParams of kernels/Indexing.h."""
     arrays = (tensor.stride(), tensor.shape, source.stride(), source.shape)
     filled = b"".join(u32(each).ljust(4 * DIMENSIONS, b"\0") for each in arrays)

@@ -1,147 +1,103 @@
-"""Windows both ways, repetitions, margins of a line, and cross products."""
+"""Windows both ways, repetitions, margins, cross products, triangles, ranges, and the gradient of distances."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
-from hf_mps.metal.kernels.launch.cat import wrapped
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, broadcast
-from hf_mps.metal.kernels.launch.results import fitting
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.rules import out_rule, rule
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import i32, i64, u32
+from hf_mps.metal.kernels.launch.copies import wrapped
+from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, as_self, broadcast, fitting, plane
+from hf_mps.metal.kernels.rules import kernels, refuse, rule
+from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u32, u64
 
 
 def _columns(
     sizes: Sequence[int], kernel: list[int], dilation: list[int], padding: list[int], stride: list[int]
 ) -> list[int]:
-    """Windows along the height and the width. Raises NoRule where PyTorch refuses the arguments."""
+    """Return windows along the height and the width. Raises NoRule where PyTorch refuses the arguments."""
     numbers = (*kernel, *dilation, *stride)
-    if any(len(each) != 2 for each in (kernel, dilation, padding, stride)) or min(numbers) < 1 or min(padding) < 0:
-        raise NoRule("PyTorch refuses the arguments")
+    refuse(any(len(each) != 2 for each in (kernel, dilation, padding, stride)) or min(numbers) < 1 or min(padding) < 0)
     found = [
         (size + 2 * pad - by * (each - 1) - 1) // step + 1
         for size, pad, by, each, step in zip(sizes, padding, dilation, kernel, stride, strict=True)
     ]
-    if min(found) < 1 or min(sizes) < 1:
-        raise NoRule("PyTorch refuses the shapes")
+    refuse(min(found) < 1 or min(sizes) < 1, "PyTorch refuses the shapes")
     return found
 
 
 def _unfolded(target: Tensor | None, self: Tensor, kernel: list[int], *rest: list[int]) -> Tensor:
-    if self.dim() not in (3, 4) or 0 in self.shape[1:]:
-        raise NoRule("PyTorch refuses the shapes")
+    refuse(self.dim() not in (3, 4) or 0 in self.shape[1:], "PyTorch refuses the shapes")
     length = math.prod(_columns(self.shape[-2:], kernel, *rest))
     shape = (*self.shape[:-3], self.shape[-3] * math.prod(kernel), length)
-    return _new(target, shape, self)
+    return fitting(target, shape, self)
 
 
 def _folded(target: Tensor | None, self: Tensor, sizes: list[int], kernel: list[int], *rest: list[int]) -> Tensor:
-    if self.dim() not in (2, 3) or len(sizes) != 2 or 0 in self.shape[1:]:
-        raise NoRule("PyTorch refuses the shapes")
+    refuse(self.dim() not in (2, 3) or len(sizes) != 2 or 0 in self.shape[1:], "PyTorch refuses the shapes")
     if self.shape[-1] != math.prod(_columns(sizes, kernel, *rest)) or self.shape[-2] % math.prod(kernel):
         raise NoRule("PyTorch refuses the shapes")
-    return _new(target, (*self.shape[:-2], self.shape[-2] // math.prod(kernel), *sizes), self)
+    return fitting(target, (*self.shape[:-2], self.shape[-2] // math.prod(kernel), *sizes), self)
 
 
 def _padded(target: Tensor | None, self: Tensor, padding: list[int]) -> Tensor:
     if self.dim() not in (2, 3) or 0 in self.shape[1:] or len(padding) != 2 or self.shape[-1] + sum(padding) < 1:
         raise NoRule("PyTorch refuses the shapes")
-    return _new(target, (*self.shape[:-1], self.shape[-1] + sum(padding)), self)
+    return fitting(target, (*self.shape[:-1], self.shape[-1] + sum(padding)), self)
 
 
 def _crossed(target: Tensor | None, self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     shape = broadcast(tuple(self.shape), tuple(other.shape))
     if shape is None or self.dim() != other.dim() or self.dtype != other.dtype or self.dim() == 0:
         raise NoRule("PyTorch refuses the arguments")
-    if self.shape[wrapped(dim, self.dim())] != 3 or other.shape[wrapped(dim, self.dim())] != 3:
-        raise NoRule("PyTorch refuses the shapes")
-    return _new(target, shape, self)
+    at = wrapped(dim, self.dim())
+    refuse(self.shape[at] != 3 or other.shape[at] != 3, "PyTorch refuses the shapes")
+    return fitting(target, shape, self)
 
 
-def _new(target: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    if target is None:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    return fitting(target, shape, like.dtype)
-
-
-@out_rule("im2col", source="operations/Im2Col.mm", outputs=_unfolded)
-def im2col(
-    release: Release,
-    output: Tensor,
-    self: Tensor,
-    kernel_size: list[int],
-    dilation: list[int],
-    padding: list[int],
-    stride: list[int],
-) -> None:
+@rule("im2col", source="operations/Im2Col.mm", outputs=_unfolded)
+def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     """A thread for each window of each plane; 64 of them a group."""
+    kernel_size, dilation, padding, stride = windows
     given, into = _batched(self, 4), _batched(output, 3)
     batch, planes, height, width = given.shape
-    across = _columns((height, width), kernel_size, dilation, padding, stride)[1]
+    across = _columns((height, width), *windows)[1]
     _refuse_long(given, into)
     if into.numel() == 0:
         return
-    arguments = {
-        "inputData": given,
-        "outputData": into,
-        "kernel_dilation": u32(kernel_size[1], kernel_size[0], dilation[1], dilation[0]),
-        "padding_stride": i32(padding[1], padding[0], stride[1], stride[0]),
-        "input_strides": u32(given.stride()[::-1]),
-        "output_strides": u32(*into.stride()[::-1], across),
-        "input_sizes": i32(width, height, planes, batch),
-    }
-    kernel = release.kernel(f"im2col_{metal(self.dtype)}_u32")
-    kernel.launch(arguments, (into.shape[2], planes, batch), (64, 1, 1))
+    arguments = {"inputData": given, "outputData": into, "input_sizes": i32(width, height, planes, batch)}
+    arguments["kernel_dilation"] = u32(kernel_size[::-1], dilation[::-1])
+    arguments["padding_stride"] = i32(padding[::-1], stride[::-1])
+    arguments["input_strides"] = u32(given.stride()[::-1])
+    arguments["output_strides"] = u32(into.stride()[::-1], across)
+    kernels[f"im2col_{metal(self.dtype)}_u32"].launch(arguments, (into.shape[2], planes, batch), (64, 1, 1))
 
 
-@out_rule("col2im", source="operations/Col2Im.mm", outputs=_folded)
-def col2im(
-    release: Release,
-    output: Tensor,
-    self: Tensor,
-    output_size: list[int],
-    kernel_size: list[int],
-    dilation: list[int],
-    padding: list[int],
-    stride: list[int],
-) -> None:
+@rule("col2im", source="operations/Col2Im.mm", outputs=_folded)
+def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[int]) -> None:
     """A thread for each element of the image, which sums the windows that it is in."""
+    kernel_size, dilation, padding, stride = windows
     given, into = _batched(self, 3), _batched(output, 4)
     batch, planes, height, width = into.shape
-    columns = _columns(output_size, kernel_size, dilation, padding, stride)
+    columns = _columns(output_size, *windows)
     _refuse_long(given, into)
     if into.numel() == 0:
         return
-    arguments = {
-        "data_col": given,
-        "data_im": into,
-        "col_batch_stride": u32(given.stride(0)),
-        "channels": u32(planes),
-        "im_hw": u32(height, width),
-        "kernel_hw": u32(kernel_size),
-        "pad_hw": u32(padding),
-        "stride_hw": u32(stride),
-        "dilation_hw": u32(dilation),
-        "col_hw": u32(columns),
-        "im_batch_stride": u32(into.stride(0)),
-        "col_inner_strides": u32(given.stride(1), given.stride(2)),
-    }
-    across = min(width, 32)
-    kernel = release.kernel(f"col2im_kernel_{metal(self.dtype)}_u32")
-    kernel.launch(arguments, (width, height, batch * planes), (across, min(height, LARGEST_GROUP // across), 1))
+    pairs = {"im": [height, width], "kernel": kernel_size, "pad": padding, "stride": stride, "dilation": dilation}
+    arguments: dict[str, Tensor | bytes] = {f"{name}_hw": u32(pair) for name, pair in {**pairs, "col": columns}.items()}
+    arguments |= {"data_col": given, "data_im": into, "channels": u32(planes)}
+    arguments |= {"col_batch_stride": u32(given.stride(0)), "im_batch_stride": u32(into.stride(0))}
+    arguments["col_inner_strides"] = u32(given.stride(1), given.stride(2))
+    group = (min(width, 32), min(height, LARGEST_GROUP // min(width, 32)), 1)
+    kernels[f"col2im_kernel_{metal(self.dtype)}_u32"].launch(arguments, (width, height, batch * planes), group)
 
 
 @rule("unfold_backward", source="operations/UnfoldBackward.mm")
-def unfold_backward(
-    release: Release, grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int
-) -> Tensor:
+def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """A thread for each element of the gradient, which sums the windows it was in; windows apart are a copy."""
     output = torch.zeros(input_sizes, dtype=grad_in.dtype, device=grad_in.device)
     if grad_in.numel() == 0:
@@ -149,32 +105,25 @@ def unfold_backward(
     if step >= size:
         output.unfold(dim, size, step).copy_(grad_in)
         return output
-    arguments = {
-        "grad_in": grad_in,
-        "grad_out": output,
-        "input_strides": i64(grad_in.stride()),
-        "output_sizes": i64(output.shape),
-        "output_strides": i64(output.stride()),
-        "dim_size_step_ndim": u32(wrapped(dim, output.dim()), size, step, output.dim()),
-    }
-    release.kernel(f"unfold_backward_{metal(grad_in.dtype)}").launch(arguments, output.numel())
+    arguments = {"grad_in": grad_in, "grad_out": output, "input_strides": i64(grad_in.stride())}
+    arguments |= {"output_sizes": i64(output.shape), "output_strides": i64(output.stride())}
+    arguments["dim_size_step_ndim"] = u32(wrapped(dim, output.dim()), size, step, output.dim())
+    kernels[f"unfold_backward_{metal(grad_in.dtype)}"].launch(arguments, output.numel())
     return output
 
 
 @rule("repeat_interleave.Tensor", source="operations/Repeat.mm")
-def repeat_interleave(release: Release, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Each place as often as it says: a thread for each. Without a size, the host waits for the sum."""
-    if repeats.dim() != 1 or repeats.dtype not in (torch.int64, torch.int32):
-        raise NoRule("PyTorch refuses the arguments")
+    refuse(repeats.dim() != 1 or repeats.dtype not in (torch.int64, torch.int32))
     if repeats.numel() == 0:
         return torch.empty_like(repeats)
-    kernel = release.kernel(f"repeat_interleave_{'int64_t' if repeats.dtype == torch.int64 else 'int32_t'}")
+    kernel = kernels[f"repeat_interleave_{'int64_t' if repeats.dtype == torch.int64 else 'int32_t'}"]
     strided = any(each.name == "repeat_stride" for each in kernel.signature.bindings)
     given = repeats if strided else repeats.contiguous()
     sums = repeats.cumsum(0)
     if output_size is None:
-        if int(repeats.min().item()) < 0:
-            raise NoRule("PyTorch refuses the arguments")
+        refuse(int(repeats.min().item()) < 0)
         output_size = int(sums[-1].item())
     output = torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
     arguments: dict[str, Tensor | bytes] = {"repeat_ptr": given, "cumsum_ptr": sums, "result_ptr": output}
@@ -185,59 +134,47 @@ def repeat_interleave(release: Release, repeats: Tensor, *, output_size: int | N
     return output
 
 
-@out_rule("replication_pad1d", source="operations/Pad.mm", outputs=_padded)
-def replication_pad1d(release: Release, output: Tensor, self: Tensor, padding: list[int]) -> None:
+@rule("replication_pad1d", source="operations/Pad.mm", outputs=_padded)
+def replication_pad1d(output: Tensor, self: Tensor, padding: list[int]) -> None:
     """A thread for each element of the result."""
     given, into = _batched(self.contiguous(), 3), _batched(output, 3)
-    if not into.is_contiguous():
-        raise NoRule("an output that is not contiguous")
+    refuse(not into.is_contiguous(), "an output that is not contiguous")
     batch, planes, width = into.shape
     sizes = i32(given.shape[2], width, *padding)
-    kernel = release.kernel(f"replication_pad1d_forward_{metal(self.dtype)}")
+    kernel = kernels[f"replication_pad1d_forward_{metal(self.dtype)}"]
     kernel.launch({"input": given, "output": into, "sizes_pad": sizes}, (width, planes, batch))
 
 
 @rule("replication_pad1d_backward", source="operations/Pad.mm")
-def replication_pad1d_backward(release: Release, grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
+def replication_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
     """A thread for each element of the input, which sums where it was copied to."""
-    if grad_output.shape[-1] != self.shape[-1] + sum(padding):
-        raise NoRule("PyTorch refuses the shapes")
+    refuse(grad_output.shape[-1] != self.shape[-1] + sum(padding), "PyTorch refuses the shapes")
     output = torch.empty(self.shape, dtype=grad_output.dtype, device=self.device)
     given, into = _batched(grad_output.contiguous(), 3), _batched(output, 3)
     batch, planes, width = into.shape
     if into.numel() == 0:
         return output
     sizes = i32(width, given.shape[2], *padding)
-    kernel = release.kernel(f"replication_pad1d_backward_{metal(self.dtype)}")
+    kernel = kernels[f"replication_pad1d_backward_{metal(self.dtype)}"]
     kernel.launch({"grad_output": given, "grad_input": into, "sizes_pad": sizes}, (width, planes, batch))
     return output
 
 
-@out_rule("linalg_cross", source="operations/CrossKernel.mm", outputs=_crossed)
-def cross(release: Release, output: Tensor, self: Tensor, other: Tensor, *, dim: int = -1) -> None:
+@rule("linalg_cross", source="operations/CrossKernel.mm", outputs=_crossed)
+def cross(output: Tensor, self: Tensor, other: Tensor, *, dim: int = -1) -> None:
     """A thread for each vector of three."""
     first, second = self.expand(output.shape), other.expand(output.shape)
     dim, count = wrapped(dim, output.dim()), output.numel() // 3
     if count == 0:
         return
-    kind = metal(output.dtype)
-    if all(each.is_contiguous() for each in (output, first, second)):
-        arguments = {"out": output, "input": first, "other": second, "dim_stride": u32(output.stride(dim))}
-        release.kernel(f"cross_dense_{kind}").launch(arguments, count)
-        return
-    shape = output.shape
-    arguments = {
-        "out": output,
-        "input": first,
-        "other": second,
-        "squashed_sizes": i64((*shape[:dim], *shape[dim + 1 :])) or i64(1),
-        "out_strides": i64(output.stride()),
-        "input_strides": i64(first.stride()),
-        "other_strides": i64(second.stride()),
-        "ndim": u32(output.dim()),
-        "dim": u32(dim),
-    }
-    release.kernel(f"cross_strided_{kind}").launch(arguments, count)
+    operands, shape = {"out": output, "input": first, "other": second}, output.shape
+    if all(each.is_contiguous() for each in operands.values()):
+        layout, numbers = "dense", {"dim_stride": u32(output.stride(dim))}
+    else:
+        layout, numbers = "strided", {f"{name}_strides": i64(each.stride()) for name, each in operands.items()}
+        numbers |= {"squashed_sizes": i64((*shape[:dim], *shape[dim + 1 :])) or i64(1)}
+        numbers |= {"ndim": u32(output.dim()), "dim": u32(dim)}
+    kernels[f"cross_{layout}_{metal(output.dtype)}"].launch(operands | numbers, count)
 
 
 def _batched(tensor: Tensor, dims: int) -> Tensor:
@@ -245,5 +182,193 @@ def _batched(tensor: Tensor, dims: int) -> Tensor:
 
 
 def _refuse_long(*tensors: Tensor) -> None:
-    if any(each.numel() >= 2**31 for each in tensors):
-        raise NoRule("no kernel for offsets beyond 32 bits here")
+    refuse(any(each.numel() >= 2**31 for each in tensors), "no kernel for offsets beyond 32 bits here")
+
+
+TRIANGLES = "operations/TriangularOps.mm"
+
+
+@rule("tril", source=TRIANGLES, outputs=as_self, name="tril")
+@rule("triu", source=TRIANGLES, outputs=as_self, name="triu")
+def triangle(output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> None:
+    """What is on the diagonal and below, or above: a thread for each element.
+
+    The grid is its column, its row, and all other dimensions; the last dimension counts first.
+    """
+    refuse(self.dim() < 2, "PyTorch refuses fewer than two dimensions")
+    count = self.numel()
+    if count == 0:
+        return
+    refuse(max(span(output), span(self)) > 2**31 or abs(diagonal) >= 2**31, "no kernel for offsets beyond 32 bits")
+    columns, rows = self.shape[-1], self.shape[-2]
+    sizes, last = u32(self.shape[::-1]), i32(diagonal, self.dim())
+    strides = i32(output.stride()[::-1])
+    grid, group = (columns, rows, count // (columns * rows)), plane(columns, rows)[1]
+    if output is self:
+        kernel = kernels[f"{name}_inplace_int_{metal(self.dtype)}"]
+        kernel.launch({"self": self, "strides": strides, "sizes": sizes, "k_ndim": last}, grid, group)
+        return
+    arguments = {"out": output, "inp": self, "out_strides": strides, "inp_strides": i32(self.stride()[::-1])}
+    kernels[f"{name}_int_{metal(self.dtype)}"].launch(arguments | {"sizes": sizes, "k_ndim": last}, grid, group)
+
+
+@rule("tril_indices", source=TRIANGLES)
+def tril_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
+    """Rows above, then columns below, of the elements of a lower triangle: a trapezoid on top of a rectangle."""
+    count, first, above = _elements(row, col, offset), _first_row(row, col, offset), max(0, -offset)
+    whole = max(0, row - (above + col - first + 1)) * col
+    return _indices("tril_indices", row, col, options, above, first, col, count - whole, count)
+
+
+@rule("triu_indices", source=TRIANGLES)
+def triu_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
+    """Rows above, then columns below, of the elements of an upper triangle: a rectangle on top of a trapezoid."""
+    count = row * col - _elements(row, col, offset - 1)
+    first = max(col - offset, 0) if offset > 0 else col
+    whole = min(row, -offset) * col if offset < 0 else 0
+    return _indices("triu_indices", row, col, options, max(0, offset), first, col, whole, count)
+
+
+def _indices(name: str, row: int, col: int, options: dict[str, Any], *numbers: int) -> Tensor:
+    """The indices by a kernel that takes `numbers`, of which the last is their count."""
+    refuse(row < 0 or col < 0 or options.get("layout") not in (None, torch.strided))
+    output = torch.empty((2, numbers[-1]), dtype=options.get("dtype") or torch.int64, device="mps")
+    if numbers[-1]:
+        kernels[f"{name}_{metal(output.dtype)}"].launch((output, *map(i64, numbers)), numbers[-1])
+    return output
+
+
+def _first_row(row: int, col: int, offset: int) -> int:
+    return min(col, 1 + offset) if offset > 0 else int(row + offset > 0)
+
+
+def _elements(row: int, col: int, offset: int) -> int:
+    """Return the elements of a lower triangle (get_tril_size in native/TensorFactories.h)."""
+    if row == 0 or col == 0:
+        return 0
+    first, last = _first_row(row, col, offset), max(0, min(col, row + offset))
+    rows = max(0, min(row, row + offset))
+    leaning = last - first + 1
+    return (first + last) * leaning // 2 + max(0, rows - leaning) * col
+
+
+RANGES = "operations/RangeFactories.mm"
+GRAPH = "MPSGraph on this release"
+ONE_PASS = 1 << 22
+"""Elements up to which a thread writes each of an identity matrix; beyond, zeros are filled in first."""
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@rule("eye.out", source="operations/Eye.mm")
+def eye(n: int, *, out: Tensor) -> Tensor:
+    """An identity matrix."""
+    eye_of(n, n, out=out)
+    return out
+
+
+@rule("eye.m_out", source="operations/Eye.mm")
+def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
+    """A matrix of n rows and m columns with ones on its diagonal."""
+    refuse(n < 0 or m < 0)
+    kind = metal(out.dtype)
+    name = f"eye_{kind}" if n * m <= ONE_PASS else f"eye_diag_{kind}"
+    kernel = kernels[name]
+    out.resize_((n, m))
+    if out.numel() == 0:
+        return out
+    slow, fast = out.stride()
+    if n * m > ONE_PASS:
+        out.zero_()
+        kernel.launch({"output": out, "diag_stride": i64(slow + fast)}, min(n, m))
+        return out
+    across, down = m, n
+    if slow < fast:
+        slow, fast, across, down = fast, slow, n, m
+    kernel.launch({"output": out, "stride0": i64(slow), "stride1": i64(fast)}, *plane(across, down))
+    return out
+
+
+@rule("arange.start_out", source=RANGES)
+def arange(start: float, end: float, step: float = 1, *, out: Tensor) -> Tensor:
+    """From a start on by a step: a thread computes its number from its place."""
+    kernels.need("arange_float_i32")
+    refuse(step == 0 or not all(map(math.isfinite, (start, end))) or (end - start) * step < 0)
+    if out.dtype == torch.int64:
+        start, end, step = int(start), int(end), int(step)
+        size = (end - start + step - (step > 0) + (step < 0)) // step if step else 0
+    else:
+        size = math.ceil((end - start) / step)
+    refuse(out.numel() not in (0, size), "the result has another shape than what it is written to")
+    numbers = i64(int(start), int(step)) if out.dtype in INTEGERS else f32(start, step)
+    return _stepped("arange", out, size, numbers)
+
+
+@rule("linspace.out", source=RANGES)
+def linspace(start: float, end: float, steps: int, *, out: Tensor) -> Tensor:
+    """From a start to an end in so many steps; integers are divided exactly."""
+    kernels.need("linspace_float_i32")
+    if steps < 0 or isinstance(start, complex) or isinstance(end, complex):
+        raise NoRule("PyTorch refuses the arguments, or complex numbers")
+    if steps == 1:
+        return (out if out.numel() == 1 else out.resize_((1,))).fill_(start)
+    if out.dtype in INTEGERS:
+        first, last = int(start), int(end)
+        each, rest = divmod(abs(last - first), max(steps - 1, 1))
+        numbers = u64(first % 2**64, last % 2**64, each, rest)
+        return _stepped("linspace_integral", out, steps, numbers, steps)
+    low, high = ctypes.c_float(start).value, ctypes.c_float(end).value
+    by = torch.tensor(high - low, dtype=torch.float32) / max(steps - 1, 1)
+    return _stepped("linspace", out, steps, f32(low, by.item(), high), steps)
+
+
+def _stepped(name: str, out: Tensor, size: int, numbers: bytes, steps: int | None = None) -> Tensor:
+    """A line with one stride, by 32 bits or 64; else any strides, the last dimension first."""
+    kind = metal(out.dtype)
+    if out.numel() != size:
+        out.resize_((size,))
+    if size == 0:
+        return out
+    if out.is_contiguous() or out.dim() == 1:
+        stride = 1 if out.is_contiguous() else out.stride(0)
+        small = max(size, (size - 1) * abs(stride)) < 2**31
+        last = (stride,) if steps is None else (steps, stride)
+        kernel = kernels[f"{name}_{kind}_{'i32' if small else 'i64'}"]
+        kernel.launch((out, numbers, (i32 if small else i64)(last)), size)
+        return out
+    sizes, strides = i64(out.shape[::-1]), i64(out.stride()[::-1])
+    rest = () if steps is None else (u32(steps),)
+    kernels[f"{name}_strided_{kind}"].launch((out, numbers, *rest, i32(out.dim()), sizes, strides), size)
+    return out
+
+
+DISTANCE = "operations/Distance.mm"
+LONG_ROW = 64
+"""Elements of a row from which a threadgroup has 128 threads, not 32."""
+ABSOLUTE, LARGEST, POWER = range(3)
+"""The kernels' kinds of norm: of p = 1, of infinity, of any other p."""
+
+
+@rule("_cdist_backward", source=DISTANCE)
+def cdist_backward(gradient: Tensor, first: Tensor, second: Tensor, p: float, distances: Tensor) -> Tensor:
+    """A thread for each element of the first matrix's gradient, rows of the second in tiles."""
+    batch = broadcast(tuple(first.shape[:-2]), tuple(second.shape[:-2]))
+    if batch is None:
+        raise NoRule("PyTorch refuses the arguments")
+    first, second = (each.expand((*batch, *each.shape[-2:])).contiguous() for each in (first, second))
+    rows, length = first.shape[-2:]
+    if 0 in (rows, second.shape[-2], length, math.prod(batch)):
+        return torch.zeros_like(first)
+    refuse(p in (0, 2), "other operators compute it, no kernel of its own")
+    kind = ABSOLUTE if p == 1 else LARGEST if math.isinf(p) else POWER
+    threads = 128 if length >= LONG_ROW else 32
+    kernel = kernels[f"cdist_backward_{metal(first.dtype)}_p{kind}_tg{threads}"]
+    if kind == LARGEST and first.dtype in (torch.float16, torch.bfloat16):
+        # A distance that was rounded to half equals no difference any more, by which the kernel knows the largest.
+        apart = first.float().unsqueeze(-2) - second.float().unsqueeze(-3)
+        distances = torch.linalg.vector_norm(apart, p, dim=-1)
+    result = torch.empty_like(first)
+    arguments = {"x1": first, "x2": second, "grad": gradient.contiguous(), "cdist": distances.float().contiguous()}
+    params = padded(i64(math.prod(batch), rows, second.shape[-2], length) + f32(p - 1), 40)
+    grid = (-(-length // threads) * threads, rows, math.prod(batch))
+    kernel.launch({**arguments, "out": result, "params": params}, grid, (threads, 1, 1))
+    return result

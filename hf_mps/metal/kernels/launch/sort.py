@@ -1,19 +1,116 @@
-"""Sorting, the k largest and the k-th smallest: blocks merged, or digits counted, with all or some ranks written."""
+"""Sorting, the k largest and the k-th smallest, where values belong in sorted boundaries, and histograms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.dtypes import metal
-from hf_mps.metal.kernels.release import Release
-from hf_mps.metal.kernels.rules import refuse_misfit, rule
-from hf_mps.metal.kernels.runtime import NoRule
-from hf_mps.metal.kernels.values import i32, i64, u8
+from hf_mps.metal.kernels.rules import kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, u8, u32, u64
+
+BUCKETS = "operations/Bucketization.mm"
+SEARCHERS = 1024
+
+
+@rule("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted.Scalar", source=BUCKETS)
+def searchsorted(
+    boundaries: Tensor,
+    given: Tensor | float,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A thread for each value; inputs of two dtypes are promoted to one. What PyTorch refuses has no rule.
+
+    A number becomes a tensor of no dimension on the device, which counts less than one in promotion.
+    """
+    if not isinstance(given, Tensor):
+        given = torch.tensor(given, dtype=torch.result_type(boundaries, given), device=boundaries.device)
+    batch = boundaries.dim() != 1
+    if (
+        not boundaries.dim()
+        or (batch and boundaries.shape[:-1] != given.shape[:-1])
+        or side not in {None, "left", "right"}
+        or (side == "left" and right)
+        or (sorter is not None and (sorter.shape != boundaries.shape or sorter.dtype != torch.int64))
+    ):
+        raise NoRule("PyTorch refuses the arguments")
+    dtype = torch.int32 if out_int32 else torch.int64
+    if out is not None:
+        refuse_misfit(out, given.shape, dtype)
+    if boundaries.dtype != given.dtype or not (boundaries.is_mps and given.is_mps):
+        common = torch.result_type(boundaries, given)
+        boundaries, given = boundaries.to(common), given.to(boundaries.device, common)
+    result = out if out is not None else given.new_empty(given.shape, dtype=dtype)
+    if not given.numel():
+        return result
+    found = result if result.is_contiguous() else result.contiguous()
+    kernel = f"searchsorted_{metal(given.dtype)}_{metal(dtype)}"
+    bound: dict[str, Tensor | bytes] = {"data_in": given.contiguous(), "data_bd": boundaries.contiguous()}
+    bound["data_out"] = found
+    bound |= {"idim_in": i64(given.shape[-1] if given.dim() else 1), "idim_bd": i64(boundaries.shape[-1])}
+    bound |= {"numel_in": i64(given.numel()), "is_1d_boundaries": i64(not batch)}
+    bound["right"] = i64(right or side == "right")
+    if sorter is not None:
+        kernel, bound["data_sort"] = f"{kernel}_sorter", sorter.contiguous()
+    threads = min(SEARCHERS, given.numel())
+    kernels[kernel].launch(bound, groups=min(1024, -(-given.numel() // threads)), group=threads)
+    return result if found is result else result.copy_(found)
+
+
+@rule("bucketize.Tensor", "bucketize.Tensor_out", "bucketize.Scalar", source=BUCKETS)
+def bucketize(given: Tensor | float, boundaries: Tensor, **options: Any) -> Tensor:
+    """searchsorted in boundaries of one dimension."""
+    refuse(boundaries.dim() != 1)
+    result: Tensor = searchsorted(boundaries, given, **options)
+    return result
+
+
+LINEAR = 0
+"""Bins of one width: the bin is computed, not searched for (BIN_SELECTION_ALGORITHM)."""
+NO_WEIGHT = -1
+
+
+@rule("histc", "histc.out", source="operations/HistogramKernel.mm")
+def histc(given: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out: Tensor | None = None) -> Tensor:
+    """Elements outside the edges, and NaN, count nowhere. Equal edges are the least and the greatest element."""
+    refuse(not given.is_floating_point(), "no rule yet for whole numbers")
+    refuse(bins <= 0 or not given.numel(), "no element, or what PyTorch refuses")
+    if out is not None:
+        refuse_misfit(out, [bins], given.dtype)
+    kernel = kernels[f"histogramdd_{metal(given.dtype)}"]
+    # The outer edges (histc_select_outer_bin_edges of Histogram.cpp).
+    first, last = float(min), float(max)
+    if first == last:
+        first, last = (each.item() for each in torch.aminmax(given))
+    if first == last:
+        first, last = first - 1, last + 1
+    refuse(not (math.isfinite(first) and math.isfinite(last) and first < last))
+    edges = torch.linspace(first, last, bins + 1, dtype=given.dtype, device=given.device).cpu()
+    source = given.reshape(given.numel(), 1)
+    count = source.shape[0]
+    places = torch.empty(count, dtype=torch.int32, device=given.device)
+    layout = {"strides": u32(*source.stride()), "iter_shape": u32(*source.shape), "num_dimensions": u32(2)}
+    kernels["kernel_index_offset"].launch({**layout, "data_offsets": places}, count)
+    of_each = torch.zeros((count, bins), dtype=given.dtype, device=given.device)
+    bound = {"input_": source, "weight": None, "local_out": of_each, "offsets": places, "num_dims": u64(1)}
+    bound |= {"bin_seq": _bytes(edges), "leftmost_edge": _bytes(edges[:1]), "rightmost_edge": _bytes(edges[-1:])}
+    bound |= {"num_bin_edges": i64(bins + 1), "local_out_strides": i64(bins, 1), "weight_stride": i64(NO_WEIGHT)}
+    kernel.launch({**bound, "algorithm": u8(LINEAR)}, count)
+    return of_each.sum(0) if out is None else torch.sum(of_each, 0, out=out)
+
+
+def _bytes(edges: Tensor) -> bytes:
+    return edges.contiguous().view(torch.uint8).numpy().tobytes()
+
 
 SOURCE = "operations/Sort.mm"
 REFUSED = "PyTorch refuses the arguments"
@@ -24,7 +121,6 @@ Pair = tuple[Tensor, Tensor]
 
 @rule("sort.stable", "sort.values_stable", source=SOURCE)
 def sort(
-    release: Release,
     given: Tensor,
     *,
     stable: bool | None,
@@ -35,89 +131,75 @@ def sort(
 ) -> Pair:
     """Without `stable` equal elements come in the order that the blocks' merge leaves."""
     rank = max(given.dim(), 1)
-    if not -rank <= dim < rank:
-        raise NoRule(REFUSED)
-    if values is None or indices is None:
-        values = torch.empty_like(given)
+    refuse(not -rank <= dim < rank)
+    values = torch.empty_like(given) if values is None else _fitted(values, given.shape, given.dtype)
+    if indices is None:
         indices = torch.empty_like(values, dtype=torch.int64)
-    else:
-        _fit(values, given.shape, given.dtype)
-        _fit(indices, given.shape, torch.int64)
-    _sorted(Work(release, given, values, indices, dim % rank, descending, bool(stable)))
+    _fitted(indices, given.shape, torch.int64)
+    _sorted(Work(given, values, indices, dim % rank, descending, bool(stable)))
     return values, indices
 
 
 @rule("topk", "topk.values", source=SOURCE)
 def topk(
-    release: Release,
     given: Tensor,
     k: int,
     dim: int = -1,
     largest: bool = True,
-    ordered: bool = True,
-    *,
+    *_: bool,
     values: Tensor | None = None,
     indices: Tensor | None = None,
 ) -> Pair:
     """The first k of a sort, in order whether that is asked for or not."""
     rank = max(given.dim(), 1)
-    if not -rank <= dim < rank or not 0 <= k <= (given.shape[dim] if given.dim() else 1):
-        raise NoRule(REFUSED)
+    refuse(not -rank <= dim < rank or not 0 <= k <= (given.shape[dim] if given.dim() else 1))
     dim %= rank
     shape = [k if at == dim else size for at, size in enumerate(given.shape)]
-    if values is None or indices is None:
-        values, indices = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
-    else:
-        _fit(values, shape, given.dtype)
-        _fit(indices, shape, torch.int64)
+    values = _fitted(given.new_empty(shape) if values is None else values, shape, given.dtype)
+    indices = _fitted(given.new_empty(shape, dtype=torch.int64) if indices is None else indices, shape, torch.int64)
     if not given.numel() or not k:
         return values, indices
     if dim == rank - 1:
-        _sorted(Work(release, given, values, indices, dim, largest, False, 0, k))
+        _sorted(Work(given, values, indices, dim, largest, False, 0, k))
         return values, indices
     source = given.movedim(dim, -1).contiguous()
     shape = [*source.shape[:-1], k]
     found = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
-    _sorted(Work(release, source, *found, rank - 1, largest, False, 0, k))
+    _sorted(Work(source, *found, rank - 1, largest, False, 0, k))
     values.copy_(found[0].movedim(-1, dim))
     indices.copy_(found[1].movedim(-1, dim))
     return values, indices
 
 
 @rule("kthvalue.values", source=SOURCE)
-def kthvalue(
-    release: Release, given: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, values: Tensor, indices: Tensor
-) -> Pair:
+def kthvalue(given: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, values: Tensor, indices: Tensor) -> Pair:
     """The rank k - 1 of a sort; results are made anew and become what was given for them."""
     rank = max(given.dim(), 1)
-    if not -rank <= dim < rank or given.dtype == torch.bool or given.is_complex():
-        raise NoRule(REFUSED)
+    refuse(not -rank <= dim < rank or given.dtype == torch.bool or given.is_complex())
     dim %= rank
-    if not 1 <= k <= (given.shape[dim] if given.dim() else 1):
-        raise NoRule(REFUSED)
+    refuse(not 1 <= k <= (given.shape[dim] if given.dim() else 1))
     shape = [1 if at == dim else size for at, size in enumerate(given.shape)]
     final = shape if keepdim else [size for at, size in enumerate(given.shape) if at != dim]
-    if values.dtype != given.dtype or indices.dtype != torch.int64:
-        raise NoRule(REFUSED)
+    refuse(values.dtype != given.dtype or indices.dtype != torch.int64)
     found = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
     if given.numel():
-        _sorted(Work(release, given, *found, dim, False, False, k - 1, 1))
+        _sorted(Work(given, *found, dim, False, False, k - 1, 1))
     for target, made in zip((values, indices), found, strict=True):
         target.resize_(final).copy_(made.view(final))
     return values, indices
 
 
-def _fit(target: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+def _fitted(target: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Resize an empty tensor that is written, as PyTorch does; refuse another of another shape or dtype."""
     refuse_misfit(target, shape if target.numel() else target.shape, dtype)
-    target.resize_(shape)
+    return target.resize_(shape)
 
 
 def _sorted(work: Work) -> None:
     """sort_out_mps_impl: digits for few rows of small elements, else one block a row, else blocks that are merged."""
     given = work.given
-    if f"sort_block_{metal(given.dtype)}_tptg32" not in work.release:
-        raise NoRule("MPSGraph on this release" if "radix_scan" not in work.release else f"no kernel for {given.dtype}")
+    if f"sort_block_{metal(given.dtype)}_tptg32" not in kernels:
+        raise NoRule("MPSGraph on this release" if "radix_scan" not in kernels else f"no kernel for {given.dtype}")
     if not given.numel():
         return
     if not given.dim() or given.shape[work.dim] <= 1:
@@ -136,7 +218,7 @@ def _sorted(work: Work) -> None:
 
 
 def _group(size: int, element: int, rows: int) -> int:
-    """Threads of a threadgroup (select_tptg): a power of two, fewer for few rows so that several share one."""
+    """Return threads of a threadgroup (select_tptg): a power of two, fewer for few rows so that several share one."""
     wanted = math.ceil(size / EACH)
     if rows <= 2 and size > 2048:
         wanted = min(wanted, max(2048, math.ceil(size / max(1, 4 // rows))) // EACH)
@@ -145,7 +227,7 @@ def _group(size: int, element: int, rows: int) -> int:
 
 
 def _digits(work: Work, group: int) -> bool:
-    """Whether counting digits needs no more launches than merging (should_use_radix)."""
+    """Return whether counting digits needs no more launches than merging (should_use_radix)."""
     element = work.given.element_size()
     if element > 4:
         return False
@@ -165,19 +247,10 @@ def _by_blocks(work: Work, group: int) -> None:
     if single:
         kind = "sort_block_topk" if work.count else "sort_block"
         suffix = "_stable" if work.stable and not work.count else ""
-        bound = {
-            "inp": source,
-            "out_vals": work.values,
-            "out_idx": work.indices,
-            "size": i32(work.size),
-            "strides": strides,
-            "desc": u8(work.descending),
-        }
-        if work.count:
-            bound["sel"] = i32(work.offset, work.count)
-        work.release.kernel(f"{kind}_{metal(source.dtype)}_tptg{group}{suffix}").launch(
-            bound, groups=(1, work.rows, 1), group=group
-        )
+        bound = {"inp": source, "out_vals": work.values, "out_idx": work.indices, **work.selected}
+        bound |= {"size": i32(work.size), "strides": strides, "desc": u8(work.descending)}
+        name = f"{kind}_{metal(source.dtype)}_tptg{group}{suffix}"
+        kernels[name].launch(bound, groups=(1, work.rows, 1), group=group)
         return
     _merged(work, source, strides, group)
 
@@ -193,39 +266,19 @@ def _merged(work: Work, source: Tensor, strides: bytes, group: int) -> None:
     stable = "_stable" if work.stable and not keyed else ""
     block = f"mb_sort_block_fkey_{name}_tptg{group}{short}" if keyed else f"mb_sort_block_{name}_tptg{group}{short}"
     grid = (blocks, work.rows, 1)
-    work.release.kernel(block + stable).launch(
-        {
-            "inp": source,
-            "dv": pairs[0][0],
-            "di": pairs[0][1],
-            "size": i32(work.size),
-            "strides": strides,
-            "desc": u8(work.descending),
-        },
-        groups=grid,
-        group=group,
-    )
+    bound = {"inp": source, "dv": pairs[0][0], "di": pairs[0][1], "size": i32(work.size), "strides": strides}
+    kernels[block + stable].launch({**bound, "desc": u8(work.descending)}, groups=grid, group=group)
     at, tiles = 0, 2
     while tiles // 2 < blocks:
         last = direct and tiles >= blocks
         into = (work.values, work.indices) if last else pairs[1 - at]
-        selected = "_topk" if last and work.count else ""
-        merge = (
-            f"mb_merge_final{selected}{'_fkey' if keyed else ''}_{name}"
-            if last
-            else f"mb_merge_{'uint' if keyed else name}"
-        )
-        bound = {
-            "vi": pairs[at][0],
-            "ii": pairs[at][1],
-            "vo": into[0],
-            "io": into[1],
-            "dims": i32(work.size, tiles, blocks, 0),
-            "desc": u8(work.descending if last or not keyed else 0),
-        }
-        if selected:
-            bound["sel"] = i32(work.offset, work.count)
-        work.release.kernel(f"{merge}_tptg{group}{short}").launch(bound, groups=grid, group=group)
+        bound = {"vi": pairs[at][0], "ii": pairs[at][1], "vo": into[0], "io": into[1]}
+        bound |= {"dims": i32(work.size, tiles, blocks, 0), "desc": u8(work.descending if last or not keyed else 0)}
+        merge = f"mb_merge_{'uint' if keyed else name}"
+        if last:
+            bound |= work.selected
+            merge = f"mb_merge_final{'_topk' if work.count else ''}{'_fkey' if keyed else ''}_{name}"
+        kernels[f"{merge}_tptg{group}{short}"].launch(bound, groups=grid, group=group)
         at, tiles = 1 - at, tiles * 2
     if not direct or blocks == 1:
         work.finish(*pairs[at])
@@ -235,7 +288,6 @@ def _merged(work: Work, source: Tensor, strides: bytes, group: int) -> None:
 class Work:
     """A sort of `given` along `dim` into `values` and `indices`: all ranks, or `count` of them from `offset` on."""
 
-    release: Release
     given: Tensor
     values: Tensor
     indices: Tensor
@@ -255,19 +307,22 @@ class Work:
         """Rows to sort."""
         return self.given.numel() // self.size
 
+    @property
+    def selected(self) -> dict[str, bytes]:
+        """The binding that says which ranks a kernel writes, where these are not all."""
+        return {"sel": i32(self.offset, self.count)} if self.count else {}
+
     def dense(self) -> Work:
         """This, or the same into contiguous tensors that are still to be copied."""
         if self.values.is_contiguous() and self.indices.is_contiguous():
             return self
-        shape = self.values.shape
-        return replace(
-            self,
-            values=torch.empty(shape, dtype=self.values.dtype, device=self.values.device),
-            indices=torch.empty(shape, dtype=torch.int64, device=self.values.device),
+        values, indices = (
+            torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (self.values, self.indices)
         )
+        return replace(self, values=values, indices=indices)
 
     def rows_of(self, *, last: bool) -> Tensor:
-        """The rows as a matrix, in place where strides allow; else a contiguous copy with the dimension last."""
+        """Return the rows as a matrix, in place where strides allow; else a contiguous copy with the dimension last."""
         if not last:
             return self.given.movedim(self.dim, -1).contiguous().view(self.rows, self.size)
         source = self.given if self.dim == self.given.dim() - 1 else self.given.movedim(self.dim, -1).contiguous()
@@ -277,7 +332,7 @@ class Work:
             return source.contiguous().view(self.rows, self.size)
 
     def scratch(self, values: torch.dtype, indices: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Room for every row's values and places between two launches."""
+        """Return room for every row's values and places between two launches."""
         device = self.given.device
         shape = (self.rows, self.size)
         return torch.empty(shape, dtype=values, device=device), torch.empty(shape, dtype=indices, device=device)
@@ -290,7 +345,7 @@ class Work:
 
 
 def by_digits(work: Work) -> None:
-    """Sort rows of elements of 4 bytes or less, the last pass into the output where a row lies side by side in it."""
+    """Sort rows of elements of 4 bytes or less, the last pass into the output where a row is contiguous in it."""
     element = work.given.element_size()
     bits = 4 if element == 1 else 8
     narrow = element == 2 and work.rows >= 32
@@ -307,34 +362,25 @@ def by_digits(work: Work) -> None:
     entries = blocks << bits
     histograms = torch.empty((work.rows, entries), dtype=torch.int32, device=work.given.device)
     keys, at = work.rows_of(last=False), 0
-    release, grid, passes = work.release, (blocks, work.rows, 1), 8 * element // bits
+    grid, passes = (blocks, work.rows, 1), 8 * element // bits
     for each in range(passes):
         dims = i32(work.size, blocks, each * bits, 0)
         count = {"input": keys, "histograms": histograms, "dims": dims, "desc": u8(work.descending)}
         if counted:
-            release.kernel(f"radix_count_scan_{tail}_mb4").launch(count, groups=(1, work.rows, 1), group=group)
+            kernels[f"radix_count_scan_{tail}_mb4"].launch(count, groups=(1, work.rows, 1), group=group)
         else:
-            release.kernel(f"radix_count_{tail}").launch(count, groups=grid, group=group)
+            kernels[f"radix_count_{tail}"].launch(count, groups=grid, group=group)
             if not fused:
-                release.kernel("radix_scan").launch(
-                    {"histograms": histograms, "n_entries": i32(entries)}, groups=(1, work.rows, 1), group=1024
-                )
+                bound = {"histograms": histograms, "n_entries": i32(entries)}
+                kernels["radix_scan"].launch(bound, groups=(1, work.rows, 1), group=1024)
         final = direct and each == passes - 1
         into = (work.values, work.indices) if final else pairs[1 - at]
         selected = "_topk" if work.count else ""
-        bound = {
-            "keys_in": keys,
-            "vals_in": pairs[at][1],
-            "keys_out": into[0],
-            "vals_out": into[1],
-            "offsets": histograms,
-            "dims": dims,
-            "flags": u8(work.descending, each == 0),
-        }
-        if final and work.count:
-            bound["sel"] = i32(work.offset, work.count)
+        bound: dict[str, Any] = {"keys_in": keys, "vals_in": pairs[at][1], "keys_out": into[0], "vals_out": into[1]}
+        bound |= {"offsets": histograms, "dims": dims, "flags": u8(work.descending, each == 0)}
+        bound |= work.selected if final else {}
         name = f"{scatter}final{selected}_{tail}{suffix}" if final else f"{scatter}{tail}{suffix}"
-        release.kernel(name).launch(bound, groups=grid, group=group)
+        kernels[name].launch(bound, groups=grid, group=group)
         at = 1 - at
         keys = pairs[at][0]
     if not direct:

@@ -98,10 +98,7 @@ class Frame:
         for name in names[label]:
             kind, number = self.homes[name]
             value, places = f"%hf.{source}.{label}.{number}", {"home": _home(name), "frame": f"%hf.slot.{number}"}
-            lines += [
-                f"  {value} = load {kind}, ptr {places[source]}",
-                f"  store {kind} {value}, ptr {places[target]}",
-            ]
+            lines += [f"  {value} = load {kind}, ptr {places[source]}", f"  store {kind} {value}, ptr {places[target]}"]
         return lines
 
 

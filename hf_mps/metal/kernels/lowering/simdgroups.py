@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hf_mps.metal.kernels.lowering import entry, parameters, rows
-from hf_mps.metal.kernels.lowering.lanes import Steps
+from hf_mps.metal.kernels.lowering.lanes import Shared, Steps
 from hf_mps.metal.kernels.lowering.places import BARRIER, DONE
-from hf_mps.metal.kernels.lowering.shared import Shared
 from hf_mps.metal.kernels.signature import Signature
 
 LONGEST, ALTOGETHER = 400, 1000

@@ -14,7 +14,7 @@ from hf_mps.finetune import tasks
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
     from hf_mps.metal.operators.launch_class import LaunchTable
-    from hf_mps.metal.operators.support import OperatorSupport
+    from hf_mps.metal.operators.table import OperatorSupport
     from hf_mps.tools.dryrun.audit.record import Audit, OperatorRecorder
     from hf_mps.tools.dryrun.modules import ModuleTracker
     from hf_mps.tools.dryrun.resolve import Target
@@ -47,7 +47,7 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
 def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupport, LaunchTable | Choice[None] | None]:
     """What has a kernel, and what calls launch. Raises UserError for two releases, and for one that is not known."""
     from hf_mps.metal.operators.launch_class import LaunchTable
-    from hf_mps.metal.operators.support import OperatorSupport
+    from hf_mps.metal.operators.table import OperatorSupport
     from hf_mps.tools.dryrun.launches import table_of
 
     if torch_table is not None:

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
-from hf_mps.metal.fallback.warnings import TRACKER
+from hf_mps.metal.fallback.accounting import TRACKER
 from hf_mps.metal.operators.calls import call_of
 from hf_mps.metal.operators.launch_class import Call, LaunchClass, LaunchTable
-from hf_mps.metal.operators.support import FINDINGS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
+from hf_mps.metal.operators.table import FINDINGS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
 from hf_mps.tools.dryrun.launches import Launches, of_calls
 from hf_mps.tools.dryrun.modules import ModuleTracker, family
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_mps.core.text import aligned, counted
 from hf_mps.metal.operators.launch_class import CLASSES
-from hf_mps.metal.operators.support import FINDINGS, KINDS, Kind
+from hf_mps.metal.operators.table import FINDINGS, KINDS, Kind
 from hf_mps.tools.dryrun.audit.record import Audit, Entry
 from hf_mps.tools.dryrun.launches import Launches, launch_lines
 from hf_mps.tools.dryrun.render import Annotation, Report

@@ -19,7 +19,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
 from hf_mps.finetune.smoke.fake import needs_numbers
-from hf_mps.metal.operators.support import NO_OPERATORS
+from hf_mps.metal.operators.table import NO_OPERATORS
 from hf_mps.tools.dryrun import batch, generation, prepare, quantized
 from hf_mps.tools.dryrun.memory import layers
 from hf_mps.tools.dryrun.memory.peak import Peak

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.metal.kernels.dtypes import metal
 from hf_mps.metal.kernels.rules import Dispatch
+from hf_mps.metal.kernels.values import metal
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.iterator import all_dense, broadcast, result, walk
-from hf_mps.metal.kernels.runtime import NoRule
+from hf_mps.metal.kernels.values import NoRule
 
 LAYOUTS = {
     "contiguous": lambda: torch.empty(2, 3, 4),

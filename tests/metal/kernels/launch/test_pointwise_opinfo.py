@@ -13,7 +13,7 @@ from tests.metal.kernels.launch.samples import compared
 
 pytestmark = pytest.mark.slow
 
-FAMILIES = {"unary", "binary", "activations", "comparison", "ternary", "gates"}
+FAMILIES = {"elementwise"}
 # Each ninth of an operator's samples is taken.
 EVERY = {torch.int64: 9, torch.bool: 9, torch.complex64: 9}
 # Operators that a rule runs on a later release; this one computes them with MPSGraph.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_mps.core.errors import UserError
 from hf_mps.metal import kernels as metal_kernels
-from hf_mps.metal.kernels.launch.reduce_split import Blocks, collapsed, contiguous
+from hf_mps.metal.kernels.launch.reduce import Blocks, collapsed, contiguous
 from hf_mps.metal.kernels.rules import Dispatch
 from hf_mps.metal.simulator import build
 

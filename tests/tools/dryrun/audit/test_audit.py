@@ -15,8 +15,7 @@ from hf_mps.cli.main import main
 from hf_mps.core.choice import Choice
 from hf_mps.metal import fallback
 from hf_mps.metal.operators import launch_class
-from hf_mps.metal.operators.support import OperatorSupport
-from hf_mps.metal.operators.table import functions_file
+from hf_mps.metal.operators.table import OperatorSupport, functions_file
 from hf_mps.tools.dryrun import metal_device, prepare
 from hf_mps.tools.dryrun.audit import audit
 from hf_mps.tools.dryrun.audit.record import Audit, Entry

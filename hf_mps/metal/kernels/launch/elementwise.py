@@ -1,0 +1,418 @@
+"""Functions of one, two and three tensors, element by element, and activations with their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.metal.kernels.launch.iterator import (
+    Operand,
+    as_common,
+    as_common_float,
+    as_compared,
+    as_float,
+    as_input,
+    as_truth,
+    common,
+    plane,
+    walk,
+    written,
+)
+from hf_mps.metal.kernels.launch.pointwise import exec_binary, exec_ternary, exec_unary, params, valued
+from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
+from hf_mps.metal.kernels.values import NoRule, i64, metal, u32
+
+UNARY, BINARY, COMPARE = "operations/UnaryKernel.mm", "operations/BinaryKernel.mm", "operations/TensorCompare.mm"
+ACTIVATIONS, GATES = "operations/ActivationKernel.mm", "operations/Activation.mm"
+COMPLEX = {torch.float32: torch.complex64, torch.float16: torch.complex32}
+GELU = {"none": "gelu", "tanh": "gelu_tanh"}
+
+
+def one_operand(output: Tensor, self: Tensor, *, kernel: str) -> None:
+    """Launch the kernel of one operand."""
+    exec_unary(output, self, kernel)
+
+
+def activate(output: Tensor, self: Tensor, *, kernel: str) -> None:
+    """Launch the kernel of one operand of a floating dtype."""
+    refuse(not self.is_floating_point(), "no numbers of a floating dtype")
+    exec_unary(output, self, kernel)
+
+
+def of_real(output: Tensor, self: Tensor, *, kernel: str) -> None:
+    """Launch the kernel of one operand of real numbers."""
+    refuse(self.is_complex(), "complex numbers: the host takes the real part of a complex result")
+    exec_unary(output, self, kernel)
+
+
+def two_operands(output: Tensor, self: Operand, other: Operand, *, kernel: str) -> None:
+    """Launch the kernel of two operands."""
+    exec_binary(output, self, other, kernel)
+
+
+def compare(output: Tensor, self: Operand, other: Operand, *, kernel: str) -> None:
+    """Launch a comparison, whose result is of bool whatever the output is."""
+    exec_binary(output, self, other, kernel, common=common(self, other), natural=torch.bool)
+
+
+def as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
+    """Two inputs of one dtype, and the output holds pairs of them."""
+    refuse(real.dtype != imag.dtype, "PyTorch refuses the arguments: two dtypes")
+    if real.dtype not in COMPLEX:
+        raise NoRule("no kernel for the dtype")
+    return written(target, COMPLEX[real.dtype], real, imag)
+
+
+PLAIN: tuple[tuple[Callable[..., None], Callable[..., Tensor], str, str], ...] = (
+    (one_operand, as_input, UNARY, "neg bitwise_not round"),
+    (
+        one_operand, as_float, UNARY,
+        "acos asin atan cos cosh digamma erf erfc erfinv exp exp2 expm1 i0 lgamma log log10 log1p log2 reciprocal "
+        "rsqrt sigmoid sin sinc sinh sqrt tan tanh special_entr special_erfcx special_i0e special_i1 special_i1e "
+        "special_spherical_bessel_j0",
+    ),
+    *(
+        (one_operand, as_float, UNARY, f"special_{name}={name}_forward")
+        for name in (
+            "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
+            "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1",
+        )
+    ),
+    (one_operand, as_truth, UNARY, "logical_not"),
+    (of_real, as_input, UNARY, "abs"),
+    (of_real, as_float, UNARY, "angle"),
+    (activate, as_input, ACTIVATIONS, "silu hardswish hardsigmoid mish"),
+    (
+        two_operands, as_common, BINARY,
+        "mul.Tensor remainder.Tensor fmod.Tensor maximum minimum hypot nextafter logaddexp logaddexp2 igamma igammac "
+        "gcd lcm bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor "
+        "bitwise_right_shift.Tensor",
+    ),
+    (
+        two_operands, as_common_float, BINARY,
+        "div.Tensor=div_true atan2 copysign.Tensor xlogy.Tensor special_xlog1py special_zeta "
+        "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
+        "special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t "
+        "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
+        "special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he",
+    ),
+    (two_operands, as_complex, BINARY, "complex=make_complex polar"),
+    (two_operands, as_common, COMPARE, "clamp_min.Tensor=maximum clamp_max.Tensor=minimum"),
+    (
+        two_operands, as_common, ACTIVATIONS,
+        "silu_backward hardswish_backward hardsigmoid_backward mish_backward sigmoid_backward",
+    ),
+    (
+        compare, as_compared, BINARY,
+        "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar "
+        "ge.Tensor ge.Scalar",
+    ),
+)  # fmt: skip
+"""How it is launched, what it writes to, PyTorch's file, and the operators: "div.Tensor=div_true" where a kernel has
+another name than its operator without `special_` and overload."""
+
+for _launch, _outputs, _source, _operators in PLAIN:
+    for _word in _operators.split():
+        _operator, _, _kernel = _word.partition("=")
+        _kernel = _kernel or _operator.partition(".")[0].removeprefix("special_")
+        rule(_operator, source=_source, outputs=_outputs, kernel=_kernel)(_launch)
+
+
+@rule("round.decimals", source=UNARY, outputs=as_input)
+def round_decimals(output: Tensor, self: Tensor, *, decimals: int) -> None:
+    """Rounded to decimals; to none is `round`."""
+    if decimals == 0:
+        exec_unary(output, self, "round")
+    else:
+        exec_unary(output, self, "round_decimals", valued(decimals, torch.int64))
+
+
+@rule(
+    "pow.Tensor_Scalar",
+    source=UNARY,
+    outputs=lambda target, self, power: written(target, torch.result_type(self, power), self, exact=True),
+)
+def power(output: Tensor, self: Tensor, exponent: complex) -> None:
+    """A power; squares, roots and reciprocals have other kernels."""
+    dtype = torch.result_type(self, exponent)
+    whole, real = not (dtype.is_floating_point or dtype.is_complex), isinstance(exponent, int | float)
+    if whole and isinstance(exponent, int | float) and exponent < 0:
+        raise NoRule("PyTorch refuses the arguments: a whole number to a negative power")
+    if exponent == 0:
+        output.fill_(1)
+        return
+    if exponent == 1:
+        output.copy_(self)
+        return
+    base = self if self.dtype == dtype else self.to(dtype)
+    special = {2: "sqr"} if whole else {2: "sqr", -1: "reciprocal", -0.5: "rsqrt", 0.5: "sqrt"}
+    if real and exponent in special:
+        exec_unary(output, base, special[exponent])  # type: ignore[index]
+        return
+    number = torch.int32 if whole else torch.float32 if real else torch.complex64
+    exec_unary(output, base, "pow_scalar", valued(exponent, number))
+
+
+@rule("polygamma", source="operations/Gamma.mm", outputs=lambda target, _, self: as_float(target, self))
+def polygamma(output: Tensor, n: int, self: Tensor) -> None:
+    """The n-th derivative of digamma."""
+    refuse(n < 0, "PyTorch refuses the arguments: a negative order")
+    if n < 2:
+        exec_unary(output, self, ("digamma", "trigamma")[n])
+    else:
+        exec_unary(output, self, "polygamma", valued(n, torch.int32))
+
+
+@rule("nan_to_num", source=UNARY, outputs=as_input)
+def nan_to_num(output: Tensor, self: Tensor, *replaced: float | None, **named: float | None) -> None:
+    """What is no number, and infinities, replaced; from 2.14 on."""
+    if not (self.is_floating_point() or self.is_complex()):
+        output.copy_(self)
+        return
+    limits = torch.finfo(self.dtype)
+    values = {"nan": 0.0, "posinf": limits.max, "neginf": limits.min}
+    given = {**dict(zip(values, replaced, strict=False)), **named}
+    values |= {name: value for name, value in given.items() if value is not None}
+    exec_unary(output, self, "nan_to_num", params("NanToNumParams", torch.float32, *values.values()))
+
+
+@rule("fmax", source=BINARY, outputs=as_common, kernel="fmax", whole="maximum")
+@rule("fmin", source=BINARY, outputs=as_common, kernel="fmin", whole="minimum")
+def extreme(output: Tensor, self: Tensor, other: Tensor, *, kernel: str, whole: str) -> None:
+    """The larger or smaller, and of a NaN the other; whole numbers have none."""
+    exec_binary(output, self, other, kernel if common(self, other).is_floating_point else whole)
+
+
+def _as_divided(target: Tensor | None, self: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
+    return (as_common_float if rounding_mode is None else as_common)(target, self, other)
+
+
+@rule("div.Tensor_mode", source=BINARY, outputs=_as_divided)
+def divide_rounding(output: Tensor, self: Operand, other: Operand, *, rounding_mode: str | None = None) -> None:
+    """The quotient, rounded down or towards zero where asked."""
+    names = {None: "div_true", "floor": "div_floor", "trunc": "div_trunc"}
+    refuse(rounding_mode not in names, "PyTorch refuses the arguments: another rounding mode")
+    exec_binary(output, self, other, names[rounding_mode])
+
+
+@rule("add.Tensor", source="operations/BinaryOps.mm", outputs=as_common, name="add")
+@rule("sub.Tensor", source="operations/BinaryOps.mm", outputs=as_common, name="sub")
+def add(output: Tensor, self: Operand, other: Operand, *, name: str, alpha: complex = 1) -> None:
+    """self plus or minus alpha * other: no product where alpha is 1, a copy where it is 0 (add_sub_lerp_template)."""
+    if name == "sub" and any(torch.result_type(each, each) == torch.bool for each in (self, other)):
+        raise NoRule("PyTorch refuses the arguments: subtraction of bool")
+    if alpha == 1:
+        exec_binary(output, self, other, name)
+        return
+    dtype = common(self, other)
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    if whole and not (isinstance(alpha, int) and dtype != torch.bool):
+        raise NoRule("PyTorch refuses the arguments: alpha of another kind than the tensors")
+    if alpha == 0:
+        output.copy_(self) if isinstance(self, Tensor) else output.fill_(self)
+        return
+    # A kernel that casts computes in the output's dtype, its alpha too.
+    exec_binary(output, self, other, f"{name}_alpha", beside=valued(alpha, output.dtype))
+
+
+def _clamped_dtype(self: Tensor, *bounds: float | None) -> torch.dtype:
+    found = self.dtype
+    for bound in bounds:
+        if bound is not None:
+            dtype = torch.result_type(self, bound)
+            found = dtype if found == self.dtype else torch.promote_types(found, dtype)
+    return found
+
+
+def _as_clamped(target: Tensor | None, self: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+    return written(target, _clamped_dtype(self, min, max), self, exact=True)
+
+
+@rule("clamp", source=COMPARE, outputs=_as_clamped)
+def clamp(output: Tensor, self: Tensor, min: float | None = None, max: float | None = None) -> None:
+    """Between two numbers, or on one side of one."""
+    refuse(min is None and max is None, "PyTorch refuses the arguments: no bound")
+    dtype = _clamped_dtype(self, min, max)
+    given = self if self.dtype == dtype else self.to(dtype)
+    if any(each is not None and math.isnan(each) for each in (min, max)):
+        output.fill_(math.nan)
+    elif min is not None and max is not None:
+        exec_unary(output, given, "clamp_scalar", params("ClampScalarParams", dtype, min, max))
+    elif min is not None:
+        exec_unary(output, given, "clamp_min_scalar", valued(min, dtype))
+    elif max is not None:
+        exec_unary(output, given, "clamp_max_scalar", valued(max, dtype))
+
+
+@rule("clamp_min", source=COMPARE, outputs=lambda target, self, bound: _as_clamped(target, self, bound), side="min")
+@rule("clamp_max", source=COMPARE, outputs=lambda target, self, bound: _as_clamped(target, self, bound), side="max")
+def clamp_side(output: Tensor, self: Tensor, bound: float, *, side: str) -> None:
+    """Not below, or not above, a number."""
+    clamp(output, self, **{side: bound})
+
+
+def _as_clamped_by(target: Tensor | None, self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    bounds = [each for each in (min, max) if each is not None]
+    refuse(not bounds, "PyTorch refuses the arguments: no bound")
+    if len(bounds) == 1:
+        return as_common(target, self, bounds[0])
+    if any(each.dtype != self.dtype and each.dim() != self.dim() for each in bounds):
+        raise NoRule("three dtypes in tensors with dimensions and without")
+    dtype = torch.promote_types(common(self, bounds[0]), common(self, bounds[1]))
+    return written(target, dtype, self, *bounds)
+
+
+@rule("clamp.Tensor", source=COMPARE, outputs=_as_clamped_by)
+def clamp_by_tensors(output: Tensor, self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> None:
+    """Between the elements of two tensors, or on one side of one's."""
+    if min is not None and max is not None:
+        exec_ternary(output, self, min, max, "clamp")
+    elif min is not None:
+        exec_binary(output, self, min, "maximum")
+    elif max is not None:
+        exec_binary(output, self, max, "minimum")
+
+
+def _as_lerped(target: Tensor | None, self: Tensor, end: Tensor, weight: Tensor | complex) -> Tensor:
+    refuse(self.dtype != end.dtype, "PyTorch refuses the arguments: two dtypes")
+    inputs = (self, end, weight) if isinstance(weight, Tensor) else (self, end)
+    return written(target, self.dtype, *inputs, exact=True)
+
+
+@rule("lerp.Scalar", source=BINARY, outputs=_as_lerped)
+def lerp(output: Tensor, self: Tensor, end: Tensor, weight: complex) -> None:
+    """self + weight * (end - self)."""
+    exec_binary(output, self, end, "lerp_alpha", beside=valued(weight, self.dtype))
+
+
+@rule("lerp.Tensor", source=BINARY, outputs=_as_lerped)
+def lerp_by_tensor(output: Tensor, self: Tensor, end: Tensor, weight: Tensor | complex) -> None:
+    """The same with a weight for each element, or one weight."""
+    if not isinstance(weight, Tensor) or weight.dtype != self.dtype or not weight.is_mps:
+        raise NoRule("a weight of another dtype or device")
+    if output.numel() == 0:
+        return
+    way, operands, grid = walk(output, self, end, weight), [output, self, end, weight], (output.numel(), 1, 1)
+    group, rest = (1024, 1, 1), [i64(each) for each in way.strides]
+    if way.contiguous:
+        kind, rest = "dense", []
+    elif weight.numel() == 1 and walk(output, self, end).contiguous:
+        kind, rest = "scalar_weight", []
+    elif len(way.shape) in (2, 3):
+        kind, grid = f"strided_{len(way.shape)}d", (*way.shape, 1)[:3]  # type: ignore[assignment]
+        group = (min(way.shape[0], 1024), 1, 1)
+    else:
+        kind, rest = "strided", [i64(way.shape), *rest, u32(len(way.shape))]
+    kernels[f"lerp_tensor_{kind}_{metal(output.dtype)}"].launch([*operands, *rest], grid, group)
+
+
+@rule("relu", source=GATES, outputs=as_input)
+def relu(output: Tensor, self: Tensor) -> None:
+    """What is positive."""
+    refuse(self.dtype == torch.bool, "PyTorch refuses the arguments: bool")
+    exec_unary(output, self, "relu")
+
+
+@rule("gelu", source=ACTIVATIONS, outputs=as_input)
+def gelu(output: Tensor, self: Tensor, *, approximate: str = "none") -> None:
+    """Gaussian error linear unit."""
+    exec_unary(output, self, _gelu(approximate))
+
+
+@rule("gelu_backward", source=ACTIVATIONS, outputs=as_common)
+def gelu_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> None:
+    """Its gradient."""
+    exec_binary(grad_input, grad_output, self, f"{_gelu(approximate)}_backward")
+
+
+def _gelu(approximate: str) -> str:
+    refuse(approximate not in GELU, "PyTorch refuses the arguments: another approximation")
+    return GELU[approximate]
+
+
+@rule("hardshrink", source=ACTIVATIONS, outputs=as_input, kernel="hardshrink")
+@rule("softshrink", source=ACTIVATIONS, outputs=as_input, kernel="softshrink")
+def shrink(output: Tensor, self: Tensor, lambd: float = 0.5, *, kernel: str) -> None:
+    """Zero within lambd of zero; softshrink also moves the others towards zero by lambd."""
+    refuse(kernel == "softshrink" and lambd < 0, "PyTorch refuses the arguments: lambd below zero")
+    exec_unary(output, self, kernel, valued(lambd, self.dtype))
+
+
+@rule("hardshrink_backward", "softshrink_backward", source=ACTIVATIONS, outputs=as_common)
+def shrink_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, lambd: float = 0.5) -> None:
+    """The gradient of both."""
+    exec_binary(grad_input, grad_output, self, "shrink_backward", beside=valued(lambd, grad_input.dtype))
+
+
+@rule("leaky_relu", source=ACTIVATIONS, outputs=as_input)
+def leaky_relu(output: Tensor, self: Tensor, negative_slope: float = 0.01) -> None:
+    """What is negative times the slope."""
+    exec_unary(output, self, "leaky_relu", valued(negative_slope, self.dtype))
+
+
+@rule("leaky_relu_backward", source=ACTIVATIONS, outputs=as_common)
+def leaky_relu_backward(
+    grad_input: Tensor, grad_output: Tensor, self: Tensor, slope: float, self_is_result: bool
+) -> None:
+    """Its gradient; `self` may be the result, whose sign is the same."""
+    refuse(self_is_result and slope < 0, "PyTorch refuses the arguments: an in-place call with a slope below zero")
+    beside = valued(slope, grad_input.dtype)
+    exec_binary(grad_input, self, grad_output, "leaky_relu_backward", beside=beside)
+
+
+@rule("elu", source=ACTIVATIONS, outputs=as_input)
+def elu(output: Tensor, self: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> None:
+    """Exponential linear unit; celu and selu are it with other numbers."""
+    exec_unary(output, self, "elu", params("ELUParams", self.dtype, alpha, scale, input_scale))
+
+
+@rule("elu_backward", source=ACTIVATIONS, outputs=lambda target, *given: as_common(target, given[0], given[-1]))
+def elu_backward(grad_input: Tensor, grad_output: Tensor, *given: Any) -> None:
+    """Its gradient, of the input or of the result."""
+    alpha, scale, input_scale, is_result, self_or_result = given
+    refuse(is_result and alpha < 0, "PyTorch refuses the arguments: an in-place call with alpha below zero")
+    beside = params("ELUBackwardParams", grad_input.dtype, alpha, scale, input_scale, truth=is_result)
+    exec_binary(grad_input, grad_output, self_or_result, "elu_backward", beside=beside)
+
+
+@rule("log_sigmoid_forward", source=GATES)
+def log_sigmoid(self: Tensor) -> tuple[Tensor, Tensor]:
+    """The result, and an empty buffer: only the CPU's gradient reads one."""
+    output = torch.empty_like(self)
+    exec_unary(output, self, "log_sigmoid_forward")
+    return output, torch.empty(0, dtype=self.dtype, device=self.device)
+
+
+@rule("log_sigmoid_backward", source=GATES, outputs=as_common)
+def log_sigmoid_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, buffer: Tensor) -> None:
+    """Its gradient, of the input alone."""
+    exec_binary(grad_input, self, grad_output, "log_sigmoid_backward")
+
+
+@rule("glu", source=GATES, outputs=by_meta)
+def glu(output: Tensor, self: Tensor, dim: int = -1) -> None:
+    """The first half along a dimension times the second's sigmoid: in one grid where nothing is strided."""
+    half = self.shape[dim] // 2
+    if not _halved("glu", [output, self], self, dim) and output.numel():
+        exec_binary(output, self.narrow(dim, 0, half), self.narrow(dim, half, half), "glu")
+
+
+@rule("glu_backward", source=GATES, outputs=by_meta)
+def glu_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, dim: int) -> None:
+    """Its gradient."""
+    refuse(not _halved("glu_backward", [grad_input, self, grad_output], self, dim), "a gradient of a strided glu")
+
+
+def _halved(kernel: str, operands: list[Tensor], self: Tensor, dim: int) -> bool:
+    """Launch a line of threads for each half, one for each place before the dimension; False where one is strided."""
+    kernel = f"{kernel}_dense_{metal(self.dtype)}"
+    kernels.need(kernel)
+    dense = all(each.is_contiguous() for each in operands)
+    if dense and operands[0].numel():
+        inner = math.prod(self.shape[dim % self.dim() :]) // 2
+        kernels[kernel].launch([*operands, i64(inner)], *plane(inner, self.numel() // (2 * inner)))
+    return dense

@@ -1,0 +1,412 @@
+"""Images and volumes: sampling at the places of a grid, resizing, pooling, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.metal.kernels.rules import by_meta, errors, kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.runtime import Kernel
+from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u64
+
+GRID = "operations/GridSampler.mm"
+INTERPOLATIONS = ("bilinear", "nearest", "bicubic")
+PADDINGS = ("zeros", "border", "reflection")
+BILINEAR, NEAREST, BICUBIC = range(3)
+
+Gradients = tuple[Tensor | None, Tensor]
+
+
+@rule("grid_sampler_2d", source=GRID, dimensions=2)
+@rule("grid_sampler_3d", source=GRID, dimensions=3)
+def grid_sampler(
+    given: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool, *, dimensions: int
+) -> Tensor:
+    """An image at places (x, y) from -1 to 1, a thread for each place; or a volume, a thread for each element."""
+    _check(given, grid, dimensions + 2)
+    refuse(dimensions == 3 and interpolation == BICUBIC)
+    output = given.new_empty((*given.shape[:2], *grid.shape[1:-1]))
+    wide = _wide(given, grid, output)
+    names = [INTERPOLATIONS[interpolation], PADDINGS[padding]]
+    arguments = {"output": output, "input": given, "grid": grid}
+    parameters = _sizes([output, given, grid], align_corners, wide)
+    threads = output.numel() if dimensions == 3 else output.shape[0] * output.shape[2] * output.shape[3]
+    kernel = _kernel(f"grid_sampler_{dimensions}d", names, wide, given.dtype)
+    kernel.launch({**arguments, "params": parameters}, threads)
+    return output
+
+
+@rule("grid_sampler_2d_backward", source=GRID)
+def grid_sampler_2d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *modes: Any) -> Gradients:
+    """The image's gradient, to which every place adds atomically, and the grid's: two kernels."""
+    interpolation, padding, _, output_mask = modes
+    _check(given, grid, 4)
+    of_input, of_grid = _gradients(given, grid, interpolation, output_mask)
+    places = math.prod(grid.shape[:3])
+    if places == 0:
+        return of_input, of_grid
+    wide, bicubic = _wide(gradient, given, grid, of_grid), interpolation == BICUBIC
+    parameters = _backward_sizes([gradient, given, grid], [gradient, of_input, of_grid], modes, wide)
+    common = {"grad_output": gradient, "grid": grid, "params": parameters}
+    if of_input is not None:
+        names = ["bicubic_input", PADDINGS[padding]] if bicubic else [f"{INTERPOLATIONS[interpolation]}_input"]
+        kernel = _kernel("grid_sampler_2d_backward", names, wide, given.dtype)
+        kernel.launch({**common, "grad_input": of_input}, places)
+    if interpolation != NEAREST:
+        names = ["bicubic_grid", PADDINGS[padding]] if bicubic else ["bilinear_grid"]
+        kernel = _kernel("grid_sampler_2d_backward", names, wide, given.dtype)
+        kernel.launch({**common, "grad_grid": of_grid, "input": given}, places)
+    return of_input, of_grid
+
+
+@rule("grid_sampler_3d_backward", source=GRID)
+def grid_sampler_3d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *modes: Any) -> Gradients:
+    """Both gradients of a volume by one kernel."""
+    interpolation, _, _, output_mask = modes
+    _check(given, grid, 5)
+    refuse(interpolation == BICUBIC)
+    of_input, of_grid = _gradients(given, grid, interpolation, output_mask)
+    if of_input is None and interpolation == NEAREST:
+        return of_input, of_grid
+    given, grid, gradient = given.contiguous(), grid.contiguous(), gradient.contiguous()
+    wide = _wide(gradient, given, grid, of_grid)
+    parameters = _backward_sizes([gradient, given, grid], [gradient, of_input, of_grid], modes, wide)
+    arguments = {"grad_output": gradient, "input": given, "grid": grid, "grad_grid": of_grid, "params": parameters}
+    arguments["grad_input"] = of_input if of_input is not None else given.new_zeros(1)
+    threads = (grid.shape[3], grid.shape[2] * grid.shape[1], given.shape[0])
+    _kernel("grid_sampler_3d_backward", [], wide, given.dtype).launch(arguments, threads, (16, 16, 1))
+    return of_input, of_grid
+
+
+def _check(given: Tensor, grid: Tensor, dimensions: int) -> None:
+    """Raise NoRule where PyTorch refuses the arguments."""
+    fits = given.dim() == grid.dim() == dimensions and given.dtype == grid.dtype and given.shape[0] == grid.shape[0]
+    refuse(not fits or grid.shape[-1] != dimensions - 2 or 0 in given.shape[2:])
+
+
+def _wide(*tensors: Tensor) -> bool:
+    """Return whether an element is farther away than 32 bits count (canUse32BitIndexMath)."""
+    return any(span(each) > 1 << 31 for each in tensors)
+
+
+def _kernel(family: str, names: list[str], wide: bool, dtype: torch.dtype) -> Kernel:
+    """Return the kernel for 32 or 64 bits."""
+    return kernels["_".join([family, *names, "i64" if wide else "i32", metal(dtype)])]
+
+
+def _sizes(tensors: list[Tensor], align_corners: bool, wide: bool) -> bytes:
+    """GridSamplerParams: sizes and strides of the result, the input and the grid."""
+    number, width = (i64, 8) if wide else (i32, 4)
+    arrays = b"".join(number(each.shape, each.stride()) for each in tensors)
+    whole = padded(i32(tensors[0].dim() - 2), width) + arrays + bytes([align_corners])
+    return padded(whole, -(-len(whole) // width) * width)
+
+
+def _backward_sizes(forward: list[Tensor], strided: list[Tensor | None], modes: tuple[Any, ...], wide: bool) -> bytes:
+    """GridSamplerBackwardParams: the above, three tensors' strides, the modes, and which gradients are asked for."""
+    number, width = (i64, 8) if wide else (i32, 4)
+    arrays = [each.stride() if each is not None else [0] * forward[0].dim() for each in strided]
+    interpolation, padding, align_corners, _ = modes
+    asked = bytes([strided[1] is not None, interpolation != NEAREST])
+    whole = _sizes(forward, align_corners, wide) + number(*arrays) + i32(padding, interpolation) + asked
+    return padded(whole, -(-len(whole) // width) * width)
+
+
+def _gradients(given: Tensor, grid: Tensor, interpolation: int, output_mask: list[bool]) -> Gradients:
+    """Zeros to add to, or None where no gradient of the input is asked for; the grid's is written, or stays zero."""
+    whole = torch.contiguous_format
+    of_input = torch.zeros_like(given, memory_format=whole) if output_mask[0] else None
+    make = torch.zeros_like if interpolation == NEAREST else torch.empty_like
+    return of_input, make(grid, memory_format=whole)
+
+
+UPSAMPLE = "operations/UpSample.mm"
+
+Ints = Sequence[int]
+Scales = Sequence[float | None]
+
+
+def scale(size: int, result: int, align_corners: bool, given: float | None) -> float:
+    """Return elements of the input for one of the result (area_pixel_compute_scale)."""
+    if align_corners:
+        return (size - 1) / (result - 1) if result > 1 else 0.0
+    return 1.0 / given if given is not None and given > 0 else size / result
+
+
+def _launch(kernel: Kernel, buffers: dict[str, Tensor], align_corners: bool, scales: Scales) -> None:
+    """`buffers` are the input or its gradient, then the result or its gradient; `scales` begin with the depth."""
+    small, large = buffers.values()
+    factors = [
+        scale(small.shape[at - len(scales)], large.shape[at - len(scales)], align_corners, given)
+        for at, given in enumerate(scales)
+    ]
+    factors.reverse()
+    arguments: dict[str, Any] = dict(buffers)
+    declared = kernel.signature.at(2)
+    if declared is not None and declared.name == "params":
+        placed = u64(small.stride(), small.shape, large.stride(), large.shape) + f32(factors)
+        arguments["params"] = padded(placed + bytes([align_corners]), declared.size)
+    else:
+        # In one dimension the host binds a second scale, which no kernel reads.
+        for name, each in (("input", small), ("output", large)):
+            arguments[f"{name}_strides"] = padded(u64(each.stride()), 32)
+            arguments[f"{name}_sizes"] = padded(i64(each.shape), 32)
+        arguments |= {"scales": padded(f32(factors), 8), "align_corners": bytes([align_corners])}
+    kernel.launch(arguments, math.prod(large.shape[2:]))
+
+
+def forward(output: Tensor, given: Tensor, size: Ints, *rest: Any, names: list[str], kernel: str, **named: Any) -> None:
+    """Fill `output` from `given`."""
+    found = _resizing(kernel, given)
+    if output.numel():
+        _launch(found, {"inputData": given, "outputData": output}, *_options(names, rest, named))
+
+
+def backward(
+    result: Tensor, gradient: Tensor, size: Ints, of: Ints, *rest: Any, names: list[str], kernel: str, **named: Any
+) -> None:
+    """Fill `result`, the input's gradient, from that of the result: zeros, to which every place adds atomically."""
+    found = _resizing(f"{kernel}_backward", result)
+    result.zero_()
+    if gradient.numel():
+        _launch(found, {"gradInputData": result, "gradOutputData": gradient}, *_options(names, rest, named))
+
+
+def _resizing(name: str, like: Tensor) -> Kernel:
+    whole = f"upsample_{name}_{metal(like.dtype)}"
+    refuse(whole not in kernels and f"upsample_{name}_float" not in kernels, "MPSGraph on this release")
+    return kernels[whole]
+
+
+def _options(names: list[str], rest: tuple[Any, ...], named: dict[str, Any]) -> tuple[bool, Scales]:
+    given = {**dict(zip(names, rest, strict=False)), **named}
+    return bool(given.get("align_corners")), [given.get(name) for name in names if name != "align_corners"]
+
+
+RESIZES = (
+    "upsample_nearest1d=nearest1d upsample_nearest2d=nearest2d upsample_nearest3d=nearest_3d* "
+    "_upsample_nearest_exact1d=nearest_exact1d _upsample_nearest_exact2d=nearest_exact2d "
+    "_upsample_nearest_exact3d=nearest_exact_3d* upsample_linear1d=linear1d upsample_bilinear2d=bilinear2d "
+    "upsample_bicubic2d=bicubic2d* _upsample_bilinear2d_aa=bilinear2d_aa* _upsample_bicubic2d_aa=bicubic2d_aa* "
+    "upsample_trilinear3d=trilinear*"
+)
+"""Operators and their kernels, with a star where the gradient has kernels in a release up to 2.14.1; that of the others
+is MPSGraph in all."""
+SCALES = {"1d": ["scales"], "2d": ["scales_h", "scales_w"], "3d": ["scales_d", "scales_h", "scales_w"]}
+
+for _word in RESIZES.split():
+    _operator, _, _kernel_name = _word.rstrip("*").partition("=")
+    _names = SCALES[_operator.removesuffix("_aa")[-2:]]
+    _fixed: dict[str, Any] = {"kernel": _kernel_name, "source": UPSAMPLE, "outputs": by_meta}
+    _fixed["names"] = _names if "nearest" in _operator else ["align_corners", *_names]
+    rule(_operator, **_fixed)(forward)
+    if _word.endswith("*"):
+        rule(f"{_operator}_backward", **_fixed)(backward)
+
+
+SOURCE = "operations/Pooling.mm"
+ADAPTIVE_SOURCE = "operations/AdaptivePooling.mm"
+DIMENSIONS = 5
+"""Of the arrays in the kernels' structs."""
+
+
+class Window:
+    """The pooled dimensions of a call: kernel, stride, padding and dilation of each, and the shape of the result."""
+
+    def __init__(
+        self,
+        given: Tensor,
+        pooled: int,
+        kernel: Ints,
+        stride: Ints = (),
+        padding: Ints = (0,),
+        dilation: Ints = (1,),
+        ceil_mode: bool = False,
+    ) -> None:
+        """Raise NoRule where PyTorch refuses the arguments."""
+        leading = given.dim() - pooled
+        refuse(leading not in (1, 2) or any(size == 0 for size in given.shape[leading - 1 :]))
+        self.pooled, self.kernel = pooled, _all(kernel, pooled)
+        self.stride = _all(stride, pooled) if len(stride) else self.kernel
+        self.padding, self.dilation = _all(padding, pooled), _all(dilation, pooled)
+        ways = zip(given.shape[leading:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        pools = [_size(*way, ceil_mode) for way in ways]
+        halves = any(pad < 0 or 2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True))
+        refuse(halves or min(self.stride) < 1 or min(pools) < 1)
+        self.shape = (*given.shape[:leading], *pools)
+
+
+def _all(numbers: Ints, count: int) -> list[int]:
+    return list(numbers) if len(numbers) == count else [numbers[0]] * count
+
+
+def _size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """Windows along a dimension; with `ceil_mode` the last may reach over the end, and begins before it."""
+    last = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (last + (stride - 1 if ceil_mode else 0)) // max(stride, 1) + 1
+    return count - (ceil_mode and (count - 1) * stride >= size + padding)
+
+
+def _layout(given: Tensor) -> torch.memory_format:
+    """Return the memory format of the result: that of the input."""
+    if given.is_contiguous():
+        return torch.contiguous_format
+    if given.dim() == 4 and given.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    if given.dim() == 5 and given.is_contiguous(memory_format=torch.channels_last_3d):
+        return torch.channels_last_3d
+    return torch.contiguous_format
+
+
+def _arrays(*tensors: Tensor, sizes: bool = True) -> bytes:
+    """Return sizes and strides of each tensor, five numbers each; strides alone without `sizes`."""
+    parts = []
+    for each in tensors:
+        parts += [each.shape, each.stride()] if sizes else [each.stride()]
+    return b"".join(padded(i32(part), 4 * DIMENSIONS) for part in parts)
+
+
+def _each(window: Window, *numbers: Ints) -> bytes:
+    """Return numbers of the pooled dimensions, three places each."""
+    return b"".join(padded(i32(part), 4 * (DIMENSIONS - 2)) for part in numbers)
+
+
+def _target(like: Tensor, shape: Ints, out: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = dtype or like.dtype
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=like.device, memory_format=_layout(like))
+    refuse_misfit(out, shape, dtype)
+    return out
+
+
+@rule("max_pool3d_with_indices_backward", "max_pool3d_with_indices_backward.grad_input", source=SOURCE)
+def max_pool3d_with_indices_backward(
+    gradient: Tensor, given: Tensor, *pooled: Any, grad_input: Tensor | None = None
+) -> Tensor:
+    """Each element of the gradient is added where its maximum was, atomically."""
+    *ways, indices = pooled
+    window = Window(given, 3, *ways)
+    refuse(gradient.shape != torch.Size(window.shape) or indices.shape != gradient.shape)
+    kernel = kernels[f"max_pool_backward_{metal(given.dtype)}"]
+    result = _target(given, given.shape, grad_input).zero_()
+    placed = _arrays(result, gradient) + _arrays(indices, sizes=False)
+    arguments = {"grad_input": result, "grad_output": gradient, "indices": indices}
+    kernel.launch({**arguments, "params": i32(given.dim(), window.pooled) + placed}, gradient.numel())
+    return result
+
+
+def _average(given: Tensor, result: Tensor, window: Window, include_pad: bool, divisor: int | None) -> bytes:
+    """AvgPoolingParams, of the input's side and the pooled side; two booleans are followed by two bytes of nothing."""
+    flags = bytes([include_pad, divisor is not None, 0, 0])
+    ways = _each(window, window.kernel, window.stride, window.padding)
+    return i32(given.dim(), window.pooled) + _arrays(given, result) + ways + flags + i32(divisor or 0)
+
+
+@rule("avg_pool3d_backward", "avg_pool3d_backward.grad_input", source=SOURCE)
+def avg_pool3d_backward(gradient: Tensor, given: Tensor, *pooled: Any, grad_input: Tensor | None = None) -> Tensor:
+    """Each element of the gradient is shared among its window, atomically."""
+    kernel_size, stride, padding, ceil_mode, include_pad, divisor = pooled
+    window = Window(given, 3, kernel_size, stride, padding, (1,), ceil_mode)
+    refuse(gradient.shape != torch.Size(window.shape))
+    kernel = kernels[f"avg_pool_backward_{metal(given.dtype)}"]
+    result = _target(given, given.shape, grad_input).zero_()
+    parameters = _average(result, gradient, window, include_pad, divisor)
+    kernel.launch({"grad_input": result, "grad_output": gradient, "params": parameters}, gradient.numel())
+    return result
+
+
+class Pool:
+    """The operators that are alike in two and three dimensions."""
+
+    def __init__(self, pooled: int) -> None:
+        self.pooled = pooled
+
+    def maximum(
+        self,
+        given: Tensor,
+        *ways: Any,
+        out: Tensor | None = None,
+        indices: Tensor | None = None,
+        with_places: bool = True,
+    ) -> Any:
+        """In two dimensions windows that move by one element are MPSGraph's; places are for a gradient."""
+        window = Window(given, self.pooled, *ways)
+        refuse(window.stride == [1, 1], "MPSGraph on this release")
+        output = _target(given, window.shape, out)
+        places = _target(given, window.shape, indices, torch.int64) if with_places else None
+        placed = _arrays(given, output) + (_arrays(places) if places is not None else bytes(8 * DIMENSIONS))
+        placed += _each(window, window.kernel, window.stride, window.padding, window.dilation)
+        parameters = i32(given.dim(), window.pooled) + placed + i32(places is not None)
+        arguments = {"input": given, "output": output, "indices": places, "params": parameters}
+        kernels[f"max_pool_{metal(given.dtype)}"].launch(arguments, output.numel())
+        return (output, places) if with_places else output
+
+    def average(
+        self,
+        given: Tensor,
+        kernel_size: Ints,
+        stride: Ints = (),
+        padding: Ints = (0,),
+        ceil_mode: bool = False,
+        *divided: Any,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """In two dimensions windows that may not reach over the end (`ceil_mode`) are MPSGraph's."""
+        include_pad, divisor = (*divided, *(True, None)[len(divided) :])
+        refuse(self.pooled == 2 and not ceil_mode, "MPSGraph on this release")
+        window = Window(given, self.pooled, kernel_size, stride, padding, (1,), ceil_mode)
+        kernel = kernels[f"avg_pool_{metal(given.dtype)}"]
+        output = _target(given, window.shape, out)
+        parameters = _average(given, output, window, include_pad, divisor)
+        kernel.launch({"input": given, "output": output, "params": parameters}, output.numel())
+        return output
+
+    def unpool(
+        self, given: Tensor, indices: Tensor, output_size: Ints, *ways: Ints, out: Tensor | None = None
+    ) -> Tensor:
+        """Zeros, and every element at its place; in three dimensions stride and padding say nothing more."""
+        leading = given.dim() - self.pooled
+        fits = leading in (1, 2) and len(output_size) == self.pooled and indices.shape == given.shape
+        refuse(not fits or indices.dtype != torch.int64 or given.numel() == 0 or min(output_size) < 1)
+        kernel = kernels[f"max_unpool_{metal(given.dtype)}"]
+        output = _target(given, (*given.shape[:leading], *output_size), out).zero_()
+        parameters = i32(given.dim(), self.pooled) + _arrays(given, output) + _arrays(indices, sizes=False)
+        reported = errors()
+        arguments = {"output": output, "input": given, "indices": indices, "params": parameters}
+        kernel.launch({**arguments, "error_buffer": reported.tensor}, given.numel())
+        refuse(reported.any(), "a place outside the result")
+        return output
+
+
+for pool in (Pool(2), Pool(3)):
+    for name, function in (
+        (f"max_pool{pool.pooled}d_with_indices", pool.maximum),
+        (f"avg_pool{pool.pooled}d", pool.average),
+        (f"max_unpool{pool.pooled}d", pool.unpool),
+    ):
+        rule(name, f"{name}.out", source=SOURCE)(function)
+rule("max_pool2d", source=SOURCE, with_places=False)(Pool(2).maximum)
+
+
+@rule("adaptive_max_pool2d", "adaptive_max_pool2d.out", source=ADAPTIVE_SOURCE)
+def adaptive_max_pool2d(
+    given: Tensor, output_size: Ints, *, out: Tensor | None = None, indices: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One ordinary pooling with the stride that the sizes give: wrong where they do not divide (pytorch#190064)."""
+    sizes = given.shape[-2:]
+    if given.dim() not in (3, 4) or any(
+        wanted < 1 or size < wanted for size, wanted in zip(sizes, output_size, strict=True)
+    ):
+        raise NoRule("a result that is larger than what is pooled")
+    stride = [size // wanted for size, wanted in zip(sizes, output_size, strict=True)]
+    kernel = [size - (wanted - 1) * step for size, wanted, step in zip(sizes, output_size, stride, strict=True)]
+    call = torch.ops.aten.max_pool2d_with_indices
+    if out is None:
+        pooled: tuple[Tensor, Tensor] = call(given, kernel, stride)
+        return pooled
+    written: tuple[Tensor, Tensor] = call.out(given, kernel, stride, out=out, indices=indices)
+    return written
