@@ -20,20 +20,20 @@ def huge_products() -> Iterator[None]:
     """pytorch#197636, and a Mac that can hold so much."""
     import torch
 
-    from hf_mps.layer.guards.numerics import huge_products as module
+    from hf_mps.layer.guards.numerics import products as module
 
     with _beginning_early("huge-products", module):
-        module.GUARD.install(torch)
+        module.HUGE_PRODUCTS.install(torch)
         try:
             yield
         finally:
-            module.GUARD.release()
+            module.HUGE_PRODUCTS.release()
 
 
 @contextmanager
 def huge_cat() -> Iterator[None]:
     """pytorch#189960: torch 2.13."""
-    from hf_mps.layer.guards.numerics import huge_cat as module
+    from hf_mps.layer.guards.numerics import operators as module
 
     with _of("huge-cat", "2.13.0"), _beginning_early("huge-cat", module):
         yield
@@ -42,7 +42,7 @@ def huge_cat() -> Iterator[None]:
 @contextmanager
 def embedding_grad() -> Iterator[None]:
     """What Embedding.mm refuses from torch 2.13 on."""
-    from hf_mps.layer.guards.numerics import embedding_grad as module
+    from hf_mps.layer.guards.numerics import indices as module
 
     with _beginning_early("embedding-grad", module):
         yield
@@ -70,9 +70,9 @@ def _of(name: str, torch_version: str, macos: str | None = None) -> Iterator[Non
 
 @contextmanager
 def _beginning_early(name: str, module: ModuleType) -> Iterator[None]:
-    before, module.LIMIT = module.LIMIT, ELEMENTS  # type: ignore[attr-defined]
+    before, module.GRAD_LIMIT = module.GRAD_LIMIT, ELEMENTS  # type: ignore[attr-defined]
     try:
         with strictness.on(name), strictness.beginning_at(name, ELEMENTS):
             yield
     finally:
-        module.LIMIT = before  # type: ignore[attr-defined]
+        module.GRAD_LIMIT = before  # type: ignore[attr-defined]

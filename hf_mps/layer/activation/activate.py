@@ -62,7 +62,13 @@ def activate() -> Activation:
         import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
         if not _on:
-            _refuse_kernels()
+            # A simulated device that did not come for the sake of its kernels is no reason to train on the CPU
+            if "HF_MPS_KERNELS" in os.environ:
+                from hf_mps.core import settings
+                from hf_mps.metal import kernels
+
+                if settings.simulate():
+                    kernels.requested()
             # What is made here lives as long as the process: a collection now, of all that torch has made, would find
             # nothing and cost more than the rest of this.
             collecting = gc.isenabled()
@@ -179,16 +185,6 @@ def _enabled() -> bool:
     from hf_mps.core import settings
 
     return settings.enabled()
-
-
-def _refuse_kernels() -> None:
-    """A simulated device that did not come for the sake of its kernels is no reason to train on the CPU."""
-    if "HF_MPS_KERNELS" in os.environ:
-        from hf_mps.core import settings
-        from hf_mps.metal import kernels
-
-        if settings.simulate():
-            kernels.requested()
 
 
 def _libraries() -> list[Part]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import Put
-from hf_mps.layer.compat.name_table import FEATURE_EXTRACTORS
+from hf_mps.layer.compat.names import FEATURE_EXTRACTORS
 
 
 class Size(int):

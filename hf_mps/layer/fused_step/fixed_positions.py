@@ -136,4 +136,4 @@ def _counts(forward: Any) -> bool:
     return len(own) == 1 and min(each.lineno for each in asks) == own[0].lineno
 
 
-PART = FixedPositions()
+FIXED_POSITIONS = FixedPositions()

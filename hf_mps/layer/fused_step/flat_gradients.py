@@ -176,4 +176,4 @@ def _gradients(parameters: Any) -> list[Any]:
     return [each.grad for each in parameters if each.grad is not None]
 
 
-PART = FlatGradients()
+FLAT_GRADIENTS = FlatGradients()

@@ -62,4 +62,4 @@ def _drops(model: Any) -> bool:
     return layers or any(isinstance(value, float) and value > 0 for value in rates)
 
 
-PART = FusedDropout()
+FUSED_DROPOUT = FusedDropout()

@@ -125,4 +125,4 @@ class FusedOptimizer(Part):
         return spans.gather(tensors) if len(long) > FEW else long
 
 
-PART = FusedOptimizer()
+FUSED_OPTIMIZER = FusedOptimizer()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.layer.fused_step import joint_adapters, joint_linear, side_by_side
+from hf_mps.layer.fused_step import joint_linear, spans
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
 
@@ -91,7 +91,7 @@ class JointProjections(ModelCode):
         if not (layers and runs(given) and self._fits(given, layers)):
             return []
         weights, biases = [each.weight for each in layers], [each.bias for each in layers if each.bias is not None]
-        if any(kind and side_by_side.brought_together(kind) is None for kind in (weights, biases)):
+        if any(kind and spans.brought_together(kind) is None for kind in (weights, biases)):
             return []
         device = given.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else given.dtype
@@ -100,9 +100,9 @@ class JointProjections(ModelCode):
         if adapters:
             downs, ups = [each[0] for each in adapters.values()], [each[1] for each in adapters.values()]
             scales = tuple(each[2] for each in adapters.values())
-            plan = joint_adapters.Plan(tuple(adapters), scales, dtype, len(layers))
+            plan = joint_linear.Plan(tuple(adapters), scales, dtype, len(layers))
             learned = (*weights, *biases, *downs, *ups)
-            outs = stock.foreign(joint_adapters.JointAdapters.apply, given, plan, *learned)
+            outs = stock.foreign(joint_linear.JointAdapters.apply, given, plan, *learned)
             layers = [asked[place] if place in adapters else layer for place, layer in enumerate(layers)]
         else:
             outs = stock.foreign(joint_linear.JointLinear.apply, given, dtype, len(layers), *weights, *biases)
@@ -150,11 +150,11 @@ def _adapters(asked: list[Any], frozen: list[Tensor], given: Tensor) -> dict[int
     """Which of the layers have adapters that can be computed with them, by their places."""
     if any(each.requires_grad for each in frozen):
         return {}
-    simple = {place: joint_adapters.simple(each) for place, each in enumerate(asked)}
+    simple = {place: joint_linear.simple(each) for place, each in enumerate(asked)}
     found = {place: each for place, each in simple.items() if each is not None}
     kinds = {(each.dtype, each.device) for down, up, _ in found.values() for each in (down, up)}
     downs = [down for down, _, _ in found.values()]
-    if kinds != {(given.dtype, given.device)} or side_by_side.brought_together(downs) is None:
+    if kinds != {(given.dtype, given.device)} or spans.brought_together(downs) is None:
         return {}
     return found
 
@@ -212,4 +212,4 @@ def _own_layer(call: ast.Call) -> str:
     return function.attr if own and isinstance(function, ast.Attribute) else ""
 
 
-PART = JointProjections()
+JOINT_PROJECTIONS = JointProjections()

@@ -90,9 +90,7 @@ class Safeguard(Patcher):
             return
         self.broken = True
         self.failure = f"failed: {described(error)}"
-        self._say_failure(f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on")
-
-    def _say_failure(self, line: str) -> None:
+        line = f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on"
         try:
             self.say(line)
         except Notice:  # warnings are errors here: then it is printed

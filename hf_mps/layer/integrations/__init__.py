@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     """All integrations and shims of this process."""
 
 
-def _patcher(integration: ModuleType) -> Patcher:
+def _patcher(integration: ModuleType, name: str) -> Patcher:
     from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
 
     return ModulePatcher("integration", integration, safe=True)
@@ -32,7 +32,6 @@ def _patcher(integration: ModuleType) -> Patcher:
 
 INTEGRATIONS = Catalogue(
     "integration",
-    "hf_mps.layer.integrations",
     {
         "accelerate.state": ("accelerate",),
         "transformers.training_args": ("transformers",),
@@ -51,6 +50,7 @@ INTEGRATIONS = Catalogue(
         "accelerate.launchers": ("trainer_logs",),
         "torch._dynamo.variables.torch": ("compiler",),
     },
+    "hf_mps.layer.integrations.{}".format,
     _patcher,
 )
 PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "step": parts.PARTS, "shims": compat.SHIMS}

@@ -60,23 +60,19 @@ def _installed(name: str, required: Requirement | None) -> Finding | None:
     if installed is None:
         return problem(name, "not installed", f"pip install '{required}'") if required else None
     if name == "torch":
-        return _torch(installed)
+        # Which release of torch this is among those that were tried
+        release, tried = Version(installed), f"tried are {', '.join(TRIED)}"
+        if too_old := faults.too_old(installed):
+            return problem("torch", too_old, "pip install -U torch")
+        if release.base_version in TRIED:
+            return ok("torch", f"{installed}, which was tried with hf_mps")
+        if release.release[:2] > Version(TRIED[-1]).release[:2]:
+            says = f"{installed}: hf_mps was not tried with this release; {tried}"
+            return note("torch", says, f"python -m pip install torch=={TRIED[-1]}, where something goes wrong")
+        return ok("torch", f"{installed}; {tried}")
     if required and not required.specifier.contains(installed, prereleases=True):
         return problem(name, f"{installed}; hf_mps needs {required.specifier}", f"pip install --upgrade '{required}'")
     return ok(name, installed)
-
-
-def _torch(installed: str) -> Finding:
-    """Which release of torch this is among those that were tried."""
-    release, tried = Version(installed), f"tried are {', '.join(TRIED)}"
-    if too_old := faults.too_old(installed):
-        return problem("torch", too_old, "pip install -U torch")
-    if release.base_version in TRIED:
-        return ok("torch", f"{installed}, which was tried with hf_mps")
-    if release.release[:2] > Version(TRIED[-1]).release[:2]:
-        says = f"{installed}: hf_mps was not tried with this release; {tried}"
-        return note("torch", says, f"python -m pip install torch=={TRIED[-1]}, where something goes wrong")
-    return ok("torch", f"{installed}; {tried}")
 
 
 def _newer() -> Finding | None:

@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.import_hooks import Catalogue
 from hf_mps.core.registry import Registry
 from hf_mps.layer.fused_step import switch
-from hf_mps.layer.fused_step.flat_gradients import PART, FlatGradients
+from hf_mps.layer.fused_step.flat_gradients import FLAT_GRADIENTS, FlatGradients
 
 
 def model() -> Any:
@@ -140,10 +140,10 @@ def test_a_part_that_fails_leaves_the_step_to_stock(
     weights = [torch.nn.Parameter(torch.ones(3, device="mps")) for _ in range(3)]
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    monkeypatch.setattr(PART, "broken", False)
-    monkeypatch.setattr(PART, "_long", lambda gradients: 1 / 0)
+    monkeypatch.setattr(FLAT_GRADIENTS, "broken", False)
+    monkeypatch.setattr(FLAT_GRADIENTS, "_long", lambda gradients: 1 / 0)
     with switch.running(switch.choose(True, model(), "mps"), "mps"):
         norm = torch.nn.utils.clip_grad_norm_(weights, 1.0)
     assert float(norm) == 3.0
-    assert not PART.on
+    assert not FLAT_GRADIENTS.on
     assert "the fused step's flat-gradients failed: ZeroDivisionError" in capsys.readouterr().err

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.layer.fused_step.attention.blocks import BLOCK_BYTES, SUMMED, Block, Shape, cut
-from hf_mps.layer.fused_step.attention.masks import Everything, Mask, part
+from hf_mps.layer.fused_step.attention.masks import BLOCK_BYTES, SUMMED, Block, Everything, Mask, Shape, cut, part
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -107,7 +106,7 @@ def _forward(call: _Call, query: Tensor, key: Tensor, value: Tensor, bias: Tenso
     batch, heads, queries, _ = query.shape
     groups = (key.shape[1], heads // key.shape[1])
     out = query.new_empty(batch, queries, heads, value.shape[-1], dtype=value.dtype).transpose(1, 2)
-    dtype = _added_in(query.dtype)
+    dtype = torch.float32 if query.dtype in HALVES else query.dtype
     sums = query.new_empty(batch, *groups, queries, dtype=dtype)
     asked, outcome = _by_head(query, groups), _by_head(out, groups)
     keys, values = (_flat(tensor, dtype) for tensor in (key, value))
@@ -171,10 +170,6 @@ def _by_score(
     if kept is not None:
         by_score.mul_(kept).mul_(1 / (1 - call.dropout) if call.dropout < 1 else 0.0)
     return by_score.sub_(share).mul_(chances)
-
-
-def _added_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in HALVES else dtype
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from hf_mps.layer.fused_step.attention import NAME
-from hf_mps.layer.fused_step.attention.blocks import BLOCK_BYTES
 from hf_mps.layer.fused_step.attention.blockwise import attention
-from hf_mps.layer.fused_step.attention.masks import Causal, Given, Indexed, Mask, UnmadeMask
+from hf_mps.layer.fused_step.attention.masks import BLOCK_BYTES, Causal, Given, Indexed, Mask, UnmadeMask
 
 OWN = "sdpa"
 """What a model has where nobody asked for anything: PyTorch's own attention."""

@@ -126,4 +126,4 @@ def _embedding_gradient() -> Any:
     return torch.ops.aten.embedding_dense_backward(grad.to("mps"), words.to("mps"), 64, -1, False).cpu()
 
 
-GUARD = AtomicOrder()
+ATOMIC_ORDER = AtomicOrder()

@@ -19,7 +19,7 @@ class _Device:
         # A storage that is moved to the device asks for it as well (torch/_utils.py, _to).
         asks = sys._getframe(1).f_globals.get("__name__")
         if asks == "torch.utils.checkpoint" and not Guard.trying:
-            GUARD.safely(GUARD.replayed)
+            CHECKPOINT_RNG.safely(CHECKPOINT_RNG.replayed)
 
     def __enter__(self) -> None:
         return None
@@ -96,4 +96,4 @@ def _replays() -> bool:
         torch.mps.set_rng_state(before)
 
 
-GUARD = CheckpointRng()
+CHECKPOINT_RNG = CheckpointRng()

@@ -95,7 +95,7 @@ class _Filter:
     def __get__(self, arguments: Any, owner: Any = None) -> Any:
         if arguments is None:
             return self.default
-        if GUARD.hides(arguments, sys._getframe(1).f_code):
+        if NAN_HIDDEN.hides(arguments, sys._getframe(1).f_code):
             return False
         return vars(arguments).get(FILTER, self.default)
 
@@ -106,4 +106,4 @@ class _Filter:
         del vars(arguments)[FILTER]
 
 
-GUARD = NanHidden()
+NAN_HIDDEN = NanHidden()

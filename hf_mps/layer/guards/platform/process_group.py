@@ -158,4 +158,4 @@ def _on_metal(model: Any) -> bool:
     return getattr(model, "device_type", "") == "mps"
 
 
-GUARD = ProcessGroup()
+PROCESS_GROUP = ProcessGroup()

@@ -130,4 +130,4 @@ def _raises() -> bool:
     return not faults.possible("stopped-gpu")
 
 
-SENTINEL = StoppedGpu()
+STOPPED_GPU = StoppedGpu()

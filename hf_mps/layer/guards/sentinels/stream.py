@@ -305,5 +305,3 @@ def _values(scalars: Sequence[Any]) -> list[float]:
 
 
 STREAM = Stream()
-SENTINEL = STREAM
-"""As the catalogue asks for what its files hold."""

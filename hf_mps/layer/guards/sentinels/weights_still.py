@@ -232,4 +232,4 @@ def _settings(optimizer: Any, weight: Any, group: dict[str, Any]) -> tuple[float
     return feeble, feeble, floor, *known
 
 
-SENTINEL = WeightsStill()
+WEIGHTS_STILL = WeightsStill()

@@ -95,7 +95,20 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
     outcome = Outcome(path, existing, needed)
     if existing is None or values != repairs.apply(existing, []) or needed:
         if not json:
-            _show(path, existing, values, choices, needed)
+            # The difference to the file that is there, or the whole of a new one; each line with its reason
+            reasons = {repair.key: repair.reason for repair in needed}
+            reasons = {key: choice.reason for key, choice in choices.items()} | reasons
+            before = existing or {}
+            print(f"{path} ({'new' if existing is None else 'changes'}):")
+            for key in sorted(before.keys() | values.keys()):
+                old, new = before.get(key), values.get(key)
+                if key in before and old == new:
+                    continue
+                if key in before:
+                    print(f"  - {key}: {jsons.dumps(old)}")
+                if key in values:
+                    reason = f"    # {reasons[key]}" if key in reasons else ""
+                    print(f"  + {key}: {jsons.dumps(new)}{reason}")
         if not yes and not typer.confirm("Write it?", default=True):
             print(f"{path} stays as it is")
             return
@@ -155,22 +168,3 @@ def _values(existing: Values | None, choices: dict[str, Choice[Any]]) -> tuple[V
     needed = repairs.find(before, on_metal=not answered["use_cpu"])
     values = repairs.apply(before, needed) | answered
     return {key: value for key, value in values.items() if key not in answered or value is not None}, needed
-
-
-def _show(
-    path: Path, existing: Values | None, values: Values, choices: dict[str, Choice[Any]], needed: list[Repair]
-) -> None:
-    """The difference to the file that is there, or the whole of a new one; each line with its reason."""
-    reasons = {repair.key: repair.reason for repair in needed}
-    reasons = {key: choice.reason for key, choice in choices.items()} | reasons
-    before = existing or {}
-    print(f"{path} ({'new' if existing is None else 'changes'}):")
-    for key in sorted(before.keys() | values.keys()):
-        old, new = before.get(key), values.get(key)
-        if key in before and old == new:
-            continue
-        if key in before:
-            print(f"  - {key}: {jsons.dumps(old)}")
-        if key in values:
-            reason = f"    # {reasons[key]}" if key in reasons else ""
-            print(f"  + {key}: {jsons.dumps(new)}{reason}")

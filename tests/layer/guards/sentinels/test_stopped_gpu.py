@@ -119,7 +119,7 @@ def test_an_evaluation_whose_work_is_lost_gives_no_figures(tmp_path: Path) -> No
 
 
 def test_a_loss_that_is_nan_for_that_reason_is_said_to_be(tmp_path: Path) -> None:
-    from hf_mps.layer.guards.sentinels.non_finite import refuse
+    from hf_mps.layer.guards.sentinels.numbers import refuse
 
     run = loops.trainer(tmp_path, max_steps=4)
     run.create_optimizer_and_scheduler(num_training_steps=4)
