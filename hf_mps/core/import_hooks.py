@@ -69,7 +69,7 @@ def _apply(module: ModuleType, who: str, arm: Arm) -> None:
 class Catalogue:
     """Those of one kind: after which module of a library each is armed. Imports nothing.
 
-    `homes` says in which module of ours each is written, and `load(module, name)` finds the Patcher in it. Of several
+    `home(name)` is the module of ours in which one is written; `load(module, name)` finds the Patcher in it. Of several
     around one function the first is the innermost. `shared` names files whose patches serve several of them.
     """
 
@@ -77,17 +77,17 @@ class Catalogue:
         self,
         kind: str,
         after: Mapping[str, tuple[str, ...]],
-        homes: Callable[[str], str],
+        home: Callable[[str], str],
         load: Callable[[ModuleType, str], Any],
         shared: tuple[str, ...] = (),
     ) -> None:
         self.kind, self.after, self.shared = kind, after, shared
         self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
-        self._homes, self._load = homes, load
+        self.home, self._load = home, load
 
     def make(self, name: str) -> Any:
         """Import the file in which it is written."""
-        return self._load(importlib.import_module(self._homes(name)), name)
+        return self._load(importlib.import_module(self.home(name)), name)
 
     def waits(self, name: str) -> str | None:
         """In words which imports `name` waits for, or None where one of its modules is there."""

@@ -334,7 +334,7 @@ def train(
     if prepared.stream is not None:
         trainer.get_train_dataloader().begin(Path(start) if start is not None else None)
     finite = numbers.NON_FINITE.stopping(lower_rate(trainer.args.learning_rate))
-    whole = stopped_gpu.SENTINEL.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
+    whole = stopped_gpu.STOPPED_GPU.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
     with (
         ExitStack() as held,
         expected_operators(plan.recipe.fallback),

@@ -175,4 +175,4 @@ _TOKENIZERS = {
     f"{_TOKENIZER}.decode": Patch(_decode, own=True),
 }
 
-patches: dict[str, str | Patch] = {**_CONFIGS, **_MODELS, **_SPEECH, **_PROCESSORS, **_CALLBACKS, **_TOKENIZERS}
+patches: dict[str, Any] = {**_CONFIGS, **_MODELS, **_SPEECH, **_PROCESSORS, **_CALLBACKS, **_TOKENIZERS}

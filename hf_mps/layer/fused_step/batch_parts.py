@@ -8,6 +8,7 @@ padding-masks: the mask of a padded batch is a view of what the batch has, where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Put
+from hf_mps.core.patching import Register
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.base import Part
@@ -187,7 +188,7 @@ class PaddingMasks(Part):
     name = "padding-masks"
     what = "an encoder's mask is a view of the batch's"
     why = "the price of a small launch is the host's, and a mask has a dozen"
-    patches = {f"{MASKS}:AttentionMaskInterface._global_mapping": Put("_in_mapping")}
+    patches = {f"{MASKS}:AttentionMaskInterface.register": Register("_of_sdpa", under="sdpa")}
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a decoder, or a model that computes its attention itself."""
@@ -197,14 +198,12 @@ class PaddingMasks(Part):
         causal = "Causal" in type(model).__name__ or "LMHead" in type(model).__name__
         return self.what if asked == "sdpa" and texts and not causal else ""
 
-    def _in_mapping(self, stock: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-        """The table of who makes which implementation's mask, with ours around that of sdpa."""
-        made = stock["sdpa"]
-        if self.name not in getattr(made, "hf_mps_patches", ()):
-            ours: Any = self.wrapped("sdpa_mask", made, self._mask)
-            ours.hf_mps_patches = (*getattr(made, "hf_mps_patches", ()), self.name)
-            stock["sdpa"] = ours
-        return stock
+    @cached_property
+    def _of_sdpa(self) -> Callable[..., Any]:
+        """What makes sdpa's masks, with ours around it."""
+        from transformers.masking_utils import sdpa_mask
+
+        return self.wrapped("sdpa_mask", sdpa_mask, self._mask)
 
     def _mask(self, stock: OriginalCall, *args: Any, **said: Any) -> Any:
         import transformers.masking_utils as masks

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     """All guards and sentinels of this process."""
 
 # Module -> the guards that patch something in it; torch is patched when the layer is switched on, the others once they
-# have been imported. Of several around one function the first is the innermost: batch-waits is asked of each function of
+# have been imported. Of several around one function the first is innermost: batch-waits is asked of each function of
 # torch while it has a batch moved, and not while others look at it.
 _AFTER = {
     "torch": (

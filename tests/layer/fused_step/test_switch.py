@@ -13,6 +13,7 @@ from hf_mps.core.import_hooks import Catalogue
 from hf_mps.core.registry import Registry
 from hf_mps.layer.fused_step import switch
 from hf_mps.layer.fused_step.flat_gradients import FLAT_GRADIENTS, FlatGradients
+from hf_mps.layer.fused_step.parts import PARTS
 
 
 def model() -> Any:
@@ -124,7 +125,7 @@ def test_a_library_that_is_not_known_costs_one_part_alone(
 ) -> None:
     part = FlatGradients()
     monkeypatch.setattr(FlatGradients, "patches", {"torch:clip_gradients_of_tomorrow": "_clip_norm"})
-    catalogue = Catalogue("step", "hf_mps.layer.fused_step", {"torch": ("flat-gradients",)}, lambda module: part)
+    catalogue = Catalogue("step", {"torch": ("flat-gradients",)}, PARTS.home, lambda module, name: part)
     Registry(catalogue).start()
     part.devices = frozenset({"mps"})
     assert not part.on

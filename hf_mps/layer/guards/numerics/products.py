@@ -28,7 +28,7 @@ LONGEST = 32766
 """Values in one sum; 32,767 is wrong by one of them (pytorch#195163)."""
 SIDE = 16
 """Rows and columns of a result from which on the kernel is used that has the fault (pytorch PR 183535)."""
-LARGE_K = 16384
+PART = 16384
 
 
 class LargeK(Guard):
@@ -85,7 +85,7 @@ class LargeK(Guard):
         if values <= LONGEST or rows < SIDE or columns < SIDE or not self.needed:
             return False
         self.acted(
-            f"products that sum over more than {LONGEST:,} values are added up from parts of {LARGE_K:,}", aloud=False
+            f"products that sum over more than {LONGEST:,} values are added up from parts of {PART:,}", aloud=False
         )
         return True
 
@@ -134,8 +134,8 @@ def _product(left: Any, other: Any) -> Any:
     """`left @ other` for matrices or batches of them, added up over parts of the inner dimension."""
     half = left.dtype in (torch.float16, torch.bfloat16)
     total: Any = None
-    for start in range(0, left.shape[-1], LARGE_K):
-        part, beside = left[..., start : start + LARGE_K], other[..., start : start + LARGE_K, :]
+    for start in range(0, left.shape[-1], PART):
+        part, beside = left[..., start : start + PART], other[..., start : start + PART, :]
         if total is None:
             total = part @ beside
             total = total.float() if half else total

@@ -58,7 +58,7 @@ class BatchWaits(Guard):
     }
 
     together: Callable[[Any], Moved] | None = None
-    """Moves the tensors of a batch at once: the fused step's (`hf_mps.layer.fused_step.one_copy`), where that is on."""
+    """Moves the tensors of a batch at once: one-copy of the fused step, where that is on."""
 
     def __init__(self) -> None:
         super().__init__()
