@@ -17,8 +17,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.metal import works
-from hf_mps.distributed.metal.collectives import start
-from hf_mps.distributed.metal.host import HostSide, nbytes, tensors_in
+from hf_mps.distributed.metal.collectives import HostSide, nbytes, start, tensors_in
 from hf_mps.distributed.metal.traffic import COUNTER
 from hf_mps.distributed.world import World
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from hf_mps.core.text import first_line
-from hf_mps.distributed.metal.collectives import Started
-from hf_mps.distributed.metal.host import HostSide
+from hf_mps.distributed.metal.collectives import HostSide, Started
 from hf_mps.distributed.metal.traffic import COUNTER
 
 UNCLAIMED = 600.0

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.releases import torch_release
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
 from hf_mps.layer.fused_step.base import Part
-from hf_mps.layer.guards.introspect import torch_release
 
 STOCK_FUSES = (2, 15)
 """The release whose own dropout takes that kernel on Metal (pytorch#195011)."""

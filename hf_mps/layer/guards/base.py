@@ -1,11 +1,12 @@
-"""What guards and sentinels have in common, and what a guard is."""
+"""What guards and sentinels have in common, what a guard is, and how it tells a library's versions apart."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from hf_mps.core import notices
@@ -15,6 +16,12 @@ from hf_mps.core.original_call import REFUSALS, described, is_late
 from hf_mps.core.patching import Patcher
 from hf_mps.metal.device import faults
 from hf_mps.metal.device.no_modes import no_modes
+
+
+def names_in(function: Callable[..., Any]) -> frozenset[str]:
+    """Names and short strings in the function's own code, under whatever was put around it."""
+    code: CodeType = inspect.unwrap(function).__code__
+    return frozenset((*code.co_names, *(text for text in code.co_consts if isinstance(text, str) and len(text) < 40)))
 
 
 class Safeguard(Patcher):

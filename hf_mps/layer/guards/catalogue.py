@@ -79,7 +79,7 @@ _FILES = {
     "platform.settings": "one-device half-precision attention async-loading",
     "resume.batches": "resume-epoch resume-batches",
     "resume.checkpoints": "atomic-checkpoint torn-checkpoint node-weights",
-    "resume.random_numbers": "resume-rng lightning-rng",
+    "resume.resume_rng": "resume-rng lightning-rng",
     "resume.trainer_state": "resume-loss resume-names resume-end",
     "sentinels.numbers": "non-finite gradient-norm loss-frozen",
     "sentinels.stopped_gpu": "stopped-gpu",

@@ -12,10 +12,10 @@ import torch.nn.functional as functional
 from scipy import stats
 from torch.utils.checkpoint import checkpoint
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.fused_step import switch
 from hf_mps.layer.fused_step.fused_dropout import FUSED_DROPOUT, STOCK_FUSES
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.metal import simulator
 from tests.layer.guards.loops import own_compiler
 

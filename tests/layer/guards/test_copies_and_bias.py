@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from inline_snapshot import snapshot
 from torch import Tensor, nn
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.layer.guards.numerics import layouts, products
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device

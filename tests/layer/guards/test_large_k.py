@@ -9,9 +9,9 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.guards import kernel_overrides
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.layer.guards.numerics import products
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device

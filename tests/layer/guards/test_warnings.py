@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.releases import torch_release
 from hf_mps.layer.guards import GuardNotice
-from hf_mps.layer.guards.introspect import torch_release
 from tests.layer.guards import lightning_loops, loops
 from tests.layer.guards.experiments import results
 from tests.layer.guards.experiments.results import TALL, WIDE

@@ -11,9 +11,8 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Put
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, names_in
 from hf_mps.layer.guards.explicit_args import FILTER, TARGET, track, was_given
-from hf_mps.layer.guards.introspect import names_in
 
 
 class NanHidden(Guard):

@@ -15,9 +15,8 @@ import torch
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch, Put
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, names_in
 from hf_mps.layer.guards.explicit_args import TARGET, track, was_given
-from hf_mps.layer.guards.introspect import names_in
 
 ARGUMENT = "dataloader_multiprocessing_context"
 """Of TrainingArguments since transformers 5.15; before, Trainer says fork to its loaders and nobody can object."""

@@ -23,8 +23,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.patching import CONNECTORS, in_lightning
 from hf_mps.distributed.metal.claim import claim
 from hf_mps.distributed.world import World
-from hf_mps.layer.guards.base import Guard
-from hf_mps.layer.guards.introspect import names_in
+from hf_mps.layer.guards.base import Guard, names_in
 
 
 class OneDevice(Guard):

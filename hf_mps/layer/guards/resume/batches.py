@@ -21,9 +21,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.layer.guards.base import Guard
-from hf_mps.layer.guards.introspect import names_in
-from hf_mps.layer.guards.resume import in_recipe
+from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.resume import in_recipe, random_numbers
 from hf_mps.layer.guards.resume.random_numbers import States
 
 _NOTES = "_hf_mps_notes"
@@ -376,8 +375,6 @@ class ResumeBatches(Guard):
         return loaded
 
     def _trainer_synchronizes(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
-        from hf_mps.layer.guards.resume.random_numbers import States
-
         replay: LoaderState | None = trainer.__dict__.pop(_REPLAY, None)
         kept = States.now() if replay is not None and replay.done else None
         stock(trainer, checkpoint)
@@ -404,8 +401,6 @@ class ResumeBatches(Guard):
         return loaded
 
     def _save(self, folder: Path, loaders: list[Any]) -> None:
-        from hf_mps.layer.guards.resume import random_numbers
-
         current = active()
         replay = None if current is None or current.end_of_dataloader else capture(current)
         generators = [generator(loader.base_dataloader) for loader in loaders]
@@ -423,8 +418,6 @@ def _number(loader: Any, loaders: list[Any]) -> int | None:
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
-    from hf_mps.layer.guards.resume import random_numbers
-
     file = random_numbers.own(folder / FILE)
     return torch.load(file, weights_only=True, map_location="cpu") if file.is_file() else None
 

@@ -27,8 +27,7 @@ from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
-from hf_mps.layer.guards.base import Guard
-from hf_mps.layer.guards.introspect import names_in
+from hf_mps.layer.guards.base import Guard, names_in
 
 TRAINER_LAST = "trainer_state.json"
 ACCELERATE_LAST = "random_states_*.pkl"

@@ -15,9 +15,8 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
-from hf_mps.layer.guards.base import Guard
-from hf_mps.layer.guards.introspect import names_in
-from hf_mps.layer.guards.resume import exact_on, in_recipe
+from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.resume import exact_on, in_recipe, random_numbers
 
 FILE = "unlogged_loss.json"
 _WHOLE = "_hf_mps_whole_loss"
@@ -69,8 +68,6 @@ class ResumeLoss(Guard):
         return stock(trainer, tr_loss, *args, **kwargs)
 
     def _saved(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
-        from hf_mps.layer.guards.resume import random_numbers
-
         stock(trainer, output_dir)
         since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_hf_mps_sum", None)
         new = since < trainer.state.global_step or in_recipe()
@@ -80,8 +77,6 @@ class ResumeLoss(Guard):
             self.acted(f"checkpoints also hold the loss since the last log entry, in {FILE}", aloud=False)
 
     def _loaded(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
-        from hf_mps.layer.guards.resume import random_numbers
-
         stock(trainer, checkpoint)
         file = random_numbers.own(Path(checkpoint or "") / FILE)
         if checkpoint is None or not exact_on(trainer.args.device.type) or not file.is_file():
@@ -106,8 +101,6 @@ class ResumeLoss(Guard):
         stock(trainer, logs, *args, **kwargs)
 
     def _cover_run(self, trainer: Any, logs: dict[str, float]) -> None:
-        from hf_mps.layer.guards.resume import random_numbers
-
         total = trainer._total_loss_scalar if trainer.__dict__.pop(_WHOLE, False) else None
         if total is None and trainer.__dict__.get(FROM):  # from a checkpoint of the last step nothing was restored
             file = random_numbers.own(Path(trainer.__dict__[FROM]) / FILE)

@@ -13,10 +13,9 @@ import typer
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
-from hf_mps.tools.doctor.accelerate_config import file, machines, repairs
+from hf_mps.tools.doctor.accelerate_config import file, repairs
 from hf_mps.tools.doctor.accelerate_config.file import Values
-from hf_mps.tools.doctor.accelerate_config.machines import Machines
-from hf_mps.tools.doctor.accelerate_config.repairs import Repair
+from hf_mps.tools.doctor.accelerate_config.repairs import Machines, Repair
 
 PRECISIONS = ("no", "bf16", "fp16")
 SHOWN_AS = {"fp32": "no"}
@@ -55,7 +54,7 @@ class Outcome:
         else:
             print(f"{self.path}: nothing to repair")
         where = "" if self.path == file.default_place() else f" --config_file {self.path}"
-        if others := machines.next_words(self.choices):
+        if others := repairs.next_words(self.choices):
             print(f"{others}{where} script.py")
             return
         print(f"next: accelerate test{where}, then accelerate launch{where} script.py")
