@@ -316,7 +316,8 @@ class Faults:
         """Switch it off, and say so in one line."""
         self.on = False
         notices.print_notice(
-            f"what is around {self._where} failed: {described(error)}; it is off from here on, and all else goes on"
+            f"the wrapper around {self._where} failed: {described(error)}; it is disabled for this process; "
+            "training continues"
         )
 
 

@@ -37,6 +37,8 @@ DOCUMENTED = {"_asdict", "_current_frames", "_fields", "_getframe", "_replace"}
 PLATFORM = ("--only-binary=:all:", "--platform=macosx_14_0_arm64", "--python-version=3.12", "--implementation=cp")
 """The wheels that a Mac gets: those of torch for Linux are ten times as large."""
 
+PATH = re.compile(r"[\w.]+:[\w.]+|(torch|transformers|accelerate|trl|peft|datasets|lightning)(\.\w+)+")
+"""A text that names something of another library: a patch's target, or a module."""
 COMPILED = (".pyi", "libtorch_python.so", "libtorch_python.dylib")
 """The files in which a name of torch's C++ is: the stubs lack some."""
 
@@ -71,6 +73,7 @@ def table() -> tuple[Row, ...]:
     )
 
 
+@cache
 def listed_words() -> set[str]:
     """Every name that a row of the table covers."""
     return {word for row in table() for word in row.words}
@@ -132,12 +135,11 @@ def mentioned(tree: ast.AST) -> Iterator[tuple[str, bool]]:
             yield from ((alias.name, True) for alias in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
             yield from ((str(each.value), False) for each in node.args[1:2] if isinstance(each, ast.Constant))
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and re.fullmatch(r"[\w.]+:[\w.]+", node.value)
-        ):
-            yield from ((part, not part.startswith("_hf_mps")) for part in re.split("[.:]", node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if PATH.fullmatch(node.value):
+                yield from ((part, True) for part in re.split("[.:]", node.value))
+            elif node.value in listed_words():
+                yield node.value, True
         elif isinstance(node, ast.JoinedStr):
             text = ast.unparse(node)[2:-1]
             if re.fullmatch(r"[\w.{}\[\]]*(:|\}\.)[\w.{}]+", text):  # a target whose module is a constant

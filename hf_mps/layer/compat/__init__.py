@@ -1,6 +1,6 @@
-"""Names that older scripts use and that newer libraries removed, a file each.
+"""Names that older scripts use and that newer libraries removed, a file for each subject.
 
-Each file says what replaced the name, tests whether the installed library still has it, and is a no-op where it has.
+A file says what replaced its names, tests whether the installed library still has them, and does nothing where it has.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class Part(Patcher):
         if not self.broken:
             self.broken = True
             notices.print_notice(
-                f"the fused step's {self.name} failed: {described(error)}; it is off from here on, and all else goes on"
+                f"the fused step's {self.name} failed: {described(error)}; it is disabled for this process; "
+                "training continues"
             )
 
     def unknown(self, module: ModuleType, error: Exception) -> None:
@@ -65,7 +66,7 @@ class Part(Patcher):
         self.broken = True
         notices.print_notice(
             f"the fused step's {self.name} does not know this version of {module.__name__}"
-            f" ({type(error).__name__}: {error}); it is off, and all else goes on"
+            f" ({type(error).__name__}: {error}); it is disabled; training continues"
         )
 
     def reasons(self) -> tuple[str, str, str, str]:

@@ -131,7 +131,7 @@ def test_a_library_that_is_not_known_costs_one_part_alone(
     assert not part.on
     assert capsys.readouterr().err == snapshot(
         "hf-mps: the fused step's flat-gradients does not know this version of torch (AttributeError: there is no"
-        " torch:clip_gradients_of_tomorrow); it is off, and all else goes on\n"
+        " torch:clip_gradients_of_tomorrow); it is disabled; training continues\n"
     )
 
 

@@ -6,6 +6,8 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any
 
+import torch
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Give
 from hf_mps.layer.guards.base import Guard
@@ -71,8 +73,6 @@ class CheckpointRng(Guard):
 
     def switched(self, on: bool) -> None:
         """Put the names there, or take them away."""
-        import torch
-
         for name, value in NAMES.items():
             if name in self._ours and on:
                 setattr(torch.mps, name, value)
@@ -82,7 +82,6 @@ class CheckpointRng(Guard):
 
 def _replays() -> bool:
     """Whether a checkpointed dropout's gradient is that of its output; leaves the generators as they were."""
-    import torch
     from torch.utils.checkpoint import checkpoint
 
     before = torch.mps.get_rng_state()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from hf_mps.layer.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, StoppingSentinel
 from hf_mps.layer.guards.sentinels.stream import STREAM
 from hf_mps.metal.device import faults
@@ -73,8 +75,6 @@ class StoppedGpu(StoppingSentinel):
 
     def count(self) -> None:
         """Put an increment into the device's queue."""
-        import torch
-
         if self._on_device is None or self._counted >= MOST:
             with no_modes():
                 self._on_device = torch.zeros((), device="mps")
