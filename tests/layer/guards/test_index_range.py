@@ -16,7 +16,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
-from hf_mps.layer.guards.numerics.indices import LOOKS, LOOKUPS
+from hf_mps.layer.guards.numerics.index_range import LOOKS, LOOKUPS
 from hf_mps.metal.simulator import strictness
 from tests.layer.guards import loops
 
