@@ -34,7 +34,7 @@ class Old:
 
 _TOP = "transformers"
 _UTILS = ("transformers.utils", "transformers.file_utils")
-_OURS = "hf_mps.layer.compat.names"
+_AUTO = (_TOP, "transformers.models.auto", "transformers.models.auto.modeling_auto")
 _TPU = ("transformers.trainer_pt_utils", "transformers.trainer_utils", "transformers.integrations")
 
 
@@ -43,62 +43,34 @@ def _moved(thing: str, *places: str, called: bool = False, name: str = "") -> Ol
     return Old(name or new, places, thing, f"{module}.{new} takes its place", called)
 
 
-def _auto(name: str, thing: str, instead: str) -> Old:
-    return Old(name, (_TOP, "transformers.models.auto", "transformers.models.auto.modeling_auto"), thing, instead)
+def _ours(name: str, instead: str, *places: str, file: str = "names", thing: str = "", called: bool = False) -> Old:
+    return Old(name, places or (_TOP,), f"hf_mps.layer.compat.{file}:{thing or name}", instead, called)
 
 
 FEATURE_EXTRACTORS = {"ViTFeatureExtractor": "ViTImageProcessor"}
 """Feature extractors of images that became image processors (4.25)."""
-
+_LM = "AutoModelForCausalLM, AutoModelForMaskedLM and AutoModelForSeq2SeqLM take its place"
+_MAPPINGS = "the mappings of the three AutoModelFor…LM take its place"
+_MASK = "DataCollatorForLanguageModeling(whole_word_mask=True) takes its place"
+_XLA = "is_torch_xla_available takes its place"
+_NO_REPORT = "does nothing, examples report no use"
 NAMES: tuple[Old, ...] = (
-    Old("Repository", ("huggingface_hub",), f"{_OURS}:Repository"),
-    Old(
-        "is_torch_tpu_available",
-        (_TOP, "transformers.file_utils", *_TPU),
-        f"{_OURS}:is_torch_tpu_available",
-        "is_torch_xla_available takes its place",
-        called=True,
-    ),
-    Old(
-        "send_example_telemetry",
-        (*_UTILS, "transformers.utils.hub"),
-        f"{_OURS}:nothing",
-        "does nothing, examples report no use",
-        called=True,
-    ),
+    _ours("Repository", "", "huggingface_hub"),
+    _ours("is_torch_tpu_available", _XLA, _TOP, "transformers.file_utils", *_TPU, called=True),
+    _ours("send_example_telemetry", _NO_REPORT, *_UTILS, "transformers.utils.hub", thing="nothing", called=True),
     _moved("huggingface_hub:get_full_repo_name", *_UTILS, "transformers.utils.hub", called=True),
     _moved("huggingface_hub:is_offline_mode", *_UTILS, called=True),
-    _auto(
-        "AutoModelWithLMHead",
-        "hf_mps.layer.compat.old_classes:AutoModelWithLMHead",
-        "AutoModelForCausalLM, AutoModelForMaskedLM and AutoModelForSeq2SeqLM take its place",
-    ),
-    _auto(
-        "MODEL_WITH_LM_HEAD_MAPPING",
-        "hf_mps.layer.compat.old_classes:MODEL_WITH_LM_HEAD_MAPPING",
-        "the mappings of the three AutoModelFor…LM take its place",
-    ),
+    _ours("AutoModelWithLMHead", _LM, *_AUTO, file="old_classes"),
+    _ours("MODEL_WITH_LM_HEAD_MAPPING", _MAPPINGS, *_AUTO, file="old_classes"),
     *(
-        Old(
-            name,
-            (_TOP,),
-            f"hf_mps.layer.compat.old_classes:{name}",
-            "datasets.load_dataset takes its place",
-        )
+        _ours(name, "datasets.load_dataset takes its place", file="old_classes")
         for name in ("TextDataset", "LineByLineTextDataset", "LineByLineWithRefDataset")
     ),
-    Old(
-        "DataCollatorForWholeWordMask",
-        (_TOP, "transformers.data.data_collator"),
-        "hf_mps.layer.compat.old_classes:DataCollatorForWholeWordMask",
-        "DataCollatorForLanguageModeling(whole_word_mask=True) takes its place",
-    ),
+    _ours("DataCollatorForWholeWordMask", _MASK, _TOP, "transformers.data.data_collator", file="old_classes"),
     _moved("transformers:PreTrainedTokenizerFast", _TOP, name="BloomTokenizerFast"),
-    *(Old(name, (_TOP,), f"{_OURS}:{name}") for name in ("TransfoXLLMHeadModel", "TransfoXLTokenizer")),
+    *(_ours(name, "") for name in ("TransfoXLLMHeadModel", "TransfoXLTokenizer")),
     *(
-        Old(
-            name, (_TOP,), f"hf_mps.layer.compat.feature_extractors:{name}", f"transformers.{processor} takes its place"
-        )
+        _ours(name, f"transformers.{processor} takes its place", file="feature_extractors")
         for name, processor in FEATURE_EXTRACTORS.items()
     ),
 )

@@ -44,6 +44,12 @@ def _dropped(name: str, why: str, kind: type = bool, default: Any = False) -> Re
     return Removed(name, f"nothing: {why}", kind, default, lambda value: {})
 
 
+def _switch(name: str, instead: str, **fields: Any) -> Removed:
+    """A flag that is one value of a field today."""
+    ((field, value),) = fields.items()
+    return Removed(name, instead, bool, False, _if_true(**fields), lambda args: getattr(args, field) == value)
+
+
 def _warmup(ratio: float | None) -> Fields:
     if not ratio:
         return {}
@@ -57,8 +63,9 @@ def _if_true(**fields: Any) -> Callable[[Any], Fields]:
     return lambda value: dict(fields) if value else {}
 
 
-def _inside(field: str, key: str, unset: Any = None) -> Callable[[Any], Fields]:
-    return lambda value: {} if value is None or value == unset else {field: {key: value}}
+def _inside(name: str, kind: type, field: str, key: str, unset: Any = None) -> Removed:
+    """A value that is a key of a dictionary today."""
+    return Removed(name, field, kind, unset, lambda value: {} if value in (None, unset) else {field: {key: value}})
 
 
 def _organization(name: str | None) -> Fields:
@@ -70,17 +77,10 @@ def _organization(name: str | None) -> Fields:
 _ONE = "mixed precision is fp16 or bf16 alone"
 _ALL = (
     _dropped("use_mps_device", "mps is taken where it works (HF_MPS_DEVICE=mps insists on it)"),
-    Removed("no_cuda", "use_cpu", bool, False, _if_true(use_cpu=True), lambda args: args.use_cpu),
+    _switch("no_cuda", "use_cpu", use_cpu=True),
     _dropped("overwrite_output_dir", "files of the same name are written over and no file is deleted"),
     _renamed("evaluation_strategy", "eval_strategy"),
-    Removed(
-        "evaluate_during_training",
-        "eval_strategy steps",
-        bool,
-        False,
-        _if_true(eval_strategy="steps"),
-        lambda args: args.eval_strategy == "steps",
-    ),
+    _switch("evaluate_during_training", "eval_strategy steps", eval_strategy="steps"),
     Removed(
         "warmup_ratio",
         "warmup_steps (a number below 1 is the share of all steps)",
@@ -89,14 +89,7 @@ _ALL = (
         _warmup,
         lambda args: args.warmup_steps if args.warmup_steps < 1 else 0.0,
     ),
-    Removed(
-        "group_by_length",
-        "train_sampling_strategy: group_by_length",
-        bool,
-        False,
-        _if_true(train_sampling_strategy="group_by_length"),
-        lambda args: args.train_sampling_strategy == "group_by_length",
-    ),
+    _switch("group_by_length", "train_sampling_strategy: group_by_length", train_sampling_strategy="group_by_length"),
     Removed("logging_dir", "the environment variable TENSORBOARD_LOGGING_DIR", str, None, lambda value: {}),
     _dropped("save_safetensors", "models are always saved as safetensors", default=True),
     _renamed("per_gpu_train_batch_size", "per_device_train_batch_size", int),
@@ -104,7 +97,7 @@ _ALL = (
     _dropped("fp16_backend", _ONE, str, "auto"),
     _dropped("half_precision_backend", _ONE, str, "auto"),
     _dropped("fp16_opt_level", _ONE, str, "O1"),
-    Removed("adafactor", "optim adafactor", bool, False, _if_true(optim="adafactor"), lambda a: a.optim == "adafactor"),
+    _switch("adafactor", "optim adafactor", optim="adafactor"),
     _dropped("use_ipex", "IPEX is Intel's"),
     _dropped("jit_mode_eval", "torch_compile took the place of TorchScript"),
     _renamed("torchdynamo", "torch_compile_backend"),
@@ -127,16 +120,10 @@ _ALL = (
     _renamed("push_to_hub_model_id", "hub_model_id"),
     Removed("push_to_hub_organization", "hub_model_id ORGANIZATION/NAME", str, None, _organization),
     _renamed("push_to_hub_token", "hub_token", secret=True),
-    Removed("dispatch_batches", "accelerator_config", bool, None, _inside("accelerator_config", "dispatch_batches")),
-    Removed("split_batches", "accelerator_config", bool, None, _inside("accelerator_config", "split_batches")),
-    Removed("fsdp_min_num_params", "fsdp_config", int, 0, _inside("fsdp_config", "min_num_params", 0)),
-    Removed(
-        "fsdp_transformer_layer_cls_to_wrap",
-        "fsdp_config",
-        str,
-        None,
-        _inside("fsdp_config", "transformer_layer_cls_to_wrap"),
-    ),
+    _inside("dispatch_batches", bool, "accelerator_config", "dispatch_batches"),
+    _inside("split_batches", bool, "accelerator_config", "split_batches"),
+    _inside("fsdp_min_num_params", int, "fsdp_config", "min_num_params", 0),
+    _inside("fsdp_transformer_layer_cls_to_wrap", str, "fsdp_config", "transformer_layer_cls_to_wrap"),
     _renamed("xpu_backend", "ddp_backend"),
     _dropped("sharded_ddp", "fsdp took the place of fairscale", str, ""),
     _dropped("tpu_num_cores", "there is no TPU here", int, None),
