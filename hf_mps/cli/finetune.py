@@ -77,7 +77,6 @@ def finetune(
 
     with one_voice():
         resolved = Ranks.here().run_on_all(lambda: load_recipe(recipe, overrides or []))
-        # Do what was asked for
         if check_parity:
             from hf_mps.tools.dryrun import parity
 

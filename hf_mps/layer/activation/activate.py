@@ -62,7 +62,7 @@ def activate() -> Activation:
         import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
         if not _on:
-            # A simulated device that did not come for the sake of its kernels is no reason to train on the CPU
+            # A simulated device that did not come for the sake of its kernels is no reason to train on the CPU.
             if "HF_MPS_KERNELS" in os.environ:
                 from hf_mps.core import settings
                 from hf_mps.metal import kernels

@@ -30,6 +30,8 @@ class Unset:
 
 
 _CONFIG = "transformers.configuration_utils:PreTrainedConfig"
+# Removed in transformers 5, where an unset one is an AttributeError; those of generation are the generation
+# configuration's. An installed library that asks whether one is there gets stock's answer.
 _CONFIGS = {
     f"{_CONFIG}.{name}": Give(Unset(name, unset), formerly=f"PretrainedConfig.{name}") for name, unset in CONFIG.items()
 }
@@ -46,6 +48,8 @@ def _generate(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -
     return stock(self, *args, **kwargs)
 
 
+# The summarization and translation scripts without a Trainer pass generate(num_beams=None). None was the default of every
+# argument until 4.24; today it is compared with a number (TypeError). Leaving the argument out says the same.
 _MODELS = {"transformers.generation.utils:GenerationMixin.generate": _generate}
 
 
@@ -63,6 +67,7 @@ class FreezeFeatureExtractor:
         return freeze
 
 
+# Replaced by freeze_feature_encoder (4.16, removed in 5).
 _SPEECH = {"transformers.modeling_utils:PreTrainedModel.freeze_feature_extractor": Give(FreezeFeatureExtractor())}
 
 
@@ -90,6 +95,7 @@ def as_target_processor(self: Any) -> Iterator[None]:
         self.__class__ = stock
 
 
+# Replaced by processor(text=…) and processor.pad(labels=…) (4.22), removed in transformers 5.
 _PROCESSORS = {"transformers.processing_utils:ProcessorMixin.as_target_processor": Give(as_target_processor)}
 
 
@@ -100,6 +106,7 @@ def _on_train_begin(stock: Callable[..., Any], self: Any, args: Any, *more: Any,
     return stock(self, args, *more, **kwargs)
 
 
+# Replaced by TENSORBOARD_LOGGING_DIR, which the callback reads when it is made: that one wins where it is set.
 _CALLBACKS = {"transformers.integrations.integration_utils:TensorBoardCallback.on_train_begin": _on_train_begin}
 
 
@@ -170,6 +177,9 @@ def _around(ids: list[int], part: list[int]) -> tuple[list[int], list[int]]:
 
 
 _TOKENIZER = "transformers.tokenization_utils_base:PreTrainedTokenizerBase"
+# as_target_tokenizer was replaced by tokenizer(text_target=…) (4.22); transformers 5 removed both, the second from
+# tokenizers of the library tokenizers. The examples of 4.15 and 4.20 decode predictions as Seq2SeqTrainer returns them,
+# padded with the padding token then and with -100 today: an OverflowError, which stays one for other negative numbers.
 _TOKENIZERS = {
     **{f"{_TOKENIZER}.{name}": Give(name) for name in METHODS},
     f"{_TOKENIZER}.decode": Patch(_decode, own=True),

@@ -68,7 +68,7 @@ class InBackward:
         if gradient is None:
             return
         with torch.no_grad():
-            # In float32; of halves piece by piece, since float32 of all would be twice the gradient
+            # In float32; of halves piece by piece, since float32 of all would be twice the gradient.
             whole = gradient.dtype == torch.float32
             pieces = [gradient] if whole else torch.split(gradient.reshape(-1), PIECE)
             norms = [torch.linalg.vector_norm(each.float()) for each in pieces]

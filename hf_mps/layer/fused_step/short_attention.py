@@ -66,7 +66,7 @@ class Attention(torch.autograd.Function):
         """(batch, heads, queries, width of value) in the dtype of the query, a place's heads side by side."""
         with torch.autocast(query.device.type, enabled=False):
             queries, keys, values = _prepared(query, key, value, call)
-            # The softmax of the scores (batch x heads, queries, keys)
+            # The softmax of the scores (batch x heads, queries, keys).
             scores = torch.bmm(queries, keys.transpose(1, 2))
             if call.hidden is not None:
                 # Not baddbmm, a launch less: PyTorch compiles a graph of it for each shape, and one of bmm for all.
@@ -125,7 +125,7 @@ def _prepared(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Te
             whole = spans.joined(several, 1)
             if whole is not None:
                 factors = _factors(call.root, query.device) if len(several) == 3 else call.root
-                # The parts of (batch, parts x heads, places, width) times their factors, each as `_dense` makes it
+                # The parts of (batch, parts x heads, places, width) times their factors, each as `_dense` makes it.
                 count = len(several)
                 batch, heads, places, width = whole.shape[0], whole.shape[1] // count, *whole.shape[2:]
                 there = whole.view(batch, count, heads, places, width).transpose(0, 1)

@@ -60,7 +60,7 @@ def _installed(name: str, required: Requirement | None) -> Finding | None:
     if installed is None:
         return problem(name, "not installed", f"pip install '{required}'") if required else None
     if name == "torch":
-        # Which release of torch this is among those that were tried
+        # Which release of torch this is among those that were tried.
         release, tried = Version(installed), f"tried are {', '.join(TRIED)}"
         if too_old := faults.too_old(installed):
             return problem("torch", too_old, "pip install -U torch")

@@ -145,7 +145,7 @@ class HalfPrecision(Guard):
     def concerns(self, module: ModuleType) -> bool:
         """Always; what accelerate can do is known once it is there."""
         if module.__name__ == "accelerate.accelerator":
-            # Whether the devices that a function takes, listed in a constant of its code, have mps among them
+            # Whether the devices that a function takes, listed in a constant of its code, have mps among them.
             code = inspect.unwrap(module.Accelerator.__init__).__code__
             lists = [
                 each for each in code.co_consts if isinstance(each, tuple | frozenset) and {"cuda", "xpu"} <= set(each)

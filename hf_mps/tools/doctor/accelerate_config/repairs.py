@@ -199,7 +199,6 @@ def _older(values: Values) -> list[Repair]:
 
 def _precision(values: Values, on_metal: bool) -> list[Repair]:
     """A precision that the device cannot train in becomes `no`."""
-    from hf_mps.core.errors import UserError
     from hf_mps.metal.device import precision
 
     asked = values.get("mixed_precision")

@@ -94,7 +94,7 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
     outcome = Outcome(path, existing, needed)
     if existing is None or values != repairs.apply(existing, []) or needed:
         if not json:
-            # The difference to the file that is there, or the whole of a new one; each line with its reason
+            # The difference to the file that is there, or the whole of a new one; each line with its reason.
             reasons = {repair.key: repair.reason for repair in needed}
             reasons = {key: choice.reason for key, choice in choices.items()} | reasons
             before = existing or {}
