@@ -48,8 +48,8 @@ def _generate(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -
     return stock(self, *args, **kwargs)
 
 
-# The summarization and translation scripts without a Trainer pass generate(num_beams=None). None was the default of every
-# argument until 4.24; today it is compared with a number (TypeError). Leaving the argument out says the same.
+# The summarization and translation scripts without a Trainer pass generate(num_beams=None). None was the default until
+# 4.24; today it is compared with a number (TypeError). Leaving the argument out says the same.
 _MODELS = {"transformers.generation.utils:GenerationMixin.generate": _generate}
 
 
