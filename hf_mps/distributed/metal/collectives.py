@@ -30,11 +30,11 @@ class HostSide:
 
     @property
     def needs_device(self) -> bool:
-        """Whether results are copied to the device at the end, which only a thread that may use it can do."""
+        """Return whether results are copied to the device at the end, which only a thread that may use it can do."""
         return bool(self._on_device)
 
     def of(self, value: Any, *, read: bool, written: bool) -> Any:
-        """The CPU's side of an argument: of a tensor, or of lists of them; anything else passes through.
+        """Return the CPU's side of an argument: of a tensor, or of lists of them; anything else passes through.
 
         What is not `read` is only made as large; what is `written` gets its result by `end`.
         """
@@ -68,7 +68,7 @@ class HostSide:
         return host
 
     def _alias(self, tensor: Tensor) -> Tensor | None:
-        """A CPU tensor over the memory of a device tensor; None where there is no such."""
+        """Return a CPU tensor over the memory of a device tensor; None where there is no such."""
         if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
             return None
         try:
@@ -82,12 +82,12 @@ def _empty(tensor: Tensor) -> Tensor:
 
 
 def nbytes(tensor: Tensor) -> int:
-    """The bytes of a tensor, of a sparse one those of its values."""
+    """Return the bytes of a tensor, of a sparse one those of its values."""
     return tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of an argument, in their order."""
+    """Return the tensors of an argument, in their order."""
     if isinstance(value, Tensor):
         return [value]
     return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, list | tuple) else []
@@ -149,7 +149,7 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
 
 
 def _work(result: Any) -> Any:
-    """The work that an operator of c10d returns, alone or last of a tuple."""
+    """Return the work that an operator of c10d returns, alone or last of a tuple."""
     return Work.unbox(result[-1] if isinstance(result, tuple) else result)
 
 
@@ -182,7 +182,7 @@ def _uneven(tensors: list[Tensor]) -> bool:
 
 
 def _gather_uneven(arguments: dict[str, Any]) -> Started:
-    """An all-gather in which each rank's tensor has a size of its own: one broadcast from each."""
+    """Start an all-gather in which the ranks' tensors differ in size: one broadcast from each rank."""
     (outputs,), (mine,), group = (arguments[key] for key in ("output_tensors", "input_tensors", "process_group"))
     outputs[ProcessGroup.unbox(group).rank()].copy_(mine)
     send = torch.ops.c10d.broadcast_.default
@@ -190,7 +190,7 @@ def _gather_uneven(arguments: dict[str, Any]) -> Started:
 
 
 def _scatter_uneven(arguments: dict[str, Any]) -> Started:
-    """A reduce-scatter in which each rank's part has a size of its own: one reduction to each."""
+    """Start a reduce-scatter in which the ranks' parts differ in size: one reduction to each rank."""
     names = ("output_tensors", "input_tensors", "process_group", "reduce_op")
     (output,), (inputs,), group, how = (arguments[key] for key in names)
     parts = [part.clone() for part in inputs]  # Gloo adds up in the tensors that it is given
@@ -202,7 +202,7 @@ def _scatter_uneven(arguments: dict[str, Any]) -> Started:
 
 
 def _exchange(arguments: dict[str, Any]) -> Started:
-    """An all-to-all of lists whose tensors may have sizes of their own: one of a row, cut by their sizes.
+    """Start an all-to-all of lists whose tensors may differ in size: one of a row, cut by their sizes.
 
     No rank can know whether the others' sizes are equal, so it is always this one.
     """

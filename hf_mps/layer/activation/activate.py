@@ -47,7 +47,7 @@ _step = Part("fused step", False, "scripts ask for it with HF_MPS_FUSED_STEP=1, 
 
 
 def is_on() -> bool:
-    """Whether the layer was switched on in this process."""
+    """Return whether the layer was switched on in this process."""
     return _on
 
 
@@ -164,7 +164,7 @@ def _start_guards(*, metal: bool) -> None:
 
 
 def _switched_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
-    """Those of `names` that the user wants off; none where the variable has a name that there is not."""
+    """Return those of `names` that the user wants off; none where the variable has a name that there is not."""
     if f"HF_MPS_{kind.upper()}S" not in os.environ:  # spares the others the reading
         return frozenset()
     from hf_mps.core import settings

@@ -68,7 +68,7 @@ def plain(argv: Sequence[str]) -> Target:
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """Whether a command line begins with a launcher, by its command or with -m by its module."""
+    """Return whether a command line begins with a launcher, by its command or with -m by its module."""
     return _launcher(list(argv))[0] != ""
 
 
@@ -89,7 +89,7 @@ def launched(argv: Sequence[str]) -> Target:
 
 
 def _launcher(words: list[str]) -> tuple[str, list[str]]:
-    """The launcher, "torchrun", "accelerate" or "", and its own command line."""
+    """Return the launcher, "torchrun", "accelerate" or "", and its own command line."""
     if words and Path(words[0]).name in ("python", "python3"):
         words = words[1:]
     if words[:1] == ["-m"]:

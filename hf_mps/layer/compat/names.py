@@ -152,7 +152,7 @@ class TransfoXLTokenizer(_TransfoXL):
 
 @functools.cache
 def places() -> dict[str, dict[str, Old]]:
-    """The old names of each module."""
+    """Return the old names of each module."""
     found: dict[str, dict[str, Old]] = {}
     for old in NAMES:
         for place in old.places:

@@ -143,7 +143,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 
 
 def missing(fields: Collection[str]) -> dict[str, Removed]:
-    """The removed arguments that a class with these fields does not know."""
+    """Return the removed arguments that a class with these fields does not know."""
     return {name: old for name, old in REMOVED.items() if name not in fields}
 
 
@@ -236,7 +236,7 @@ def _name(argument: str) -> str:
 
 
 def _find(argument: str, removed: Mapping[str, Removed]) -> tuple[Removed | None, bool]:
-    """The removed flag that `argument` is, and whether it is its `--no_` form, which a flag that was on had."""
+    """Return the removed flag that `argument` is, and whether it is its `--no_` form, which a flag that was on had."""
     if not argument.startswith("--"):
         return None, False
     name = _name(argument)
@@ -249,7 +249,7 @@ def _find(argument: str, removed: Mapping[str, Removed]) -> tuple[Removed | None
 
 
 def _value(old: Removed, argument: str, rest: list[str]) -> Any:
-    """The value of a removed flag, taken off `rest` where it stands there."""
+    """Return the value of a removed flag, taken off `rest` where it stands there."""
     _, equals, word = argument.partition("=")
     if old.kind is bool:
         if not equals:

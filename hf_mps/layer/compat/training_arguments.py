@@ -21,7 +21,7 @@ from hf_mps.layer.compat import removed_arguments
 
 
 def values_of(arguments: type) -> dict[str, Collection[str]]:
-    """What the fields of `removed_arguments.VALUES` may be in the installed version."""
+    """Return what the fields of `removed_arguments.VALUES` may be in the installed version."""
     module = inspect.getmodule(next(base for base in arguments.__mro__ if base.__name__ == "TrainingArguments"))
     return {"optim": [str(name.value) for name in getattr(module, "OptimizerNames", ())]}
 
@@ -147,7 +147,7 @@ def _parse_dict(stock: Callable[..., Any], self: Any, args: Any, *more: Any, **k
 
 
 def _missing(parser: Any) -> tuple[dict[str, removed_arguments.Removed], dict[str, Any]]:
-    """The removed flags to translate for `parser`, and the values that its training dataclass knows."""
+    """Return the removed flags to translate for `parser`, and the values that its training dataclass knows."""
     training = _training(parser)
     if training is None:
         return {}, {}

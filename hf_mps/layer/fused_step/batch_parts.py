@@ -43,7 +43,7 @@ class OneCopy(Part):
     why = "the price of a small copy is the host's"
 
     def pays(self, device_type: str) -> str:
-        """Where the guard is on, and this macOS reads a tensor from the middle of a buffer."""
+        """Return the reason where the guard is on and this macOS reads a tensor from the middle of a buffer."""
         macos = machine.present().macos
         reads = macos is None or int(macos.partition(".")[0]) >= READS_OFFSETS
         return self.why if device_type == "mps" and reads and batches.BATCH_WAITS.on else ""
@@ -67,7 +67,7 @@ class OneCopy(Part):
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
-    """The tensors of a batch, through mappings, lists and tuples; each object once."""
+    """Return the tensors of a batch, through mappings, lists and tuples; each object once."""
     found: dict[int, Tensor] = {}
     waiting = [batch]
     while waiting:
@@ -108,7 +108,7 @@ def together(sources: list[Tensor], device: torch.device) -> batches.Moved:
 
 
 def _at(buffer: Tensor, like: Tensor, start: int) -> Tensor:
-    """A tensor as `like` that begins `start` bytes into the buffer. No view: it counts its changes by itself."""
+    """Return a tensor as `like` that begins `start` bytes into the buffer. No view: it counts its changes by itself."""
     empty = torch.empty(0, dtype=like.dtype, device=buffer.device)
     return empty.set_(buffer.untyped_storage(), start // like.element_size(), like.shape, like.stride())
 
@@ -137,7 +137,7 @@ class LossScalars(Part):
     }
 
     def words(self, model: Any, device_type: str) -> str:
-        """The same for each model that a Trainer trains."""
+        """Return the same for each model that a Trainer trains."""
         return "labels counted on the host"
 
     def _backward(self, stock: OriginalCall, accelerator: Any, loss: Any, **kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ class LossScalars(Part):
         return constants.number(found.item(), found.dtype, device)
 
     def _labels(self, batch: Any) -> dict[str, Any]:
-        """A batch's labels on the host; nothing where they are not known there."""
+        """Return a batch's labels on the host; nothing where they are not known there."""
         if not isinstance(batch, Mapping):
             return {}
         found = {name: batches.BATCH_WAITS.host(batch[name]) for name in LABELS if name in batch}
@@ -200,7 +200,7 @@ class PaddingMasks(Part):
 
     @cached_property
     def _of_sdpa(self) -> Callable[..., Any]:
-        """What makes sdpa's masks, with ours around it."""
+        """Return what makes sdpa's masks, with ours around it."""
         from transformers.masking_utils import sdpa_mask
 
         return self.wrapped("sdpa_mask", sdpa_mask, self._mask)

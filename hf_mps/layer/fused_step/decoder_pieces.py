@@ -75,7 +75,7 @@ class DecoderPieces(ModelCode):
         return there and torch.is_grad_enabled()
 
     def _long(self, weight: Tensor) -> Tensor:
-        """A frozen weight times the root of its length; made anew when it was changed."""
+        """Return a frozen weight times the root of its length; made anew when it was changed."""
         kept: Any = self._lengthened
         now = weight._version, constants.place_of(weight.device)
         before, long = kept.get(weight, (None, None))

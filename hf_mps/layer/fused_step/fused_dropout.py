@@ -31,7 +31,7 @@ class FusedDropout(Part):
     patches = {"aten::dropout": AutogradKernel("_dropped", when="concerns_call")}
 
     def pays(self, device_type: str) -> str:
-        """Where the release's own dropout does not take the kernel by itself."""
+        """Return the reason where the release's own dropout does not take the kernel by itself."""
         return super().pays(device_type) if torch_release() < STOCK_FUSES else ""
 
     def words(self, model: Any, device_type: str) -> str:
@@ -39,7 +39,7 @@ class FusedDropout(Part):
         return self.what if _drops(model) else ""
 
     def concerns_call(self, given: Tensor, p: float, train: bool) -> bool:
-        """Whether stock would draw a mask, for a tensor whose order in memory the kernel keeps."""
+        """Return whether stock would draw a mask, for a tensor whose order in memory the kernel keeps."""
         return (
             train
             and 0 < p < 1

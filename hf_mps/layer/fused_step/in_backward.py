@@ -128,7 +128,7 @@ def rounded(values: Tensor) -> Tensor:
 
 
 def _piece(name: str, value: Any, part: slice) -> Any:
-    """A part of a state's tensor in float32; its counter as a copy, since every part counts."""
+    """Return a part of a state's tensor in float32; its counter as a copy, since every part counts."""
     if not isinstance(value, Tensor):
         return value
     return value.clone() if name == COUNTER else value.view(-1)[part].float()

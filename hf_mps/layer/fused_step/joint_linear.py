@@ -37,7 +37,7 @@ class JointLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        """Its gradients; where they have to have gradients themselves, by operators that have."""
+        """Return its gradients; where they have to have gradients themselves, by operators that have."""
         given, rows, weight, *learned = ctx.saved_tensors
         asked = ctx.needs_input_grad[0], any(ctx.needs_input_grad[3 : 3 + ctx.count]), any(_biases(ctx))
         with torch.autocast(given.device.type, enabled=False):
@@ -55,7 +55,7 @@ class JointLinear(torch.autograd.Function):
 
 
 def gradients(rows: Tensor, arriving: Tensor, weight: Tensor, asked: tuple[bool, bool, bool]) -> Any:
-    """The gradients of a linear layer's input, weight and bias, of those that are `asked` for.
+    """Return the gradients of a linear layer's input, weight and bias, of those that are `asked` for.
 
     Metal has one operator for the three; elsewhere they are what autograd's own formula is, two products and a sum.
     """
@@ -71,14 +71,14 @@ def _biases(ctx: Any) -> Any:
 
 
 def as_one(parameters: Sequence[Tensor]) -> Tensor:
-    """The rows of several parameters, as they lie."""
+    """Return the rows of several parameters, as they lie."""
     found = spans.joined(parameters, 0)
     # They were brought together before; a hook of the program's may hand on copies.
     return torch.cat([each.detach() for each in parameters]) if found is None else found
 
 
 def together(upstream: Sequence[Tensor | None], sizes: Sequence[int], rows: Tensor) -> Tensor:
-    """The gradients of all results as one tensor."""
+    """Return the gradients of all results as one tensor."""
     there = [each for each in upstream if each is not None]
     if len(there) == len(sizes):
         found = spans.joined(there, -1)
@@ -92,7 +92,7 @@ def together(upstream: Sequence[Tensor | None], sizes: Sequence[int], rows: Tens
 def _differentiable(
     given: Tensor, dtype: torch.dtype, learned: Sequence[Tensor], count: int, upstream: Sequence[Tensor | None]
 ) -> Any:
-    """The gradients as functions of everything, for gradients of gradients."""
+    """Return the gradients as functions of everything, for gradients of gradients."""
     biases: Sequence[Tensor | None] = learned[count:] or [None] * count
     outs = []
     for weight, bias in zip(learned[:count], biases, strict=True):
@@ -172,7 +172,7 @@ class JointAdapters(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
-        """Its gradients; where they have to have gradients themselves, by operators that have."""
+        """Return its gradients; where they have to have gradients themselves, by operators that have."""
         given, rows, weight, down, few, *learned = ctx.saved_tensors
         plan: Plan = ctx.plan
         weights, biases, downs, ups = plan.split(learned)
@@ -206,14 +206,14 @@ def _each(plan: Plan, ups: Sequence[Tensor], few: Tensor, downs: Sequence[Tensor
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """The same as a matrix: a view, as the rows of what lies side by side follow one another at one distance."""
+    """Return the same as a matrix: a view, as the rows of what lies side by side follow one another at one distance."""
     return tensor.view(-1, tensor.shape[-1])
 
 
 def _differentiable_adapters(
     given: Tensor, plan: Plan, learned: Sequence[Tensor], upstream: Sequence[Tensor | None]
 ) -> Any:
-    """The gradients as functions of everything, for gradients of gradients."""
+    """Return the gradients as functions of everything, for gradients of gradients."""
     weights, biases, downs, ups = plan.split(learned)
     linear, rows = torch.nn.functional.linear, given.to(plan.dtype)
     shifts: list[Tensor | None] = [each.to(plan.dtype) for each in biases]

@@ -35,7 +35,7 @@ PARTS = Catalogue(
 
 @cache
 def registry() -> Registry:
-    """All parts of this process; made when it is first asked for, as few programs fuse their steps."""
+    """Return all parts of this process; made when it is first asked for, as few programs fuse their steps."""
     from hf_mps.core.registry import Registry
 
     return Registry(PARTS)

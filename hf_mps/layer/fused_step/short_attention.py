@@ -82,7 +82,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        """Its gradients; where they have to have gradients themselves, by operators that have."""
+        """Return its gradients; where they have to have gradients themselves, by operators that have."""
         query, key, value, queries, keys, values, chances, dropped, kept = ctx.saved_tensors
         call = ctx.call
         with torch.autocast(upstream.device.type, enabled=False):
@@ -109,7 +109,7 @@ def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
 @functools.cache
 @no_modes()
 def _factors(root: float, device: torch.device) -> Tensor:
-    """What queries, keys and values are multiplied by."""
+    """Return what queries, keys and values are multiplied by."""
     found = torch.full((3, 1, 1, 1, 1), root, dtype=torch.float32, device=device)
     found[2].fill_(1)
     return found
@@ -170,7 +170,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _arriving(upstream: Tensor, alive: Tensor | None) -> Tensor:
-    """A gradient as `_dense` makes it, zero where a query sees nothing."""
+    """Return a gradient as `_dense` makes it, zero where a query sees nothing."""
     if alive is None:
         return _dense(upstream)
     dense = torch.empty(upstream.shape, dtype=torch.float32, device=upstream.device)
@@ -178,7 +178,7 @@ def _arriving(upstream: Tensor, alive: Tensor | None) -> Tensor:
 
 
 def _by_place(given: Tensor, dtype: torch.dtype, factor: Tensor | float | None) -> Tensor:
-    """The same times the factor, if any, with a place's heads side by side in memory, as models use them.
+    """Return the same times the factor, if any, with a place's heads side by side in memory, as models use them.
 
     What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a projection, is a view.
     """
@@ -192,7 +192,7 @@ def _by_place(given: Tensor, dtype: torch.dtype, factor: Tensor | float | None) 
 def _differentiable(
     query: Tensor, key: Tensor, value: Tensor, kept: Tensor | None, call: Call, upstream: Tensor
 ) -> tuple[Tensor, ...]:
-    """The gradients as functions of everything, for gradients of gradients."""
+    """Return the gradients as functions of everything, for gradients of gradients."""
     scores = torch.matmul(query.float() * call.root, (key.float() * call.root).transpose(-2, -1))
     added, alive = call.hidden or (None, None)
     if added is not None and added.dim() == 3 and len(added) > 1:
@@ -322,7 +322,7 @@ class ShortAttention(Part):
 
 
 def _all_see(mask: Tensor, batch: Tensor) -> bool:
-    """Whether a mask is a batch's for all queries, and hides no row whole: its values on the host say so."""
+    """Return whether a mask is a batch's for all queries, and hides no row whole: its values on the host say so."""
     whole = mask.dim() == 4 and mask.stride(2) == 0 and mask.storage_offset() == batch.storage_offset()
     if not whole or (mask.shape[0], mask.shape[3]) != tuple(batch.shape) or mask.stride(3) != batch.stride(-1):
         return False
@@ -331,7 +331,7 @@ def _all_see(mask: Tensor, batch: Tensor) -> bool:
 
 
 def _is_ours(mask: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Whether a mask is of bools, and of the scores' shape or of ones."""
+    """Return whether a mask is of bools, and of the scores' shape or of ones."""
     whole = (*query.shape[:3], key.shape[2])
     shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     fits = len(shape) == 4 and all(size in (1, most) for size, most in zip(shape, whole, strict=True))

@@ -34,7 +34,7 @@ def joined(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
 
 
 def pieces(whole: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
-    """The parts of `whole` along `dim`, each of the length that `sizes` gives it.
+    """Return the parts of `whole` along `dim`, each of the length that `sizes` gives it.
 
     They are no views of it: each counts its changes by itself, as tensors do that were made one after the other.
     """
@@ -48,7 +48,7 @@ def pieces(whole: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
 
 
 def brought_together(parameters: Sequence[Tensor]) -> Tensor | None:
-    """The rows of several parameters as one tensor, in whose memory they lie from now on, or None.
+    """Return the rows of several parameters as one tensor, in whose memory they lie from now on, or None.
 
     None where one of them shares its memory with anything else, which would no longer see its changes. Each stays the
     object that it was, and its values what they were.
@@ -63,7 +63,7 @@ def brought_together(parameters: Sequence[Tensor]) -> Tensor | None:
 
 
 def alone(tensor: Tensor) -> bool:
-    """Whether nothing else looks into its storage, and it fills that in order."""
+    """Return whether nothing else looks into its storage, and it fills that in order."""
     storage = tensor.untyped_storage()
     # Two: the tensor, and the object that was made for this question.
     single = torch._C._storage_Use_Count(storage._cdata) == 2
@@ -95,7 +95,7 @@ def plain(tensor: Any) -> bool:
 
 
 def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same elements in as few tensors: neighbours in a storage become one of one dimension, others stay.
+    """Return the same elements in as few tensors: neighbours in a storage become one of one dimension, others stay.
 
     `tensors` are plain ones. What overlaps, or has gaps, is returned as it is. Storages come in the order of their
     first tensors, and not of their addresses: a sum over all of them is the same in every process, to the last bit.
@@ -155,7 +155,7 @@ def norms(tensors: Sequence[torch.Tensor], order: float) -> torch.Tensor:
 
 
 def _rows(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """All elements of a dense tensor as rows of like length, in as few tensors as there can be."""
+    """Return all elements of a dense tensor as rows of like length, in as few tensors as there can be."""
     last = tensor.shape[-1]
     whole = tensor.numel() // ROW * ROW
     if whole < tensor.numel() and tensor.dim() > 1 and tensor.is_contiguous() and ROW // 32 <= last <= ROW:
@@ -166,7 +166,7 @@ def _rows(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Each tensor with its storage's number and its offset there, those of a storage as they lie in it."""
+    """Yield each tensor with its storage's number and its offset there, those of a storage as they lie in it."""
     for storage, several in enumerate(_by_storage(tensors)):
         offsets = [(int(tensor.storage_offset()), tensor) for tensor in several]
         for offset, tensor in sorted(offsets, key=lambda one: one[0]):
@@ -190,7 +190,7 @@ def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]
 
 
 def _fill(tensors: list[torch.Tensor]) -> bool:
-    """Whether tensors of one storage fill it side by side in their order, and nothing else looks into it.
+    """Return whether tensors of one storage fill it side by side in their order, and nothing else looks into it.
 
     At its end there may be zeros that `_brought_together` put there.
     """
@@ -210,7 +210,7 @@ def _fill(tensors: list[torch.Tensor]) -> bool:
 
 
 def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[torch.Tensor]]]:
-    """The same in lists of at most `most` bytes each, or of one."""
+    """Yield the same in lists of at most `most` bytes each, or of one."""
     piece: list[list[torch.Tensor]] = []
     size = 0
     for one in several:
@@ -224,7 +224,7 @@ def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[
 
 
 def _brought_together(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The buffer in which the tensors lie from now on; a long one ends in zeros, so that its rows are full."""
+    """Return the buffer in which the tensors lie from now on; a long one ends in zeros, so that its rows are full."""
     rest = -sum(each.numel() for each in tensors) % ROW
     few = sum(each.numel() for each in tensors) <= ROW
     filling = [] if few or not rest else [_zeros(tensors[0].dtype, tensors[0].device)[:rest]]
@@ -245,7 +245,7 @@ def _zeros(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 
 def dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one piece of memory, in any order of the dimensions."""
+    """Return whether its elements fill one piece of memory, in any order of the dimensions."""
     if tensor.is_contiguous():
         return True
     size = 1

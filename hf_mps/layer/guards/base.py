@@ -162,7 +162,7 @@ class Guard(Safeguard):
 
     @property
     def issue(self) -> str:
-        """The upstream issue, or the place in the library's source; by default that of its first fault."""
+        """Return the upstream issue, or the place in the library's source; by default that of its first fault."""
         return faults.FAULTS[self.faults[0]].issue
 
     @property
@@ -192,7 +192,7 @@ class Guard(Safeguard):
 
     @property
     def needed(self) -> bool:
-        """Whether the guard is on and the fault is there; asks `applies` once."""
+        """Return whether the guard is on and the fault is there; asks `applies` once."""
         return self.on and self.verdict().value
 
     def verdict(self) -> Choice[bool]:

@@ -35,7 +35,7 @@ class Tried(Guard):
         self._wrong: frozenset[str] = frozenset()
 
     def trial(self) -> Choice[bool]:
-        """Whether one of the operators is wrong."""
+        """Return whether one of the operators is wrong."""
         with self.left_alone():
             self._wrong = frozenset(name for name, right in self._trials.items() if not right())
         if self._wrong:

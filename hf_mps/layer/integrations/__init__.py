@@ -95,12 +95,12 @@ def _arm(module: ModuleType, who: str) -> None:
 
 
 def reason(who: str) -> str:
-    """Why an integration, or the shims, are on, in a sentence."""
+    """Return why an integration, or the shims, are on, in a sentence."""
     return compat.REASON if who == "shims" else str(_registry().get(who).attribute("REASON"))
 
 
 def declared() -> list[Declaration]:
-    """Every patch that the layer declares, each with its target, what is done there, why, and until when.
+    """Return every patch that the layer declares, each with its target, what is done there, why, and until when.
 
     Those of torch's own answers about Metal, of the fallback, of guards, sentinels, steps, integrations and shims:
     docs/patches.md is made of it. Imports torch and no other library.

@@ -19,7 +19,7 @@ WIDTH = 0.38
 
 
 def draw(outcome: Outcome) -> bytes:
-    """The picture as PNG bytes; the bars of a machine without a GPU are rows per second."""
+    """Return the picture as PNG bytes; the bars of a machine without a GPU are rows per second."""
 
     def paint(figure: Any) -> None:
         axes = figure.add_axes((0.1, 0.14, 0.86, 0.62))
@@ -61,7 +61,7 @@ def draw(outcome: Outcome) -> bytes:
 
 
 def bars(outcome: Outcome) -> dict[str, dict[str, float | None]]:
-    """The height of each bar by network and phase; None where there is no figure."""
+    """Return the height of each bar by network and phase; None where there is no figure."""
     heights: dict[str, dict[str, float | None]] = {}
     for row in outcome.rows:
         found = row["devices"][outcome.device].get("rows_per_second")

@@ -32,7 +32,7 @@ RIGHT_ON_THE_FIRST = "2.14"
 
 
 def examine() -> list[Finding]:
-    """Every package of the stack with its version; what does not fit; the known problems of these versions."""
+    """Return every package of the stack with its version; what does not fit; the known problems of these versions."""
     needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
     required = {requirement.name: requirement for requirement in needed if requirement.marker is None}
     packages = [_installed(name, required.get(name)) for name in (*required, *OPTIONAL)]
@@ -40,7 +40,7 @@ def examine() -> list[Finding]:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package, None where it is not installed."""
+    """Return the installed version of a package, None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def version(package: str) -> str | None:
 
 
 def _advised() -> Iterator[Finding]:
-    """The security advisories for installed packages."""
+    """Yield the security advisories for installed packages."""
     for package, (versions, what, advisory) in ADVISORIES.items():
         installed = version(package)
         if installed is not None and installed in SpecifierSet(versions):
@@ -89,7 +89,7 @@ def _newer() -> Finding | None:
 
 
 def _known() -> Iterator[Finding]:
-    """The faults of the installed versions on this machine: of each issue the first that is there."""
+    """Yield the faults of the installed versions on this machine: of each issue the first that is there."""
     this, issues = machine.present(), set()
     for fault in FAULTS.values():
         installed = version(fault.package)

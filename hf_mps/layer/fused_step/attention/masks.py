@@ -31,11 +31,11 @@ class Span(NamedTuple):
     after: int | None = None
 
     def within(self, other: Span) -> Span:
-        """What both allow."""
+        """Return what both allow."""
         return Span(_least(self.before, other.before), _least(self.after, other.after))
 
     def shifted(self, places: int) -> Span:
-        """The same keys, seen from queries that are counted from `places` further on."""
+        """Return the same keys, seen from queries that are counted from `places` further on."""
         before = None if self.before is None else self.before - places
         return Span(before, None if self.after is None else self.after + places)
 
@@ -93,12 +93,12 @@ def _sizes(shape: Shape, span: Span, elements: int) -> tuple[int, int, int]:
 
 
 def _reach(span: Span) -> int | None:
-    """How many keys a window has; None where it is none."""
+    """Return how many keys a window has; None where it is none."""
     return None if span.before is None or span.after is None else max(0, span.before + span.after)
 
 
 def _even(whole: int, most: int) -> int:
-    """The size of parts of at most `most` that are nearly alike."""
+    """Return the size of parts of at most `most` that are nearly alike."""
     part = -(-whole // -(-whole // most))
     rounded = -(-part // MULTIPLE) * MULTIPLE
     return rounded if rounded <= most else part
@@ -110,7 +110,7 @@ def _ranges(whole: int, size: int) -> Iterator[slice]:
 
 
 def _keys(queries: slice, keys: int, span: Span, size: int) -> slice:
-    """The keys that some query of a block may see, rounded outwards so that few lengths occur; never none."""
+    """Return the keys that some query of a block may see, rounded outwards so that few lengths occur; never none."""
     step = max(size, -(-keys // LENGTHS)) if _reach(span) is None else FEWEST_QUERIES
     first = 0 if span.before is None else max(0, queries.start - span.before) // step * step
     last = keys if span.after is None else min(keys, -(-(queries.stop + span.after) // step) * step)
@@ -124,7 +124,7 @@ class Mask(Protocol):
     span: Span
 
     def block(self, block: Block, device: torch.device) -> Tensor | None:
-        """A bool tensor (batch or 1, query heads or 1, queries, keys)."""
+        """Return a bool tensor (batch or 1, query heads or 1, queries, keys)."""
         ...
 
 
@@ -161,7 +161,7 @@ class Given:
         self.mask = mask
 
     def block(self, block: Block, device: torch.device) -> Tensor:
-        """Its part; all query heads, of which the caller takes the block's."""
+        """Return its part; all query heads, of which the caller takes the block's."""
         return part(self.mask, block)
 
 
@@ -180,7 +180,7 @@ class Indexed:
         self.span = span_of(function).shifted(self.query_offset - self.key_offset)
 
     def block(self, block: Block, device: torch.device) -> Tensor | None:
-        """The function of the block's indices, and what is padding."""
+        """Return the function of the block's indices, and what is padding."""
         seen = None if self._is_whole(block) else self._computed(block, device)
         if self.padding is None:
             return seen
@@ -196,13 +196,13 @@ class Indexed:
         return self.function(batch, head, query[None, None, :, None], key[None, None, None, :])
 
     def _is_whole(self, block: Block) -> bool:
-        """Whether the function masks nothing in a block, as far as that is known without computing."""
+        """Return whether the function masks nothing in a block, as far as that is known without computing."""
         name = self.function.__qualname__
         first, last = block.queries.start + self.query_offset, block.keys.stop - 1 + self.key_offset
         return name == "bidirectional_mask_function" or (name == "causal_mask_function" and last <= first)
 
     def whole(self, device: torch.device) -> Tensor:
-        """All of it: (batch, 1, queries, keys)."""
+        """Return the whole mask: (batch, 1, queries, keys)."""
         batch, queries, keys = self.shape
         everything = Block(slice(0, batch), slice(0, 1), slice(0, queries), slice(0, keys))
         seen = self.block(everything, device)

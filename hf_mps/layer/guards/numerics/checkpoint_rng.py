@@ -81,7 +81,7 @@ class CheckpointRng(Guard):
 
 
 def _replays() -> bool:
-    """Whether a checkpointed dropout's gradient is that of its output; leaves the generators as they were."""
+    """Return whether a checkpointed dropout's gradient is that of its output; leaves the generators as they were."""
     from torch.utils.checkpoint import checkpoint
 
     before = torch.mps.get_rng_state()

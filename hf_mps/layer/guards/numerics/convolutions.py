@@ -32,12 +32,12 @@ class ConvBatch(Guard):
 
     @property
     def patches(self) -> dict[str, str | Patch]:
-        """Its kernels before the device's two; where batches are small a call costs 4 µs more."""
+        """Return its kernels before the device's two; where batches are small a call costs 4 µs more."""
         names = ("mps_convolution_backward", "mps_convolution_transpose_backward")
         return {f"aten::{name}": Kernel("_in_parts", when=_large) for name in names}
 
     def trial(self) -> Choice[bool]:
-        """Whether the gradient of a weight is the sum over 65,536 rows."""
+        """Return whether the gradient of a weight is the sum over 65,536 rows."""
         rows, weight = (torch.ones(count, 1, 1, 1, device="mps") for count in (LARGEST + 1, 1))
         how = (0, 0), (1, 1), (1, 1), 1, [False, True, False]
         with self.left_alone():
@@ -87,7 +87,7 @@ class Conv3dLayout(Guard):
 
     @property
     def patches(self) -> dict[str, str | Patch]:
-        """Its kernels before the device's."""
+        """Return its kernels before the device's."""
         return {f"aten::{name}": Kernel("_channels_last", reads, when=_volumes) for name, reads in OPERATORS.items()}
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Conv3dLayout(Guard):
         self._helps = True
 
     def trial(self) -> Choice[bool]:
-        """Whether a small convolution differs from the CPU's, and whether one of channels_last_3d does."""
+        """Return whether a small convolution differs from the CPU's, and whether one of channels_last_3d does."""
         with self.left_alone():
             right, self._helps = _right(torch.contiguous_format), _right(torch.channels_last_3d)
         if right:
@@ -125,7 +125,7 @@ def _volumes(*args: Any) -> bool:
 
 
 def _right(layout: Any) -> bool:
-    """Whether 3 x 3 x 3 convolutions of 4 and of 8 channels are the CPU's, of volumes in this layout."""
+    """Return whether 3 x 3 x 3 convolutions of 4 and of 8 channels are the CPU's, of volumes in this layout."""
     for channels in (4, 8):
         count = torch.arange(channels * 8**3, dtype=torch.float32, device="cpu")
         volume = count.remainder(11).sub(5).view(1, channels, 8, 8, 8)

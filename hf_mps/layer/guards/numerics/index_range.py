@@ -226,7 +226,7 @@ POSITION_IDS = "the model has {limit:,} positions: Metal reads zeros there; next
 
 
 def _outside(column: str, value: Any, limit: int | None, why: str, ignored: int | None = None) -> Suspect | None:
-    """The first number of a column that is below zero or from `limit` on, and not `ignored`."""
+    """Return the first number of a column that is below zero or from `limit` on, and not `ignored`."""
     if not limit:
         return None
     low, high = torch.aminmax(value)
@@ -256,7 +256,7 @@ def _too_long(value: Any, known: Known) -> Suspect | None:
 
 
 def _whole_numbers(value: Any) -> bool:
-    """Whether it is a tensor on the CPU of numbers that can be indices."""
+    """Return whether it is a tensor on the CPU of numbers that can be indices."""
     return (
         isinstance(value, torch.Tensor)
         and value.dtype in (torch.int64, torch.int32)
@@ -275,13 +275,13 @@ def _rows(part: Any, way: str) -> int | None:
 
 
 def _classes(part: Any) -> int | None:
-    """How many classes the configuration of a model has; None for a score."""
+    """Return how many classes the configuration of a model has; None for a score."""
     count = getattr(getattr(part, "config", None), "num_labels", None)
     return count if isinstance(count, int) and count > 1 else None
 
 
 def _first(tables: Mapping[str, Any], names: tuple[str, ...]) -> tuple[int | None, int]:
-    """The rows of the first table of that name, and from which on they are used."""
+    """Return the rows of the first table of that name, and from which on they are used."""
     for name in names:
         table = tables.get(name)
         weight = getattr(table, "weight", None)

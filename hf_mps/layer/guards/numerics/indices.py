@@ -47,7 +47,7 @@ class IndexAddGaps(Tried):
 
 
 def _right() -> bool:
-    """Whether it adds to a transposed tensor."""
+    """Return whether it adds to a transposed tensor."""
     sums, index = torch.zeros(2, 3, device="mps").t(), torch.zeros(1, dtype=torch.long, device="mps")
     sums.index_add_(0, index, torch.ones(1, 2, device="mps"))
     return int(sums.sum().cpu()) == 2
@@ -73,7 +73,7 @@ class EmbeddingGrad(Guard):
 
     @property
     def patches(self) -> dict[str, str | Patch]:
-        """Its kernel before the device's."""
+        """Return its kernel before the device's."""
         return {"aten::embedding_dense_backward": Kernel("_in_parts", when=_huge)}
 
     def _in_parts(self, stock: OriginalCall, *args: Any) -> Any:
@@ -89,7 +89,7 @@ def _huge(grad: Any, indices: Any, rows: int, *_: Any) -> bool:
 
 
 def _gradient(whole: Callable[..., Any], grad: Any, indices: Any, rows: int, padding: int, scaled: bool) -> Any:
-    """The gradient of a weight of `rows` rows, by rows where the weight is too large, else by columns.
+    """Return the gradient of a weight of `rows` rows, by rows where the weight is too large, else by columns.
 
     Each row is the same sum as in one pass, and is counted (`scaled`) in one part alone.
     """

@@ -69,7 +69,7 @@ def has_its_own(*tensors: Any) -> bool:
 
 
 def target_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The device type that Tensor.to is asked for, or None where it only changes the dtype."""
+    """Return the device type that Tensor.to is asked for, or None where it only changes the dtype."""
     first = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     if isinstance(first, str):
         return first.partition(":")[0]
@@ -110,7 +110,7 @@ class DtypeCopies(Guard):
     untried = "a trial would depend on where the CPU's memory happens to lie"
 
     def trial(self) -> Choice[bool]:
-        """Whether such copies, to ends that begin no page of memory, leave their source and their end right."""
+        """Return whether such copies, to ends that begin no page of memory, leave their source and their end right."""
         with self.left_alone():
             wrong = [name for name, copied in COPY_TRIALS.items() if not copied()]
         if wrong:
@@ -138,7 +138,7 @@ class DtypeCopies(Guard):
 
 
 def _dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The dtype that Tensor.to is asked for, or None: to(device, dtype), to(other), by position or by name."""
+    """Return the dtype that Tensor.to is asked for, or None: to(device, dtype), to(other), by position or by name."""
     other = args[0] if args else kwargs.get("tensor")
     if hasattr(other, "is_floating_point") and hasattr(other, "device"):
         return getattr(other, "dtype", None)
@@ -146,7 +146,7 @@ def _dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _keeps_its_source() -> bool:
-    """Whether 1,024 values are the same after a copy of them as float16 (pytorch#189563)."""
+    """Return whether 1,024 values are the same after a copy of them as float16 (pytorch#189563)."""
     values = torch.arange(1024.0, device="cpu")
     there = values.to("mps")
     end = torch.zeros(1027, dtype=torch.float16, device="cpu")[3:]  # begins no page of memory
@@ -155,7 +155,7 @@ def _keeps_its_source() -> bool:
 
 
 def _reads_a_view() -> bool:
-    """Whether a view that begins behind its storage's first value arrives as it is (pytorch#194344)."""
+    """Return whether a view that begins behind its storage's first value arrives as it is (pytorch#194344)."""
     values = torch.arange(1024.0, device="cpu")
     return torch.equal(values.to("mps")[512:].to("cpu", torch.float16), values[512:].half())
 
@@ -176,7 +176,7 @@ class NonContiguous(Guard):
     patches = training_hooks.parameters("_look", frozen=True)
 
     def trial(self) -> Choice[bool]:
-        """Whether one of the operators named by those issues differs from the CPU on transposed tensors."""
+        """Return whether one of the operators named by those issues differs from the CPU on transposed tensors."""
         trials: dict[str, Any] = {
             "addcmul_": lambda x, y, z: x.addcmul_(y, z),
             "addcdiv_": lambda x, y, z: x.addcdiv_(y, z),
@@ -241,7 +241,7 @@ class PermutedActivations(Tried):
 
     @property
     def patches(self) -> dict[str, str | Patch]:
-        """Its kernels before the device's, until the trial."""
+        """Return its kernels before the device's, until the trial."""
         plain = ("permuted-activations", "permuted-results")
         kernels = {name: Kernel("_laid_out", name, alone=True, faults=plain) for name in TRIALS}
         kernels[NORM] = Kernel("_laid_out", NORM, alone=True, faults=self.faults)
@@ -272,7 +272,7 @@ def _of(name: str, *rest: Any, backward: bool = True) -> Callable[[Any, Any], An
 
 
 def _of_batch_norm(grad: Any, values: Any) -> Any:
-    """The gradients of the input and of the weight."""
+    """Return the gradients of the input and of the weight."""
     columns = values.transpose(1, -1).reshape(-1, values.shape[1]).float()
     mean, spread = columns.mean(0), columns.var(0, unbiased=False).add(1e-5).rsqrt()
     arguments = grad, values, torch.ones_like(mean), None, None, mean, spread, True, 1e-5, [True, True, True]
@@ -298,7 +298,7 @@ TRIALS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _right(run: Callable[[Any, Any], Any]) -> bool:
-    """Whether it gives the CPU's result for an input in channels_last and for one that is permuted otherwise."""
+    """Return whether it gives the CPU's result for an input in channels_last and for one that is permuted otherwise."""
     count = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32, device="cpu").view(2, 3, 4, 5)
     grad, values = count.remainder(7), count.mul(77).remainder(120).div(150).add(0.1)
     # Nobody writes to these two, and they are there until the results are read: only that is a wait for the device.

@@ -66,7 +66,7 @@ class LargePad(Tried):
 
 
 def _right() -> bool:
-    """Whether two frames of 65,536 ones are kept when a third of zeros is put before them."""
+    """Return whether two frames of 65,536 ones are kept when a third of zeros is put before them."""
     frames = torch.ones(1, 1, 2, 2**8, 2**8, device="mps")
     return int(torch.constant_pad_nd(frames, [0, 0, 0, 0, 1, 0]).sum().cpu()) == frames.numel()
 
@@ -90,7 +90,7 @@ class HugeCat(Guard):
 
     @property
     def patches(self) -> dict[str, str | Patch]:
-        """Its kernels before the device's."""
+        """Return its kernels before the device's."""
         return {f"aten::{name}": Kernel("_in_parts", when=_huge) for name in ("cat", "cat.out")}
 
     def _in_parts(self, stock: OriginalCall, tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
@@ -111,14 +111,14 @@ def _huge(tensors: Any, dim: int = 0, *, out: Any = None) -> bool:
 
 
 def _span(tensor: Any) -> int:
-    """How far its last element lies from its first, in elements."""
+    """Return how far its last element lies from its first, in elements."""
     if tensor.numel() == 0 or tensor.untyped_storage().nbytes() <= CAT_LIMIT:
         return 0
     return 1 + sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def together(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
-    """What torch.cat returns, put together of parts that reach over no more than CAT_LIMIT elements each.
+    """Return what torch.cat returns, put together of parts that reach over no more than CAT_LIMIT elements each.
 
     Raises what torch.cat raises for tensors that do not fit together.
     """
@@ -192,7 +192,7 @@ class LerpWeight(Guard):
     }
 
     def trial(self) -> Choice[bool]:
-        """Whether half of the way from 0 to 1 in float16 is 0.5 by a weight of float32."""
+        """Return whether half of the way from 0 to 1 in float16 is 0.5 by a weight of float32."""
         ends = torch.arange(2.0, dtype=torch.float16, device="mps")
         with self.left_alone():
             found = float(torch.lerp(ends[0], ends[1], torch.tensor(0.5, device="mps")).cpu())

@@ -18,7 +18,7 @@ import torch
 
 
 def embedding_dense_backward(grad: Any, indices: Any, num_weights: int, padding_idx: int, by_frequency: bool) -> Any:
-    """The gradient of an embedding's weights, (num_weights, width)."""
+    """Return the gradient of an embedding's weights, (num_weights, width)."""
     keys = indices.reshape(-1).cpu().long()
     if not _within(keys, num_weights):
         return None
@@ -104,7 +104,7 @@ def _alike(given: Any, source: Any) -> bool:
 
 
 def _common(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape to which all of them extend, or None."""
+    """Return the shape to which all of them extend, or None."""
     common: Any = torch.broadcast_shapes
     try:
         return tuple(common(*shapes))
@@ -120,7 +120,7 @@ def _within(index: Any, size: int) -> bool:
 
 
 def _as_numbers(index: Any) -> tuple[Any, ...]:
-    """An index for each dimension that it stands for, on the CPU: a mask stands for several."""
+    """Return an index for each dimension that it stands for, on the CPU: a mask stands for several."""
     if index is None:
         return (None,)
     at_hand = index.cpu()
@@ -137,7 +137,7 @@ def _into(given: Any, view: Any, width: int, keys: Any, terms: Any, *, anew: boo
 
 
 def _fresh(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same operator without the underscore."""
+    """Return the same operator without the underscore."""
 
     def made(given: Any, *args: Any, **kwargs: Any) -> Any:
         return run(given.clone(), *args, **kwargs)
@@ -146,7 +146,7 @@ def _fresh(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _out(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same operator with `out=`."""
+    """Return the same operator with `out=`."""
 
     def filled(given: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
         found = run(given.clone(), *args, **kwargs)

@@ -49,7 +49,7 @@ class LargeK(Guard):
 
     @property
     def patches(self) -> dict[str, Kernel]:
-        """Its kernels before the device's."""
+        """Return its kernels before the device's."""
         products = {
             f"aten::{name}": Kernel("_split", function, first, when=partial(_enough, first))
             for name, (function, first) in PRODUCTS.items()
@@ -58,7 +58,7 @@ class LargeK(Guard):
         return products | {name: Kernel(method, when=partial(_enough, 1)) for name, method in linear.items()}
 
     def applies(self) -> Choice[bool]:
-        """Whether the chip has the fault, or is slow at such products because the release works around it."""
+        """Return whether the chip has the fault, or is slow at such products because the release works around it."""
         found = super().applies()
         if found.value or not faults.possible(*self.faults):
             return found
@@ -81,7 +81,7 @@ class LargeK(Guard):
         return Choice(False, "tried on the device: mm, bmm and linear over 40,009 values are right")
 
     def _long(self, values: int, rows: int, columns: int) -> bool:
-        """Whether a product that sums over `values` has to be split; asks `applies` at the first one."""
+        """Return whether a product that sums over `values` has to be split; asks `applies` at the first one."""
         if values <= LONGEST or rows < SIDE or columns < SIDE or not self.needed:
             return False
         self.acted(
@@ -126,7 +126,7 @@ class LargeK(Guard):
 
 
 def _enough(which: int, *args: Any, **_: Any) -> bool:
-    """Whether one argument, a factor of each sum or a gradient, has values enough for a sum that is too long."""
+    """Return whether one argument, a factor of each sum or a gradient, has values enough for a sum that is too long."""
     return bool(args[which].numel() > LONGEST)
 
 
@@ -177,7 +177,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], int]] = {
 
 
 def _large_k_right(run: Callable[[Any, Any], Any]) -> bool:
-    """Whether a product over 40,009 values is the CPU's, right after other memory was filled and freed.
+    """Return whether a product over 40,009 values is the CPU's, right after other memory was filled and freed.
 
     What is read behind the operands is zero in fresh memory, and the product is right then.
     """
@@ -218,7 +218,7 @@ class SlicedProducts(Tried):
 
     @property
     def patches(self) -> dict[str, Kernel]:
-        """Its kernels before the device's."""
+        """Return its kernels before the device's."""
         return {
             f"aten::{name}": Kernel("_copied", name, when=_sliced, faults=faults) for name, faults in SLICED.items()
         }
@@ -282,7 +282,7 @@ class ExpandedOperands(Tried):
 
     @property
     def patches(self) -> dict[str, Kernel]:
-        """Its kernels before those of the operators that this release and macOS may get wrong."""
+        """Return its kernels before those of the operators that this release and macOS may get wrong."""
         return {
             f"aten::{name}": Kernel("_filled", first, when=partial(_expanded, first), faults=(fault,))
             for fault, (first, names) in EXPANDED.items()
@@ -303,7 +303,7 @@ def _expanded(first: int, *args: Any, **_: Any) -> bool:
 
 
 def _expanded_right(run: Callable[[Any, Any], Any]) -> bool:
-    """Whether one number for 64 rows, times 16 ones, is one everywhere."""
+    """Return whether one number for 64 rows, times 16 ones, is one everywhere."""
     one = torch.ones(1, 1, device="mps")
     return bool((run(one.expand(64, 1), one.expand(1, 16).contiguous()) == 1).all().cpu())
 
@@ -367,7 +367,7 @@ def _right_for_a_row() -> bool:
 
 
 def _right_for_many() -> bool:
-    """Whether the last of 65,537 matrices of two rows is not written over the first."""
+    """Return whether the last of 65,537 matrices of two rows is not written over the first."""
     rows = torch.arange(MATRICES + 1.0).view(-1, 1, 1).expand(-1, 2, 1).contiguous()
     one = torch.ones(1, device="mps")
     return float(torch.nn.functional.linear(rows.to("mps"), one.view(1, 1), one)[0, 0, 0].cpu()) == 1.0
@@ -412,7 +412,7 @@ class LinearShapes(Guard):
 
 
 def _deep(shape: Any) -> bool:
-    """Whether the graph for this input is one that macOS 27 does not compile."""
+    """Return whether the graph for this input is one that macOS 27 does not compile."""
     return len(shape) > DEEP and sum(size == 1 for size in shape) > 1 and machine.present().macos_at_least(27)
 
 
@@ -444,20 +444,20 @@ class HugeProducts(Guard):
 
     @property
     def patches(self) -> dict[str, str | Patch]:
-        """Its kernels before the device's."""
+        """Return its kernels before the device's."""
         return {
             f"aten::{name}": Kernel("_in_parts", function, when=partial(_huge, first))
             for name, (function, first) in HUGE.items()
         }
 
     def applies(self) -> Choice[bool]:
-        """Whether this Mac can hold such a tensor; a trial would take 9 GB."""
+        """Return whether this Mac can hold such a tensor; a trial would take 9 GB."""
         if not _fits():
             return Choice(False, "a tensor of so many elements does not fit into one buffer of this Mac's memory")
         return super().applies()
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether a tensor of that size fits."""
+        """Return whether a tensor of that size fits."""
         return super().concerns(module) and _fits()
 
     def _in_parts(self, function: Callable[..., Any], stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:

@@ -96,7 +96,7 @@ class BatchWaits(Guard):
             self._hosts[there] = host, there._version
 
     def host(self, tensor: Any) -> Any:
-        """The values of a tensor of a batch on the CPU, while nobody has changed it, or None."""
+        """Return the values of a tensor of a batch on the CPU, while nobody has changed it, or None."""
         if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor:
             return None
         hosts: Any = self._hosts
@@ -148,7 +148,7 @@ class _Moves(TorchFunctionMode):
 
 
 def _waits(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether this Tensor.to is a plain move of a tensor of numbers to the device, and waits."""
+    """Return whether this Tensor.to is a plain move of a tensor of numbers to the device, and waits."""
     tensor = args[0]
     return (
         len(args) <= 2
@@ -160,7 +160,7 @@ def _waits(args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def movable(tensor: Any) -> bool:
-    """Whether it is a plain tensor of numbers on the host, and small enough that a copy of it there pays."""
+    """Return whether it is a plain tensor of numbers on the host, and small enough that a copy of it there pays."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -181,7 +181,7 @@ def _needless(
     encoded: Any = None,
     **unknown: Any,
 ) -> bool:
-    """Whether transformers makes of a mask with these values on the host what it makes of none.
+    """Return whether transformers makes of a mask with these values on the host what it makes of none.
 
     Those are its arguments (masking_utils.py). Without a mask it takes the lengths from the embeddings, and looks in
     positions for packed sequences: where there are any, the mask stays.
@@ -204,7 +204,7 @@ class Float64Columns(Guard):
     patches = training_hooks.batches("_change")
 
     def applies(self) -> Choice[bool]:
-        """Whether the device refuses float64."""
+        """Return whether the device refuses float64."""
         try:
             torch.zeros(1, dtype=torch.float64, device="mps")
         except TypeError as error:

@@ -54,7 +54,7 @@ class CudaWords(Guard):
     }
 
     def applies(self) -> Choice[bool]:
-        """Whether there is no CUDA."""
+        """Return whether there is no CUDA."""
         if _cuda():
             return Choice(False, "there is CUDA")
         return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
@@ -173,7 +173,7 @@ class CudaOptimizer(Guard):
     }
 
     def applies(self) -> Choice[bool]:
-        """Whether there are optimizers of bitsandbytes that cannot run on mps, and which."""
+        """Return whether there are optimizers of bitsandbytes that cannot run on mps, and which."""
         lacking = dict.fromkeys(_lacks(bits, paged=paged) for paged in (True, False) for bits in UPDATES)
         reason = "; ".join(filter(None, lacking))
         return Choice(bool(reason), reason or "the installed bitsandbytes has all of its optimizers for mps")
@@ -214,7 +214,7 @@ class CudaOptimizer(Guard):
 
 
 def reason_against(optim: str) -> str:
-    """Why Trainer's `optim` of that name cannot train on mps, or an empty string."""
+    """Return why Trainer's `optim` of that name cannot train on mps, or an empty string."""
     if not _bitsandbytes(optim):
         return ""
     bits, paged = _named(optim)
@@ -222,7 +222,7 @@ def reason_against(optim: str) -> str:
 
 
 def _lacks(bits: int, *, paged: bool) -> str:
-    """Why such an optimizer cannot step on mps itself, or an empty string."""
+    """Return why such an optimizer cannot step on mps itself, or an empty string."""
     if find_spec("bitsandbytes") is None:
         # For 32 bits transformers' own words are right: once installed, it trains.
         what = "paged" if paged else "8-bit"
@@ -255,19 +255,19 @@ def _pages() -> bool:
 
 
 def _from_bitsandbytes(optimizer: Any) -> bool:
-    """Whether bitsandbytes made the class or one that it is built on, as galore_torch's 8-bit one is."""
+    """Return whether bitsandbytes made the class or one that it is built on, as galore_torch's 8-bit one is."""
     return any(each.__module__.partition(".")[0] == "bitsandbytes" for each in type(optimizer).__mro__)
 
 
 def _kind(optimizer: Any) -> tuple[int, bool]:
-    """The bits of an optimizer's state, and whether it is paged; by its name while it is being made."""
+    """Return the bits of an optimizer's state, and whether it is paged; by its name while it is being made."""
     name = type(optimizer).__name__.lower()
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", 8 if "8bit" in name else 32)
     return 8 if bits == 8 else 32, bool(getattr(optimizer, "is_paged", "paged" in name))
 
 
 def _named(optim: str) -> tuple[int, bool]:
-    """The bits of an optimizer's state, and whether it is paged, by Trainer's name of it."""
+    """Return the bits of an optimizer's state, and whether it is paged, by Trainer's name of it."""
     return 8 if "8bit" in optim else 32, "paged" in optim
 
 
@@ -299,7 +299,7 @@ class Compile(Guard):
     }
 
     def applies(self) -> Choice[bool]:
-        """Whether torch's compiler changes layouts, as it does by default up to 2.13."""
+        """Return whether torch's compiler changes layouts, as it does by default up to 2.13."""
         import torch._inductor.config
 
         if torch._inductor.config.layout_optimization:

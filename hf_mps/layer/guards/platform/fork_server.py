@@ -94,7 +94,7 @@ def start(uses: Iterable[str]) -> None:
 
 
 def libraries(names: Iterable[str]) -> list[str]:
-    """The installed modules among `names`, and those that the others, the user's own, took something from.
+    """Return the installed modules among `names`, and those that the others, the user's own, took something from.
 
     None of the user's code runs in the server: it may put something on the device.
     """
@@ -113,7 +113,7 @@ def libraries(names: Iterable[str]) -> list[str]:
 
 
 def _source(value: Any) -> str | None:
-    """The name of the module that a module's global comes from."""
+    """Return the name of the module that a module's global comes from."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     return name if isinstance(name, str) else None
 
@@ -232,7 +232,7 @@ def _read(file: Path) -> _Read:
 
 
 def _within(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    """Every function and class of a file, however deep."""
+    """Yield every function and class of a file, however deep."""
     for child in table.get_children():
         yield child
         yield from _within(child)
@@ -243,7 +243,7 @@ def _is_set_global(symbol: symtable.Symbol) -> bool:
 
 
 def _bound(block: ast.If) -> Iterator[str]:
-    """The names that a block of a module binds, which are the module's globals."""
+    """Yield the names that a block of a module binds, which are the module's globals."""
     scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     left: list[ast.AST] = [*block.body]
     while left:

@@ -109,7 +109,7 @@ class ForkWorkers(Guard):
 
 
 def _forks(loader: Any) -> bool:
-    """Whether a loader's workers are to be forked because somebody says so.
+    """Return whether a loader's workers are to be forked because somebody says so.
 
     What a system's Python does where nobody does is no business of the guard: with Metal it is "spawn".
     """
@@ -148,7 +148,7 @@ class PinMemory(Guard):
         self._loaders: WeakSet[Any] = WeakSet()
 
     def applies(self) -> Choice[bool]:
-        """Whether what begins a loader's epoch names mps; read, because a loader that is tried draws a seed."""
+        """Return whether what begins a loader's epoch names mps; read, because a loader that is tried draws a seed."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         if "mps" in names_in(_BaseDataLoaderIter.__init__):

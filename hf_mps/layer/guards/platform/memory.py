@@ -62,7 +62,7 @@ class MemoryBudget(Guard):
         self._told, self._looked = False, 0.0
 
     def applies(self) -> Choice[bool]:
-        """Whether the machine's memory is known; the reason has PyTorch's limit beside it, whoever set that."""
+        """Return whether the machine's memory is known; the reason has PyTorch's limit beside it, whoever set that."""
         physical, recommended = _sizes()
         if not physical or not recommended:
             return Choice(False, "the machine's memory is not known")
@@ -93,7 +93,7 @@ class MemoryBudget(Guard):
 
 
 def _warning() -> str:
-    """What is to be said of the memory now, or an empty string."""
+    """Return what is to be said of the memory now, or an empty string."""
     import psutil
 
     from hf_mps.metal.device import memory
@@ -216,7 +216,7 @@ class ShapeGrowth(Guard):
 
 
 def _without_rows(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same shapes without the first number of each."""
+    """Return the same shapes without the first number of each."""
     if shape and all(isinstance(each, tuple) for each in shape):
         return tuple(_without_rows(each) for each in shape)
     return shape[1:]
@@ -255,7 +255,7 @@ class MemoryMetrics(Guard):
     }
 
     def applies(self) -> Choice[bool]:
-        """Whether torch has no peak for mps; transformers then has none either."""
+        """Return whether torch has no peak for mps; transformers then has none either."""
         if hasattr(torch.mps, "max_memory_allocated"):
             return Choice(False, "torch.mps has max_memory_allocated")
         return Choice(True, "torch.mps has no call for a peak, so it is sampled")
@@ -314,14 +314,14 @@ class OomText(Guard):
         self._found: dict[str, bool] = {}
 
     def applies(self) -> Choice[bool]:
-        """Whether one of the installed libraries takes such an error for another; asks their own functions."""
+        """Return whether one of the installed libraries takes such an error for another; asks their own functions."""
         deaf = [library for library, knows in self._found.items() if not knows]
         if deaf:
             return Choice(True, f"tried: a text of Metal's is unknown to {' and '.join(deaf)}")
         return Choice(False, f"tried: Metal's texts are known to {' and '.join(self._found)}")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether the library's question does not know Metal's words."""
+        """Return whether the library's question does not know Metal's words."""
         in_lightning = hasattr(module, "is_oom_error")
         question = module.is_oom_error if in_lightning else module.should_reduce_batch_size
         library = "Lightning" if in_lightning else "accelerate"

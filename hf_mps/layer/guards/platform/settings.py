@@ -46,7 +46,7 @@ class OneDevice(Guard):
     }
 
     def applies(self) -> Choice[bool]:
-        """Whether this process is one of several, which may be on one host."""
+        """Return whether this process is one of several, which may be on one host."""
         world = _world()
         if world.local_size > 1:
             return Choice(True, f"{world.local_size} processes were started on this host")
@@ -138,7 +138,7 @@ class HalfPrecision(Guard):
         self._in_accelerate: dict[str, Callable[[], bool]] = {}
 
     def applies(self) -> Choice[bool]:
-        """Whether one of the two cannot be used here."""
+        """Return whether one of the two cannot be used here."""
         lacking = [reason for reason in map(self._refusal, HALVES) if reason]
         return Choice(bool(lacking), "; ".join(lacking) or "bf16 and fp16 can both be used here")
 
@@ -156,7 +156,7 @@ class HalfPrecision(Guard):
         return True
 
     def _refusal(self, name: str) -> str:
-        """Why `name` cannot be used on the device, or an empty string."""
+        """Return why `name` cannot be used on the device, or an empty string."""
         if name in self._in_accelerate and not self._in_accelerate[name]():
             return f"{name} cannot be used on mps: it needs accelerate 1.11 or newer; this is {version('accelerate')}"
         return ""
@@ -296,7 +296,7 @@ class AsyncLoading(Guard):
 
 
 def _converts(tensor: Any, dtype: Any) -> bool:
-    """Whether `tensor`, or a slice of a file, comes in another dtype; where nobody knows its own, it may."""
+    """Return whether `tensor`, or a slice of a file, comes in another dtype; where nobody knows its own, it may."""
     if dtype is None:
         return False
     stored = tensor.get_dtype() if hasattr(tensor, "get_dtype") else str(getattr(tensor, "dtype", ""))

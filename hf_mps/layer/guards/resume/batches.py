@@ -79,7 +79,7 @@ class LoaderNotes:
 
 
 def notes(loader: Any) -> LoaderNotes:
-    """Those of a prepared loader."""
+    """Return the notes of a prepared loader."""
     found: LoaderNotes = loader.__dict__.setdefault(_NOTES, LoaderNotes())
     return found
 
@@ -101,19 +101,19 @@ def link(rest: Any, source: Any, skipped: int) -> None:
 
 
 def on_metal() -> bool:
-    """Whether Accelerate put this process on the device mps."""
+    """Return whether Accelerate put this process on the device mps."""
     from accelerate.state import PartialState
 
     return bool(PartialState().device.type == "mps")
 
 
 def exact() -> bool:
-    """Whether a training on the device of this process is resumed exactly."""
+    """Return whether a training on the device of this process is resumed exactly."""
     return in_recipe() or on_metal()
 
 
 def active() -> Any:
-    """The innermost prepared loader in whose loop the process is, or None."""
+    """Return the innermost prepared loader in whose loop the process is, or None."""
     from accelerate.state import GradientState
 
     return GradientState().active_dataloader
@@ -126,7 +126,7 @@ def loaders_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def source_of(loader: Any) -> Any:
-    """The prepared loader that a loader is the rest of, or itself."""
+    """Return the prepared loader that a loader is the rest of, or itself."""
     found = notes(loader).source
     return loader if found is None else found
 
@@ -199,7 +199,7 @@ def begin(stock: OriginalCall, base: Any) -> Any:
 
 
 def capture(loader: Any, trained_on: int | None = None) -> LoaderState | None:
-    """Where a loader that a step was just taken from is, to be stored; None where that is not known.
+    """Return where a loader that a step was just taken from is, to be stored; None where that is not known.
 
     `trained_on` counts the batches that steps were taken on, where nobody else leaves them out of a resumed epoch; one
     more may have been made. Without it one more was, as Accelerate's loaders make it.
@@ -213,7 +213,7 @@ def capture(loader: Any, trained_on: int | None = None) -> LoaderState | None:
 
 
 def generator(loader: Any) -> Any:
-    """The generator that a user gave to a base loader or to its sampler."""
+    """Return the generator that a user gave to a base loader or to its sampler."""
     if loader.generator is not None:
         return loader.generator
     sampler: Any = loader.batch_sampler
@@ -249,13 +249,13 @@ class ResumeEpoch(Guard):
         self._stores = False
 
     def applies(self) -> Choice[bool]:
-        """Whether the installed save_accelerator_state never names the loader's count."""
+        """Return whether the installed save_accelerator_state never names the loader's count."""
         if self._stores:
             return Choice(False, "this accelerate stores how many epochs each loader has done")
         return Choice(True, "checkpoints of this accelerate do not say how many epochs a loader has done")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether accelerate's checkpoints lack the epoch; its loaders always count it anew."""
+        """Return whether accelerate's checkpoints lack the epoch; its loaders always count it anew."""
         saving = getattr(module, "save_accelerator_state", None)
         if saving is not None:
             self._stores = "iteration" in names_in(saving)
@@ -300,7 +300,7 @@ class ResumeEpoch(Guard):
 
 
 def _epochs(loader: Any) -> int:
-    """How many epochs a prepared loader has done; one whose last batch is being trained on counts."""
+    """Return how many epochs a prepared loader has done; one whose last batch is being trained on counts."""
     current = active()
     if current is not None and source_of(current) is loader:
         return int(current.iteration) + bool(current.end_of_dataloader)
@@ -341,7 +341,7 @@ class ResumeBatches(Guard):
         self._waiting: LoaderState | None = None  # of a Trainer that has read its checkpoint and not yet skipped
 
     def applies(self) -> Choice[bool]:
-        """Whether prepared loaders are generators that make one batch ahead, as all so far are."""
+        """Return whether prepared loaders are generators that make one batch ahead, as all so far are."""
         return Choice(True, "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from")
 
     def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:

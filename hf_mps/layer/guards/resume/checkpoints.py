@@ -73,14 +73,14 @@ class AtomicCheckpoint(Guard):
         self._seen: tuple[str, bool] | None = None
 
     def applies(self) -> Choice[bool]:
-        """Whether the installed libraries' saving functions rename nothing."""
+        """Return whether the installed libraries' saving functions rename nothing."""
         lacking = [library for library, renames in self._found.items() if not renames]
         if lacking:
             return Choice(True, f"{' and '.join(lacking)} write checkpoints under their final names")
         return Choice(False, f"{' and '.join(self._found)} rename checkpoints when they are whole")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether the library's saving function renames nothing."""
+        """Return whether the library's saving function renames nothing."""
         saving = module.Trainer._save_checkpoint if hasattr(module, "Trainer") else module.Accelerator.save_state
         library = module.__name__.partition(".")[0]
         self._found[library] = bool(names_in(saving) & {"rename", "renames", "replace"})
@@ -140,7 +140,7 @@ class AtomicCheckpoint(Guard):
         return saved
 
     def _not_shared(self, trainer: Any, folder: str) -> bool:
-        """Whether a rank does not see the folder of the one that saves; asked for once in a training."""
+        """Return whether a rank does not see the folder of the one that saves; asked for once in a training."""
         ranks = Ranks.here()
         if ranks.world.size != trainer.args.world_size or ranks.world.hosts == 1:
             return False
@@ -217,7 +217,7 @@ class AtomicCheckpoint(Guard):
 
 
 def _gathered(value: Any) -> list[Any]:
-    """The value of each process."""
+    """Return the value of each process."""
     from accelerate.utils import gather_object
 
     values: list[Any] = gather_object([value])
@@ -235,7 +235,7 @@ def _date_last(target: Path) -> None:
 
 
 def _elsewhere(target: Path) -> RunError:
-    """What ends the ranks that wrote their part where another could not; that one says why."""
+    """Return what ends the ranks that wrote their part where another could not; that one says why."""
     error = RunError(f"another rank could not write its part of {target}, which is left as it was")
     error.quiet = True
     return error
@@ -292,7 +292,7 @@ class TornCheckpoint(Guard):
         self._weights: str | None = None  # the folder for the model that model_init makes
 
     def applies(self) -> Choice[bool]:
-        """Whether get_last_checkpoint, without this guard, returns an empty folder for its number."""
+        """Return whether get_last_checkpoint, without this guard, returns an empty folder for its number."""
         from transformers.trainer_utils import get_last_checkpoint
 
         with tempfile.TemporaryDirectory() as folder:
@@ -381,7 +381,7 @@ def _whole_before(folder: Path, last: str) -> Path | None:
 
 
 def _before(folder: Path, *, above: bool = False) -> Iterator[Path]:
-    """The folders beside this one that are called alike with a lower number, highest first; with `above` all."""
+    """Return the folders beside this one that are called alike with a lower number, highest first; with `above` all."""
     own = NUMBERED.match(folder.name)
     found = []
     for each in folder.parent.iterdir() if own is not None and folder.parent.is_dir() else ():
@@ -420,7 +420,7 @@ class NodeWeights(Guard):
         self._each_node = False
 
     def applies(self) -> Choice[bool]:
-        """Whether the installed transformers writes weights by the number of the rank."""
+        """Return whether the installed transformers writes weights by the number of the rank."""
         if self._by_rank:
             return Choice(True, "this transformers writes weights on rank 0 alone")
         return Choice(False, "this transformers writes weights where Trainer says so")
@@ -431,7 +431,7 @@ class NodeWeights(Guard):
         self._each_node = False
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether the module looks at the rank, or holds the arguments."""
+        """Return whether the module looks at the rank, or holds the arguments."""
         if not hasattr(module, "DistributedMixin"):
             return True
         asked = getattr(module.DistributedMixin, "should_save_on_this_rank", None)

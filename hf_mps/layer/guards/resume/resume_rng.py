@@ -49,7 +49,7 @@ class ResumeRng(Guard):
         return Choice(False, f"{' and '.join(self._found)} save the mps generator themselves")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether the library's function that saves random states names none of mps."""
+        """Return whether the library's function that saves random states names none of mps."""
         saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
         library = module.__name__.partition(".")[0]
         self._found[library] = any("mps" in word for word in names_in(saving))
@@ -130,13 +130,13 @@ class LightningRng(Guard):
         self._waiting: list[LoaderState | None] = []  # of a checkpoint that was read, for the loaders of its epoch
 
     def applies(self) -> Choice[bool]:
-        """Whether Lightning's function that makes a checkpoint names no random state."""
+        """Return whether Lightning's function that makes a checkpoint names no random state."""
         if self._saves:
             return Choice(False, "this Lightning saves random states itself")
         return Choice(True, "dump_checkpoint of this Lightning saves no random state")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether Lightning's checkpoints hold no random states."""
+        """Return whether Lightning's checkpoints hold no random states."""
         connector = getattr(module, "_CheckpointConnector", None)
         if connector is not None:
             self._saves = any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
@@ -177,7 +177,7 @@ class LightningRng(Guard):
 
 
 def _places(trainer: Any) -> list[LoaderState | None]:
-    """Where the loaders of an epoch that is not at its end are."""
+    """Return where the loaders of an epoch that is not at its end are."""
     from torch.utils.data import DataLoader
 
     loop = trainer.fit_loop

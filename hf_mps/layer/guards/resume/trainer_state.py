@@ -49,13 +49,13 @@ class ResumeLoss(Guard):
         self._saves = False
 
     def applies(self) -> Choice[bool]:
-        """Whether the installed Trainer's saving function never names the step of the last log entry."""
+        """Return whether the installed Trainer's saving function never names the step of the last log entry."""
         if self._saves:
             return Choice(False, "this transformers keeps the step of the last log entry in its checkpoints")
         return Choice(True, "this transformers begins a new mean of the losses wherever it resumes")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether this Trainer's checkpoints lack the loss."""
+        """Return whether this Trainer's checkpoints lack the loss."""
         self._saves = "_globalstep_last_logged" in names_in(module.Trainer._save_checkpoint)
         return not self._saves
 
@@ -141,13 +141,13 @@ class ResumeNames(Guard):
         self._converts = False
 
     def applies(self) -> Choice[bool]:
-        """Whether the installed Trainer loads a checkpoint without the conversion that saving undoes."""
+        """Return whether the installed Trainer loads a checkpoint without the conversion that saving undoes."""
         if self._converts:
             return Choice(False, "this transformers converts the names of a checkpoint when it resumes")
         return Choice(True, "this transformers loads a checkpoint by the names in its file")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether this Trainer converts no names."""
+        """Return whether this Trainer converts no names."""
         self._converts = any("conversion" in word for word in names_in(module.Trainer._load_from_checkpoint))
         return not self._converts
 
@@ -175,7 +175,7 @@ class ResumeNames(Guard):
 
 
 def _own(model: Any) -> bool:
-    """Whether the model is one that `from_pretrained` makes."""
+    """Return whether the model is one that `from_pretrained` makes."""
     from transformers import PreTrainedModel
 
     return isinstance(model, PreTrainedModel)
@@ -250,7 +250,7 @@ class ResumeEnd(Guard):
 
 
 def _stopped_early(trainer: Any, state: dict[str, Any]) -> bool:
-    """Whether early stopping, whose count the user wants back, had run out of patience."""
+    """Return whether early stopping, whose count the user wants back, had run out of patience."""
     if not getattr(trainer.args, "restore_callback_states_from_checkpoint", False):
         return False
     stored = (state.get("stateful_callbacks") or {}).get("EarlyStoppingCallback") or {}

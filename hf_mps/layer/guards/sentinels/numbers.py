@@ -98,7 +98,7 @@ def refuse(args: Any, state: Any, logs: dict[str, Any] | None, advice: str, opti
 
 
 def _sign(args: Any, state: Any, logs: dict[str, Any]) -> str | None:
-    """What Trainer logs that is not finite, in words.
+    """Return what Trainer logs that is not finite, in words.
 
     Under fp16 the losses alone count: a gradient norm may overflow there, and GradScaler skips that step.
     """
@@ -202,7 +202,7 @@ class _Run:
     last_norm: float = math.nan
 
     def at_rest(self, resolution: float) -> bool:
-        """Whether the training has arrived: at a small share of its first losses, or at one of its gradients."""
+        """Return whether the training has arrived: at a small share of its first losses, or at one of its gradients."""
         learned = abs(self.value) <= max(LEARNED, STEPS_OF_DTYPE * resolution) * self.first
         # A gradient of exactly zero is no minimum that rounding reaches: nothing comes through any more.
         flat = 0 < self.last_norm <= LEARNED * self.largest_norm

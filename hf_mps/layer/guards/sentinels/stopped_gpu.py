@@ -84,7 +84,7 @@ class StoppedGpu(StoppingSentinel):
         self._counted += 1
 
     def unread(self) -> Any:
-        """The number on the device, None where nothing was counted since it was last asked for."""
+        """Return the number on the device, None where nothing was counted since it was last asked for."""
         if self._on_device is None or self._counted == self._read:
             return None
         self._read = self._counted

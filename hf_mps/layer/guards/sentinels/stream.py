@@ -50,12 +50,12 @@ class Series:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """Return where it is, in words."""
         return f"at optimizer step {self.steps}"
 
     @property
     def due(self) -> bool:
-        """Whether it is time to read."""
+        """Return whether it is time to read."""
         return self.steps in EARLY or self.steps - self.read >= READ or len(self.losses) >= MOST
 
 
@@ -89,7 +89,7 @@ class Stream(Safeguard):
 
     @property
     def on(self) -> bool:
-        """Whether anybody looks."""
+        """Return whether anybody looks."""
         return not self.broken and any(sentinel.on for sentinel in self._sentinels)
 
     def show(self, sentinel: Sentinel, module: ModuleType) -> None:
@@ -107,11 +107,11 @@ class Stream(Safeguard):
             sentinel.broken, sentinel.failure = True, f"the stream that it looks at {self.failure}"
 
     def declared(self) -> Iterator[Declaration]:
-        """Its patches, as those of a sentinel."""
+        """Return its patches, as those of a sentinel."""
         return (each._replace(kind="sentinel") for each in super().declared())
 
     def reasons(self) -> tuple[str, str, str, str]:
-        """What it collects; it stays as long as the sentinels do."""
+        """Return what it collects; it stays as long as the sentinels do."""
         return f"the sentinels see {self.what}", "", "", ""
 
     def say(self, line: str) -> None:
@@ -267,7 +267,7 @@ class Stream(Safeguard):
 
 
 def plain(optimizer: Any) -> Any:
-    """The optimizer of torch's within what libraries put around one, as Accelerate does."""
+    """Return the optimizer of torch's within what libraries put around one, as Accelerate does."""
     while "optimizer" in vars(optimizer):
         optimizer = optimizer.optimizer
     return optimizer

@@ -147,7 +147,7 @@ class WeightsStill(Sentinel):
 
 
 def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The weights on the device that a step should change, each with its group's settings."""
+    """Yield the weights on the device that a step should change, each with its group's settings."""
     for group in optimizer.param_groups:
         rate = group.get("lr")
         if rate is None or not float(rate) > 0:  # before a warmup's first step, or an optimizer with a rate of its own
@@ -177,7 +177,7 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
 
 
 def _largest(gradient: Any) -> Any:
-    """The place of the element furthest from zero in its sample, of shape (1,).
+    """Return the place of the element furthest from zero in its sample, of shape (1,).
 
     From its two ends: the sample's absolute values would be a copy of it, and with large weights the step's peak.
     """
@@ -204,7 +204,7 @@ def _sample(tensor: Any) -> Any:
 
 
 def _settings(optimizer: Any, weight: Any, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
-    """What a step changes a weight by, and what is known of the weight.
+    """Return what a step changes a weight by, and what is known of the weight.
 
     Of a step: its size whatever the gradient's, its size for a gradient of 1 (it is the smaller of both), and the
     gradient, an optimizer's eps, below which the first is smaller. Of the weight: the share that a decoupled decay

@@ -46,14 +46,14 @@ def default_place() -> Path:
 
 
 def known_keys() -> frozenset[str]:
-    """Every key that the installed accelerate takes in a file for this kind of machine."""
+    """Return every key that the installed accelerate takes in a file for this kind of machine."""
     from accelerate.commands.config.config_args import ClusterConfig
 
     return frozenset(ClusterConfig.__dataclass_fields__)
 
 
 def read(path: Path) -> Values | None:
-    """What the file at `path` says, or None where there is none or it is empty.
+    """Return what the file at `path` says, or None where there is none or it is empty.
 
     Raises UserError where it is not understood: no YAML, unknown keys, or a configuration for other machines.
     """

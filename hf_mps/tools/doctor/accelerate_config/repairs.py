@@ -30,18 +30,18 @@ class Machines:
 
     @classmethod
     def of(cls, values: Values) -> Machines:
-        """What a file says."""
+        """Return what a file says."""
         return cls(**{key: values.get(key) for key in cls.__dataclass_fields__})
 
     def over(self, other: Machines) -> Machines:
-        """The same, with the other's where this has nothing; of one Mac there is nothing else to say."""
+        """Return the same, with the other's where this has nothing; of one Mac there is nothing else to say."""
         if self == Machines(1):
             return self
         mine = {key: value for key, value in vars(self).items() if value is not None}
         return Machines(**{**vars(other), **mine})
 
     def asked(self) -> Machines:
-        """The same with a person's answers; what it has is proposed. Prompts on the terminal."""
+        """Ask on the terminal, proposing what is known, and return the same with the answers."""
         count = typer.prompt("How many Macs train together", default=self.num_machines or 1)
         if count <= 1:
             return Machines(1)
@@ -53,7 +53,7 @@ class Machines:
 
     @staticmethod
     def gone(before: Machines) -> list[str]:
-        """The keys of a file for several Macs that one for a single Mac has not."""
+        """Return the keys of a file for several Macs that one for a single Mac has not."""
         keys = ("machine_rank", "main_process_ip", "main_process_port")
         return [key for key in keys if getattr(before, key) is not None] if (before.num_machines or 1) > 1 else []
 
@@ -100,7 +100,7 @@ class Machines:
 
 
 def next_words(choices: dict[str, Choice[Any]]) -> str:
-    """What is to be typed on the other Macs, or "" where there are none."""
+    """Return what is to be typed on the other Macs, or "" where there are none."""
     if "main_process_ip" not in choices or choices["num_machines"].value == 1:
         return ""
     count, rank = choices["num_machines"].value, choices["machine_rank"].value
@@ -135,7 +135,7 @@ class Repair:
 
 
 def find(values: Values, *, on_metal: bool = True) -> list[Repair]:
-    """What is to be changed in `values`; with `on_metal` False a CPU-only file is the user's word and stays."""
+    """Return what is to be changed in `values`; with `on_metal` False a CPU-only file is the user's word and stays."""
     needed = []
     if values.get("use_cpu") and on_metal:
         needed.append(Repair("use_cpu", values["use_cpu"], False, ON_THE_CPU))
@@ -162,7 +162,7 @@ def find(values: Values, *, on_metal: bool = True) -> list[Repair]:
 
 
 def reasons(needed: list[Repair]) -> str:
-    """The repairs and their reasons in one line."""
+    """Return the repairs and their reasons in one line."""
     return "; ".join(f"{repair}: {repair.reason}" for repair in needed)
 
 
@@ -198,7 +198,7 @@ def _older(values: Values) -> list[Repair]:
 
 
 def _precision(values: Values, on_metal: bool) -> list[Repair]:
-    """A precision that the device cannot train in becomes `no`."""
+    """Return the repair of a precision that the device cannot train in: it becomes `no`."""
     from hf_mps.metal.device import precision
 
     asked = values.get("mixed_precision")

@@ -116,7 +116,7 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
 
 
 def _metal_or_refuse() -> list[str]:
-    """The machine in a few lines. Raises UserError where Metal is not there."""
+    """Return the machine in a few lines. Raises UserError where Metal is not there."""
     from hf_mps.metal.device import choice, facts
 
     on_metal = choice.metal(owned=True)
@@ -126,7 +126,7 @@ def _metal_or_refuse() -> list[str]:
 
 
 def _settle(existing: Values | None, said: Machines, *, yes: bool) -> dict[str, Choice[Any]]:
-    """Each answer with its reason: a file's own where it has one that holds, then the user's."""
+    """Return each answer with its reason: a file's own where it has one that holds, then the user's."""
     from hf_mps.metal.device import precision
 
     before = repairs.apply(existing, repairs.find(existing)) if existing is not None else {}
@@ -161,7 +161,7 @@ def _ask_precision(default: Choice[str]) -> Choice[str]:
 
 
 def _values(existing: Values | None, choices: dict[str, Choice[Any]]) -> tuple[Values, list[Repair]]:
-    """What is to be written, and what of the existing file had to be repaired for it."""
+    """Return what is to be written, and what of the existing file had to be repaired for it."""
     answered = {key: choice.value for key, choice in choices.items()}
     before = existing or {}
     needed = repairs.find(before, on_metal=not answered["use_cpu"])
