@@ -14,8 +14,7 @@ from torch import Tensor
 from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
-from hf_mps.finetune.cuda_graphs import masks
-from hf_mps.finetune.cuda_graphs.graphs import MOST, Graphs, RecordingFailed
+from hf_mps.finetune.cuda_graphs.graphs import MOST, Graphs, RecordingFailed, Unmasked, as_they_are
 from hf_mps.finetune.cuda_graphs.reduction import Reduction, obstacle
 from hf_mps.finetune.run.trainer import StepMethod
 
@@ -30,7 +29,7 @@ PLAIN = (bool, int, float, str, type(None))
 def with_capture(trainer: Any, capture: StepCapture) -> None:
     """Let `capture` do the steps of a `RecipeTrainer`."""
     trainer.step_method = capture
-    trainer.data_collator = masks.Unmasked(trainer.data_collator)
+    trainer.data_collator = Unmasked(trainer.data_collator)
 
 
 @contextmanager
@@ -60,9 +59,7 @@ class StepCapture(StepMethod):
     """
 
     def __init__(self, trainer: Any, graphs: Graphs, *, required: bool = False) -> None:
-        self._trainer = trainer
-        self._graphs = graphs
-        self._required = required
+        self._trainer, self._graphs, self._required = trainer, graphs, required
         self._whole: Choice[bool] | None = None
         self._reduction: Reduction | None = None
         self._rates: list[Tensor] = []
@@ -246,7 +243,7 @@ class StepCapture(StepMethod):
         return loss
 
     def _passes(self, stock: Callable[..., Tensor], model: Any, inputs: dict[str, Any], items: Any) -> Tensor:
-        with masks.as_they_are(inputs), _buffers_stay(model):
+        with as_they_are(inputs), _buffers_stay(model):
             return stock(model, inputs, items)
 
     def _whole_step(

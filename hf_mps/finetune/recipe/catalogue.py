@@ -50,18 +50,13 @@ def find(recipe: str) -> Entry:
         return Entry(path.stem, path, _purpose(path))
     known = {entry.name: entry for entry in entries()}
     if recipe not in known:
-        allowed = f"{', '.join(known)}, or a path that ends in .yaml"
-        raise UserError(f"'{recipe}' is not a recipe; allowed: {allowed}{_near(recipe, list(known))}")
+        # The nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`.
+        short = {name.rpartition("/")[2]: name for name in known}
+        near = nearest(recipe, known) or nearest(recipe, short)
+        for last, name in short.items():
+            near = near.replace(f"'{last}'", f"'{name}'")
+        raise UserError(f"'{recipe}' is not a recipe; allowed: {', '.join(known)}, or a path that ends in .yaml{near}")
     return known[recipe]
-
-
-def _near(recipe: str, known: list[str]) -> str:
-    """Return the nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`."""
-    short = {name.rpartition("/")[2]: name for name in known}
-    words = nearest(recipe, known) or nearest(recipe, short)
-    for last, name in short.items():
-        words = words.replace(f"'{last}'", f"'{name}'")
-    return words
 
 
 def _purpose(path: Path) -> str:

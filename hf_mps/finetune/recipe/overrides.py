@@ -78,7 +78,7 @@ def lay(document: Document, overrides: Overrides) -> Document:
     """
     laid = dataclasses.replace(document, values=copy.deepcopy(document.values), overridden=frozenset(overrides))
     if isinstance(laid.values.get("data"), dict):
-        _replace_source(laid.values["data"], overrides)
+        _replace_source(laid.values["data"], list(overrides))
     if "model" in overrides:
         laid.values.pop("model_type", None)  # that of the file's own model
     for key, override in overrides.items():
@@ -152,12 +152,11 @@ def _drop(values: Any, key: str) -> None:
         values.pop(last, None)
 
 
-def _replace_source(data: Values, keys: Iterable[str]) -> None:
+def _replace_source(data: Values, keys: list[str]) -> None:
     """Drop the recipe's data source, and what belongs to it alone, where the overrides' `keys` name another.
 
     A single training file is split: a tenth of its rows becomes the validation split.
     """
-    keys = list(keys)
     for source in SOURCES:
         if not any(key == f"data.{source}" or key.startswith(f"data.{source}.") for key in keys):
             continue

@@ -61,25 +61,18 @@ class Problem:
 
 def clauses(error: ValidationError, kind: type[BaseModel], document: Document) -> list[tuple[str, str]]:
     """Return the dotted key and a clause for each mistake; a value that fits none of several types is one mistake."""
-    by_key: dict[str, list[str]] = {}
+    by_key: dict[str, str] = {}
     for details in error.errors():
-        by_key.setdefault(_key(details, kind, document), []).append(_clause(details, kind, document))
-    return [(key, _merged(clauses)) for key, clauses in by_key.items()]
-
-
-def _key(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:
-    parts = [str(part) for part in details["loc"] if part != "[key]"]
-    if len(parts) > 1 and TRIED.fullmatch(parts[-1]):
-        parts.pop()
-    return ".".join(parts) or "the recipe"
-
-
-def _merged(clauses: list[str]) -> str:
-    """Merge `is 3; allowed: text` and `is 3; allowed: a list` into one clause."""
-    first, *others = dict.fromkeys(clauses)
-    came, allowed, _ = first.partition("; allowed: ")
-    more = [other.removeprefix(f"{came}{allowed}") for other in others if other.startswith(f"{came}{allowed}")]
-    return " or ".join([first, *more]) if allowed else first
+        parts = [str(part) for part in details["loc"] if part != "[key]"]
+        if len(parts) > 1 and TRIED.fullmatch(parts[-1]):
+            parts.pop()
+        key, clause = ".".join(parts) or "the recipe", _clause(details, kind, document)
+        said = by_key.setdefault(key, clause)
+        # `is 3; allowed: text` and `is 3; allowed: a list` become one clause.
+        came, allowed, more = clause.partition("; allowed: ")
+        if allowed and said.startswith(came + allowed) and more not in said.removeprefix(came + allowed).split(" or "):
+            by_key[key] = f"{said} or {more}"
+    return list(by_key.items())
 
 
 def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:
@@ -89,7 +82,7 @@ def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) ->
             return REMOVED[dotted]
         allowed = _keys(kind, location[:-1])
         if location[:-1] == ("data",) and document.where(f"data.{location[-1]}") == "command line":
-            allowed += _short(kind)
+            allowed += [*SHORT, *(_keys(kind, ("data", "columns")) if "columns" in allowed else ())]
         return f"is not a key here; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"
     if details["type"] == "missing":
         return "is missing; give it"
@@ -117,12 +110,6 @@ def _shown(value: Any) -> str:
         return "a section"
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-
-
-def _short(kind: type[BaseModel]) -> list[str]:
-    """Return the short names that a command line may use for a task's data."""
-    columns = _keys(kind, ("data", "columns")) if "columns" in _keys(kind, ("data",)) else []
-    return [*SHORT, *columns]
 
 
 def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -159,23 +160,22 @@ class Data(Section):
         if len(named) != 1:
             problem = f"has {' and '.join(named)}" if named else "names no source"
             raise ValueError(f"{problem}; give exactly one of {', '.join(SOURCES)}")
-        owners: dict[str, list[str]] = {}
-        for source, satellites in SOURCES.items():
-            for satellite in satellites:
-                owners.setdefault(satellite, []).append(source)
-        for satellite, sources in owners.items():
-            is_set = getattr(self, satellite) != type(self).model_fields[satellite].default
-            if is_set and named[0] not in sources:
-                belongs = f"{satellite}, which belongs to {' and '.join(sources)}"
-                raise ValueError(f"has {belongs}, beside {named[0]}; leave {satellite} out")
+        for key in dict.fromkeys(key for keys in SOURCES.values() for key in keys):
+            owners = [source for source, keys in SOURCES.items() if key in keys]
+            if key in self._given() and named[0] not in owners:
+                belongs = f"{key}, which belongs to {' and '.join(owners)}"
+                raise ValueError(f"has {belongs}, beside {named[0]}; leave {key} out")
         return self
+
+    def _given(self) -> set[str]:
+        """Return the keys that are not at their defaults."""
+        fields = type(self).model_fields
+        return {key for key in fields if getattr(self, key) != fields[key].default}
 
     @model_validator(mode="after")
     def _a_stream(self) -> Data:
         if not self.streaming:
-            defaults = {key: type(self).model_fields[key].default for key in STREAM_KEYS}
-            alone = [key for key in STREAM_KEYS if getattr(self, key) != defaults[key]]
-            if alone:
+            if alone := [key for key in STREAM_KEYS if key in self._given()]:
                 raise ValueError(f"has {alone[0]}, which is for streamed rows; next: data.streaming=true")
             return self
         if not self.STREAMS:
@@ -221,9 +221,9 @@ class Labelled(Data):
     def _each_once(cls, value: list[str] | None) -> list[str] | None:
         if value is not None and len(value) < cls.LEAST:
             raise ValueError(f"names {len(value)}; allowed: {cls.LEAST} or more")
-        twice = next((name for name in value or () if (value or []).count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"has '{twice}' twice; give each class once")
+        for name, count in Counter(value or ()).items():
+            if count > 1:
+                raise ValueError(f"has '{name}' twice; give each class once")
         return value
 
 
@@ -296,10 +296,8 @@ class Recipe(Section):
     @classmethod
     def _known_metrics(cls, value: list[str] | None) -> list[str] | None:
         for name in value or ():
-            if name not in metrics.available():
-                raise ValueError(
-                    f"has '{name}'; allowed: {', '.join(metrics.available())}{nearest(name, metrics.available())}"
-                )
+            if name not in (known := metrics.available()):
+                raise ValueError(f"has '{name}'; allowed: {', '.join(known)}{nearest(name, known)}")
         return value
 
     @field_validator("expect", mode="after")

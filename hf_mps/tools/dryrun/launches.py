@@ -62,20 +62,14 @@ class Launches:
         """The most of it in a line, and what it is known from."""
         found = sorted((each for each in LAUNCHED if self.classes.get(each)), key=lambda each: -self.classes[each])
         parts = ", ".join(f"{self.classes[each]:,} {each}" for each in found)
-        graphs = f"{counted(self.graphs, 'graph')} to compile"
-        beside = f"{self.blits:,} blits, {self.encoders:,} encoders"
-        said = f"{self.total:,} a step: {parts}; {beside}; {graphs}; at least {_time(self.floor)} of dispatch"
+        graphs, floor = counted(self.graphs, "graph"), _time(self.floor)
+        said = f"{self.total:,} a step: {parts}; {self.beside}; {graphs} to compile; at least {floor} of dispatch"
         return Choice(said, f"as torch {self.release} launches them; {MEASURED}")
 
-    def lines(self) -> Iterator[str | tuple[str, ...]]:
-        """The lines of a report's table."""
-        beside = f"{self.blits:,} blits, {self.encoders:,} encoders"
-        yield from ("", f"{self.total:,} launches a step on torch {self.release}; {beside}")
-        for each, what in CLASSES.items():
-            if count := self.classes.get(each):
-                shapes = f": {self.graphs:,} for this batch" if each == "graph" else ""
-                yield (each, f"{count:>5,}", f"{what}{shapes}")
-        yield f"at least {_time(self.floor)} to hand them to the GPU: {MEASURED}"
+    @property
+    def beside(self) -> str:
+        """What is encoded besides kernels and graphs, in words."""
+        return f"{self.blits:,} blits, {self.encoders:,} encoders"
 
     def values(self) -> dict[str, Any]:
         """The JSON object's part; `dispatch_floor` in seconds."""
@@ -133,10 +127,15 @@ def asked_for(release: str | None, table: LaunchTable | Choice[None] | None) -> 
 
 def launch_lines(launches: Launches | Choice[None]) -> Iterator[str | tuple[str, ...]]:
     """The lines of a report's table: what is launched, or why nobody knows."""
-    if isinstance(launches, Launches):
-        yield from launches.lines()
-    else:
+    if isinstance(launches, Choice):
         yield from ("", f"what this step launches is not known: {launches.reason}")
+        return
+    yield from ("", f"{launches.total:,} launches a step on torch {launches.release}; {launches.beside}")
+    for each, what in CLASSES.items():
+        if count := launches.classes.get(each):
+            shapes = f": {launches.graphs:,} for this batch" if each == "graph" else ""
+            yield (each, f"{count:>5,}", f"{what}{shapes}")
+    yield f"at least {_time(launches.floor)} to hand them to the GPU: {MEASURED}"
 
 
 def _time(seconds: float) -> str:

@@ -9,16 +9,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-GENERATION, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN = (
-    "generation",
-    "forward",
-    "loss",
-    "backward",
-    "clipping",
-    "optimizer",
-    "between",
-)
-PHASES = (GENERATION, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN)
+PHASES = ("generation", "forward", "loss", "backward", "clipping", "optimizer", "between")
+GENERATION, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN = PHASES
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 

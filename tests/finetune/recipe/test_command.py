@@ -116,17 +116,17 @@ def test_a_metric_that_the_rows_decide_on_is_not_refused_unread(desk: Path, caps
 
 
 def test_the_projects_recipes_are_valid_without_an_extra(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.recipe import fields
+    from hf_mps.finetune.recipe import training_section
 
-    found = fields.find_spec
+    found = training_section.find_spec
     monkeypatch.setattr(
-        fields, "find_spec", lambda name: None if name in ("sentence_transformers", "trl") else found(name)
+        training_section, "find_spec", lambda name: None if name in ("sentence_transformers", "trl") else found(name)
     )
-    fields.fields.cache_clear()
+    training_section.fields.cache_clear()
     try:
         assert main(["recipes", "validate"]) == 0
     finally:
-        fields.fields.cache_clear()
+        training_section.fields.cache_clear()
     out, err = capsys.readouterr()
     assert err == ""
     lines = {line.partition(" ")[0]: line for line in out.splitlines()}

@@ -13,7 +13,8 @@ import torch
 from inline_snapshot import snapshot
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
-from hf_mps.finetune.report.screen import StepLines, final_table, header
+from hf_mps.finetune.report.screen import final_table, header
+from hf_mps.finetune.report.step_lines import StepLines
 from tests.finetune.terminals import Piped, Terminal
 
 GIB = 2**30

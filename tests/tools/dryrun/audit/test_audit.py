@@ -19,8 +19,7 @@ from hf_mps.metal.operators.support import OperatorSupport
 from hf_mps.metal.operators.table import functions_file
 from hf_mps.tools.dryrun import metal_device, prepare
 from hf_mps.tools.dryrun.audit import audit
-from hf_mps.tools.dryrun.audit.record import Audit, Entry
-from hf_mps.tools.dryrun.audit.report import report
+from hf_mps.tools.dryrun.audit.record import Audit, Entry, report
 from hf_mps.tools.dryrun.launches import Launches
 from hf_mps.tools.dryrun.render import render
 from hf_mps.tools.dryrun.resolve import resolve_target
