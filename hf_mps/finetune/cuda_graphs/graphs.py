@@ -48,7 +48,7 @@ class Graphs:
         return len(self._recorded)
 
     def takes(self, key: Hashable) -> bool:
-        """Whether there is a graph of this key, or room for one."""
+        """Return whether there is a graph of this key, or room for one."""
         return key in self._recorded or len(self._recorded) < MOST
 
     def run(

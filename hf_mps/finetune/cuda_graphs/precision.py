@@ -69,7 +69,7 @@ class MeasuredPrecision(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.value, self.reason = value, reason
 
     def state(self) -> dict[str, Any]:
-        """The choice as Trainer stores it."""
+        """Return the choice as Trainer stores it."""
         return {"args": {"value": self.value, "reason": self.reason}, "attributes": {}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -84,7 +84,7 @@ def stored(checkpoint: Path) -> Choice[str] | None:
 
 
 def can_gain(device: str) -> bool:
-    """Whether there is something to choose on this device: Metal has no autocast that saves time for sure."""
+    """Return whether there is something to choose on this device: Metal has no autocast that saves time for sure."""
     if device != "cpu":
         return device in CANDIDATES
     supported = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
@@ -283,7 +283,7 @@ def keep_measured(asked: Mapping[str, Any], measured: Choice[str], without: str)
 
 
 def kept_in() -> Path | None:
-    """Where what was measured is kept; None where the user has no home."""
+    """Return where what was measured is kept; None where the user has no home."""
     return cache.home("precision")
 
 

@@ -27,7 +27,7 @@ BUCKET = 25 * 2**20
 
 
 def obstacle(wrapped: Any) -> str:
-    """Why the gradients of a wrapped model cannot be averaged here, as a clause; empty where they can."""
+    """Return why the gradients of a wrapped model cannot be averaged here, as a clause; empty where they can."""
     from torch.nn.parallel import DistributedDataParallel
 
     if not isinstance(wrapped, DistributedDataParallel):
@@ -133,7 +133,7 @@ class Reduction:
 
 
 def _trained(wrapped: Any) -> list[Tensor]:
-    """The parameters that have a gradient on any rank."""
+    """Return the parameters that have a gradient on any rank."""
     every = [each for each in wrapped.module.parameters() if each.requires_grad]
     has = torch.tensor([each.grad is not None for each in every], dtype=torch.int32, device=every[0].device)
     torch.distributed.all_reduce(has, torch.distributed.ReduceOp.MAX, group=wrapped.process_group)
@@ -141,7 +141,7 @@ def _trained(wrapped: Any) -> list[Tensor]:
 
 
 def buckets(parameters: Sequence[Tensor], size: int = BUCKET) -> list[list[Tensor]]:
-    """Neighbours of one dtype together, each bucket of `size` bytes or of one parameter more."""
+    """Return neighbours of one dtype together, each bucket of `size` bytes or of one parameter more."""
     found: list[list[Tensor]] = []
     room = 0
     for parameter in parameters:

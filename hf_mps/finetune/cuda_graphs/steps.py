@@ -201,7 +201,7 @@ class StepCapture(StepMethod):
     def _key(self, model: Any, inputs: Any, items: Any) -> tuple[Any, dict[str, Tensor], Any]:
         """Return what a graph is recorded for, and the tensors and other values of the batch; None with a reason."""
         if not isinstance(inputs, Mapping):
-            return None, {}, "the batch is no mapping"
+            return None, {}, "the batch is not a mapping"
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         others = {name: value for name, value in inputs.items() if name not in tensors}
         for name, value in others.items():
@@ -249,7 +249,7 @@ class StepCapture(StepMethod):
     def _whole_step(
         self, stock: Callable[..., Tensor], model: Any, inputs: dict[str, Any], items: Any
     ) -> tuple[Tensor, Tensor]:
-        """What Trainer's loop does with one batch, in its order (transformers, trainer.py, _run_epoch)."""
+        """Do what Trainer's loop does with one batch, in its order (transformers, trainer.py, _run_epoch)."""
         trainer = self._trainer
         loss = self._passes(stock, model, inputs, items)
         norm = trainer._clip_grad_norm(model) if trainer.args.max_grad_norm > 0 else None

@@ -41,7 +41,7 @@ class Attention(Feature):
 
 
 def choose(word: str, prepared: Prepared | Answering, needed: Choice[str] | None = None) -> Choice[str] | None:
-    """The attention of a recipe whose key `attention` is `word`, or None for the one that the models have.
+    """Return the attention of a recipe whose key `attention` is `word`, or None for the one that the models have.
 
     `needed` is what the machine's memory asks for. Raises UserError where a model cannot have what the recipe says.
     """
@@ -157,7 +157,7 @@ def with_kernels(choice: Choice[str] | None) -> Iterator[None]:
 
 
 def _cudnn_comes_first() -> bool:
-    """Whether PyTorch takes cuDNN's kernels on this GPU, and nobody has told it otherwise."""
+    """Return whether PyTorch takes cuDNN's kernels on this GPU, and nobody has told it otherwise."""
     import torch
 
     enabled: Any = torch.backends.cuda.cudnn_sdp_enabled  # type: ignore[attr-defined]

@@ -76,7 +76,7 @@ class NoSleep(Feature):
 
 
 def can_stay_awake() -> bool:
-    """Whether this is a Mac with macOS's program for it."""
+    """Return whether this is a Mac with macOS's program for it."""
     return machine.present().mac and shutil.which(CAFFEINATE) is not None
 
 

@@ -47,7 +47,7 @@ class MemoryFit(Feature):
 
 
 def at_most(prepared: Prepared, recipe: Recipe) -> int | None:
-    """Bytes that a training step surely stays below, from sizes alone; None where rows have no number of tokens.
+    """Return bytes that a training step surely stays below, from sizes alone; None where rows have no number of tokens.
 
     Weights, gradients and two moments in float32; of every layer's activations its input and three tensors of its
     output's size, of attention four tensors of scores, of a vocabulary's logits four.

@@ -46,7 +46,7 @@ def find(recipe: str) -> Entry:
     path = Path(recipe).expanduser()
     if path.suffix in SUFFIXES:
         if not path.is_file():
-            raise UserError(f"{recipe}: there is no such recipe file; next: hf-mps recipes list")
+            raise UserError(f"{recipe}: no such recipe file; next: hf-mps recipes list")
         return Entry(path.stem, path, _purpose(path))
     known = {entry.name: entry for entry in entries()}
     if recipe not in known:
@@ -85,7 +85,7 @@ def copy(recipe: str, file: Path | None = None) -> Path:
         with target.open("x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:
-        raise UserError(f"{target} is there already, and a copy takes no file's place; give another name") from None
+        raise UserError(f"{target} exists already, and a copy never overwrites a file; give another name") from None
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from error
     return target

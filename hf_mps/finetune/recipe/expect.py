@@ -48,7 +48,7 @@ class Expectation:
 
 
 def applies(recipe: Recipe, changed: Sequence[str]) -> Choice[bool]:
-    """Whether the promise holds for a run with these keys `changed`; it does not for another model, data or
+    """Return whether the promise holds for a run with these keys `changed`; it does not for another model, data or
     training.
     """
     others = [key for key in changed if not key.startswith(HARMLESS)]
@@ -96,7 +96,7 @@ def _instead(name: str, recipe: Recipe, measured: Collection[str] | None, *more:
     allowed = list(dict.fromkeys((*known, *more)))
     if name in allowed or (measured is None and _may_be(name, known, recipe)):
         return ""
-    words = f"allowed: {', '.join(allowed)}" if sure else f"it is no number that {recipe.task} reports"
+    words = f"allowed: {', '.join(allowed)}" if sure else f"{recipe.task} does not report it"
     return f"{words}{nearest(name, allowed)}"
 
 
@@ -108,7 +108,7 @@ def _possible(recipe: Recipe) -> tuple[list[str], bool]:
 
 
 def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:
-    """Whether `name` is one of the metrics, that of a further split, or of one kind of name (PER_f1)."""
+    """Return whether `name` is one of the metrics, that of a further split, or of one kind of name (PER_f1)."""
     splits = {**(recipe.data.files or {}), **(recipe.data.splits or {})}
     bare = next((name.removeprefix(f"{split}_") for split in splits if name.startswith(f"{split}_")), name)
     of_a_kind = any(number.startswith("overall_") for number in known) and bare.endswith(seqeval.OVERALL)

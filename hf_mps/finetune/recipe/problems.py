@@ -91,7 +91,7 @@ def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) ->
     if (
         "[key]" in location or details["type"] == "invalid_key"
     ):  # a mapping's key is what is wrong, and stands at the end of the dotted name
-        return "is no text; allowed: keys that are text"
+        return "is not text; allowed: keys that are text"
     if details["type"] == "literal_error":
         values = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         return f"is {_shown(value)}; allowed: {values}{nearest(str(value), values.split(', '))}"

@@ -38,12 +38,12 @@ class ResolvedRecipe:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The dotted keys whose values differ from the file's."""
+        """Return the dotted keys whose values differ from the file's."""
         return tuple(sorted(self.overrides))
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command-line words that name this recipe: the typed ones, and those of later overrides."""
+        """Return the command-line words that name this recipe: the typed ones, and those of later overrides."""
         return (self.given, *(override.word for override in self.overrides.values()))
 
     def command(self, verb: str, *options: str) -> str:

@@ -68,7 +68,7 @@ class Columns(Section):
     def _apart(self) -> Columns:
         named = list(self.roles().values())
         if len(set(named)) < len(named):
-            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
+            raise ValueError(f"uses one column for two roles ({', '.join(named)}); give every role its own column")
         return self
 
 
@@ -141,12 +141,12 @@ class Data(Section):
 
     @property
     def source(self) -> str:
-        """The one key of SOURCES that is given."""
+        """Return the one key of SOURCES that is given."""
         return next(name for name in SOURCES if getattr(self, name))
 
     @property
     def has_validation(self) -> bool:
-        """Whether the source names a validation split of its own."""
+        """Return whether the source names a validation split of its own."""
         if self.sources:
             return False
         named = self.files if self.files else self.splits
@@ -158,7 +158,7 @@ class Data(Section):
     def _one_source(self) -> Data:
         named = [name for name in SOURCES if getattr(self, name)]
         if len(named) != 1:
-            problem = f"has {' and '.join(named)}" if named else "names no source"
+            problem = f"has {' and '.join(named)}" if named else "has no source"
             raise ValueError(f"{problem}; give exactly one of {', '.join(SOURCES)}")
         for key in dict.fromkeys(key for keys in SOURCES.values() for key in keys):
             owners = [source for source, keys in SOURCES.items() if key in keys]
@@ -196,15 +196,15 @@ class Data(Section):
             if not SPLIT.fullmatch(split):
                 raise ValueError(f"names a split '{split}'; allowed: small letters, digits and underscores")
         if named is not None and "train" not in named:
-            raise ValueError("names no train split; give one")
+            raise ValueError("has no train split; give one")
         if not self.has_validation and self.hold_out is None:
             others = ", ".join(split for split in named or () if split != "train")
             raise ValueError(
-                "names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
+                "has no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
                 + (f" ({others} is a further split, measured after training)" if others else "")
             )
         if self.has_validation and self.hold_out is not None:
-            raise ValueError("has hold_out beside a validation split of its own; leave one of them out")
+            raise ValueError("has hold_out and a validation split; leave one of them out")
         return self
 
 

@@ -37,7 +37,7 @@ class Field:
 
     @property
     def types(self) -> list[str]:
-        """The names on the top level of its annotation."""
+        """Return the names on the top level of its annotation."""
         return types(ast.parse(self.annotation, mode="eval").body)
 
 
@@ -69,7 +69,7 @@ def fields(source: Source = TRAINING_ARGUMENTS) -> dict[str, Field]:
 
 
 def types(annotation: ast.expr) -> list[str]:
-    """The names on the top level of a union: `dict[str, Any] | str | None` gives dict, str and None."""
+    """Return the names on the top level of a union: `dict[str, Any] | str | None` gives dict, str and None."""
     if isinstance(annotation, ast.BinOp):
         return types(annotation.left) + types(annotation.right)
     if isinstance(annotation, ast.Subscript):
@@ -156,8 +156,8 @@ SEVERAL = "the runner divides a model by FSDP alone: training.fsdp=true"
 FSDP = ("fsdp", "fsdp_config")
 # Names of TrainingArguments that a recipe says elsewhere, or that Trainer itself never reads.
 ELSEWHERE = {
-    "output_dir": "it stands at the top level of a recipe: output_dir: PATH",
-    "seed": "it stands at the top level of a recipe: seed: N",
+    "output_dir": "it is a top-level key of a recipe: output_dir: PATH",
+    "seed": "it is a top-level key of a recipe: seed: N",
     "do_train": "Trainer never reads it; a recipe always trains",
     "do_eval": "Trainer never reads it; eval_strategy says when to evaluate",
     "do_predict": "Trainer never reads it; leave it out",
@@ -244,7 +244,7 @@ def problems(
             wrong.append((key, f"is not set here: {elsewhere[key]}"))
         elif (name := _installed(key)) not in known:
             names = [name for name in known if name not in elsewhere]
-            hint = f"is no field of {source[1]}; next, to see all: hf-mps recipes keys {task}{nearest(key, names)}"
+            hint = f"is not a field of {source[1]}; next, to see all: hf-mps recipes keys {task}{nearest(key, names)}"
             removed = f"was removed in transformers 5; in its place: {REMOVED.get(key)}"
             wrong.append((key, removed if key in REMOVED else hint))
         elif RENAMED.get(key) in training:

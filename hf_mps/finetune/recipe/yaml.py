@@ -119,7 +119,7 @@ def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
     if len(open_anchors) > DEEPEST:
         return f"values more than {DEEPEST} deep; write it flatter"
     if isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
-        return f"*{event.anchor} stands inside itself; write it flatter"
+        return f"*{event.anchor} contains itself; write it flatter"
     if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
         return "a text with the character 0; leave it out"
     if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):

@@ -91,17 +91,17 @@ class RunRecord:
 
     @property
     def model_words(self) -> str:
-        """The model's name for people: its hub id, or the last part of its folder; empty where it has none."""
+        """Return the model's name for people: its hub id, or the last part of its folder; empty where it has none."""
         return "" if self.model is None else self.model if is_hub_id(self.model) else PurePath(self.model).name
 
     @property
     def dataset_words(self) -> str:
-        """The data's name for people; empty where it has none."""
+        """Return the data's name for people; empty where it has none."""
         return self.dataset_name or " ".join(filter(None, (self.dataset, self.dataset_config)))
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form of a hub id, `owner/name` or an old `name`, and is no local folder or file."""
+    """Return whether `name` has the form of a hub id, `owner/name` or an old `name`, and is no local folder or file."""
     return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
@@ -115,7 +115,7 @@ def versions() -> dict[str, str]:
 
 
 def results(record: RunRecord) -> dict[str, Any]:
-    """The content of results.json, schema 1; a number that is not finite is null, and keys are only ever added.
+    """Return the content of results.json, schema 1; a number that is not finite is null, and keys are only ever added.
 
     - `schema`: 1
     - `name`, `recipe`: the recipe's name, and all of its keys as they ran, local paths by their last part
@@ -173,7 +173,7 @@ def without_paths(record: RunRecord, folder: Path) -> RunRecord:
 
 
 def _of_recipe(recipe: dict[str, Any], folder: Path) -> list[str]:
-    """The recipe's paths, as the user said them, and the run's folder."""
+    """Return the recipe's paths, as the user said them, and the run's folder."""
     values, found = copy.deepcopy(recipe), [str(folder)]
     model, output = values.pop("model", None), values.get("output_dir")
     map_paths(values, lambda said: found.append(said) or Path(said))  # type: ignore[func-returns-value]
@@ -182,14 +182,14 @@ def _of_recipe(recipe: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _ways(said: str) -> set[str]:
-    """The ways to write a path that has more than a name."""
+    """Return the ways to write a path that has more than a name."""
     whole = Path(said).expanduser()
     ways = {said, str(whole), str(whole.absolute()), str(whole.resolve())}
     return {way for way in ways if "/" in way.rstrip("/") and Path(way).name}
 
 
 def _mapped(value: Any, change: Any) -> Any:
-    """The value with every text in it changed."""
+    """Return the value with every text in it changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):

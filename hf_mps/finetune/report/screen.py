@@ -167,7 +167,7 @@ def _draw_final(console: Console, metrics: Rows, notes: Rows, *, failed: bool) -
 
 
 def takes(stream: TextIO, letters: str = DRAWN) -> bool:
-    """Whether the stream's encoding has a form for these letters; a stream that names none (StringIO) does."""
+    """Return whether the stream's encoding has a form for these letters; a stream that names none (StringIO) does."""
     try:
         letters.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -195,7 +195,7 @@ def unread() -> Iterator[None]:
 
 
 def terminal(stream: TextIO) -> Console | None:
-    """A rich console where the stream is a terminal that can draw, else None; rich itself honours NO_COLOR.
+    """Return a rich console where the stream is a terminal that can draw, else None; rich itself honours NO_COLOR.
 
     FORCE_COLOR is not asked: in a log file a bar that redraws itself is litter.
     """

@@ -55,7 +55,7 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mark = 0.0
 
     def state(self) -> dict[str, Any]:
-        """The seconds as Trainer stores them."""
+        """Return the seconds as Trainer stores them."""
         return {"args": {}, "attributes": {"seconds": self.seconds, "first_step": self.first_step}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -113,7 +113,7 @@ class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
         return cls(**found["attributes"]) if found else None
 
     def state(self) -> dict[str, Any]:
-        """The numbers as Trainer stores them."""
+        """Return the numbers as Trainer stores them."""
         return {"args": {}, "attributes": dict(self.__dict__)}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

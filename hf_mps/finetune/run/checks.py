@@ -87,7 +87,7 @@ def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
     resumed = training.get("resume_from_checkpoint")
     if resumed is not None and not (Path(resumed).expanduser() / "trainer_state.json").is_file():
         raise UserError(
-            f"training.resume_from_checkpoint: {resumed} is no whole checkpoint; allowed: a run's checkpoint-N folder"
+            f"training.resume_from_checkpoint: {resumed} is not a complete checkpoint; allowed: a run's checkpoint-N folder"
         )
     optimizer = str(training.get("optim", ""))
     if device_type == "mps" and (against := reason_against(optimizer)):
@@ -124,7 +124,7 @@ def refuse_unknown_operators(named: Sequence[str]) -> None:
     bare = {name.partition(".")[0] for name in known}
     for name in named:
         if name not in known and name not in bare:
-            which = f"which is no operator of PyTorch {metadata.version('torch')}{nearest(name, bare)}"
+            which = f"which is not an operator of PyTorch {metadata.version('torch')}{nearest(name, bare)}"
             raise UserError(
                 f"fallback has '{name}', {which}; next: hf-mps audit RECIPE, which lists those that fall back"
             )

@@ -281,5 +281,5 @@ def _say(number: int) -> None:
 
 
 def _decides(args: Any) -> bool:
-    """Whether evaluations decide which weights are kept, or when the run ends."""
+    """Return whether evaluations decide which weights are kept, or when the run ends."""
     return args.metric_for_best_model is not None

@@ -283,13 +283,13 @@ class RunDir:
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes into the folder."""
+        """Return whether this process is the one that writes into the folder."""
         world = World.here()
         return world.main if self.shared else world.local_main
 
     @property
     def staging(self) -> Path:
-        """The hidden folder inside the run's own, for files that are moved out once they are whole."""
+        """Return the hidden folder inside the run's own, for files that are moved out once they are whole."""
         return self.path / STAGING
 
     def publish(self) -> None:
@@ -299,7 +299,7 @@ class RunDir:
         self.staging.rmdir()
 
     def holds_model(self) -> bool:
-        """Whether a trained model was published into the folder."""
+        """Return whether a trained model was published into the folder."""
         return any((self.path / name).is_file() for name in MODEL_FILES)
 
     def results(self) -> dict[str, Any]:
@@ -419,7 +419,7 @@ def _lock(path: Path, held: ExitStack, patience: float = 0.0) -> bool:
 
 
 def _used(path: Path) -> bool:
-    """Whether a folder holds anything but the empty staging folder of a run that was killed as it began."""
+    """Return whether a folder holds anything but the empty staging folder of a run that was killed as it began."""
     return path.exists() and (not path.is_dir() or any(inside.name != STAGING for inside in path.iterdir()))
 
 

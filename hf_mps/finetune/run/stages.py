@@ -69,7 +69,7 @@ class PreparedRun:
 
     @cached_property
     def splits(self) -> Splits:
-        """A digest of the rows of each split. Raises UserError for a file that cannot be read, with its row."""
+        """Return a digest of the rows of each split. Raises UserError for a file that cannot be read, with its row."""
         return digest_rows(self.rows)
 
 

@@ -48,7 +48,7 @@ class SweepRun:
 
     @property
     def words(self) -> str:
-        """The values as command-line words."""
+        """Return the values as command-line words."""
         return " ".join(f"{key}={value}" for key, value in self.values.items())
 
 
@@ -108,11 +108,11 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
     for axis in axes:
         key, equals, text = axis.partition("=")
         if not equals or not key:
-            raise UserError(f"--sweep '{axis}' names no values; allowed: KEY=VALUE,VALUE, for example seed=1,2,3")
+            raise UserError(f"--sweep '{axis}' has no values; allowed: KEY=VALUE,VALUE, for example seed=1,2,3")
         if resolved.in_full(key) in keys:
             raise UserError(f"--sweep {key} is given twice; give it once")
         if key == "output_dir":
-            raise UserError("--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH")
+            raise UserError("--sweep output_dir: every run gets its own folder below it; give output_dir=PATH")
         keys.add(resolved.in_full(key))
         values[key] = list(dict.fromkeys(_split(text)))
     every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]

@@ -347,7 +347,7 @@ class _Rounds:
 
 
 def _gathered(accelerator: Any, data: Any, counts: list[int]) -> Any:
-    """The first `counts[process]` rows of each process's tensors in `data`, in the order of the processes."""
+    """Return the first `counts[process]` rows of each process's tensors in `data`, in the order of the processes."""
     import torch
     from accelerate.utils import recursively_apply
 

@@ -54,7 +54,7 @@ def width(recipe: Any, prepared: Prepared, length: int | None = None) -> Width:
 
 
 def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int = 0) -> dict[str, Any]:
-    """A batch of `rows` training rows as the trainer collates them, from row `first` on, begun again at the end.
+    """Return a batch of `rows` training rows as the trainer collates them, from row `first` on, begun again at the end.
 
     The batch is widened to `wide` afterwards, since collators pad to the lengths of the rows at hand.
     """
@@ -64,7 +64,7 @@ def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int
 
 
 def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
-    """The batch with each tensor of tokens (…, T) or samples repeated or cut to its width, labels of each token
+    """Return the batch with each tensor of tokens (…, T) or samples repeated or cut to its width, labels of each token
     (…, T, labels) too; others stay as they are.
 
     Tensors that are as wide as the ids whose prefix they share (`anchor_input_ids`) belong to them. Where answers have
@@ -103,7 +103,7 @@ def _continued(tensor: Any, width: int) -> Any:
 
 
 def _positions(model: Any) -> int | None:
-    """The positions of a model that has so many and no more; None where its configuration names no number."""
+    """Return the positions of a model that has so many and no more; None where its configuration names no number."""
     positions: Any = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if not isinstance(positions, int) or positions <= 0:
         return None

@@ -59,7 +59,7 @@ class Launches:
 
     @property
     def choice(self) -> Choice[str]:
-        """The most of it in a line, and what it is known from."""
+        """Return the most of it in a line, and what it is known from."""
         found = sorted((each for each in LAUNCHED if self.classes.get(each)), key=lambda each: -self.classes[each])
         parts = ", ".join(f"{self.classes[each]:,} {each}" for each in found)
         graphs, floor = counted(self.graphs, "graph"), _time(self.floor)
@@ -68,11 +68,11 @@ class Launches:
 
     @property
     def beside(self) -> str:
-        """What is encoded besides kernels and graphs, in words."""
+        """Return what is encoded besides kernels and graphs, in words."""
         return f"{self.blits:,} blits, {self.encoders:,} encoders"
 
     def values(self) -> dict[str, Any]:
-        """The JSON object's part; `dispatch_floor` in seconds."""
+        """Return the JSON object's part; `dispatch_floor` in seconds."""
         return {
             "release": self.release,
             "launches": self.total,
@@ -86,7 +86,7 @@ class Launches:
 
 
 def of_calls(calls: Sequence[Call], table: LaunchTable) -> Launches:
-    """The launches of some calls, in the order in which they are made, by a release's table."""
+    """Return the launches of some calls, in the order in which they are made, by a release's table."""
     classes: Counter[LaunchClass] = Counter()
     operators: dict[str, Counter[Choice[LaunchClass]]] = {}
     graphs: dict[object, int] = {}
@@ -102,7 +102,7 @@ def of_calls(calls: Sequence[Call], table: LaunchTable) -> Launches:
 
 
 def table_of(release: str | None) -> LaunchTable | Choice[None]:
-    """The launch table of `release`, by default the installed torch's; where that one has none, why.
+    """Return the launch table of `release`, by default the installed torch's; where that one has none, why.
 
     Raises UserError for a release that was asked for and is not known.
     """
@@ -117,7 +117,7 @@ def table_of(release: str | None) -> LaunchTable | Choice[None]:
 
 
 def asked_for(release: str | None, table: LaunchTable | Choice[None] | None) -> dict[str, Choice[str]]:
-    """The fact to tell where another release than the installed one was asked for."""
+    """Return the fact to tell where another release than the installed one was asked for."""
     if release is None or not isinstance(table, LaunchTable):
         return {}
     return {

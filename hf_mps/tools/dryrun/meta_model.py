@@ -34,11 +34,11 @@ class MetaCheckpoint(Checkpoint):
     device: str = "meta"
 
     def config(self) -> Any:
-        """A configuration of its own for each caller, who may change it."""
+        """Return a configuration of its own for each caller, who may change it."""
         return copy.deepcopy(self.size)
 
     def tokenizer(self, **settings: Any) -> Any:
-        """The tiny model's tokenizer, which takes rows as long as the real model's."""
+        """Return the tiny model's tokenizer, which takes rows as long as the real model's."""
         tokenizer = super().tokenizer(**settings)
         tokenizer.model_max_length = int(getattr(self.size, "max_position_embeddings", None) or 2**30)
         return tokenizer
@@ -60,7 +60,7 @@ class MetaCheckpoint(Checkpoint):
             return super().image_processor()
 
     def processor(self, config: Any) -> Any:
-        """The checkpoint's own; where that cannot be had, one that makes as many tokens of an image.
+        """Return the checkpoint's own; where that cannot be had, one that makes as many tokens of an image.
 
         `config` is then told the number that stands for an image among the tiny model's words.
         """
@@ -76,7 +76,7 @@ class MetaCheckpoint(Checkpoint):
             return made
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
-        """The architecture in `dtype`, of the settings or the checkpoint's own.
+        """Return the architecture in `dtype`, of the settings or the checkpoint's own.
 
         Raises UserError where transformers cannot build it.
         """
@@ -207,7 +207,7 @@ def _fill(layer: Any, source: Any) -> None:
 
 
 def _state(weight: Any, kind: str) -> Any:
-    """The scales of a layer's weights in 4 bits, themselves in 8 (double quantization)."""
+    """Return the scales of a layer's weights in 4 bits, themselves in 8 (double quantization)."""
     import torch
 
     from hf_mps.finetune.models import rounded_layers
@@ -234,7 +234,7 @@ def _state(weight: Any, kind: str) -> Any:
 
 
 def mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A QuantState whose tensors are what `change` makes of those of `state`."""
+    """Return a QuantState whose tensors are what `change` makes of those of `state`."""
     import copy
 
     made = copy.copy(state)

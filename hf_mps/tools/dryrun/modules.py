@@ -73,5 +73,5 @@ class ModuleTracker:
 
 
 def family(name: str) -> str:
-    """A module's name without the number of its layer: `bert.encoder.layer.*.output`."""
+    """Return a module's name without the number of its layer: `bert.encoder.layer.*.output`."""
     return _NUMBER.sub("*", name)

@@ -38,12 +38,12 @@ class Parts:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that the rows and the model were prepared for."""
+        """Return the recipe that the rows and the model were prepared for."""
         return self.run.resolved.recipe
 
     @property
     def prepared(self) -> Prepared:
-        """The task's part."""
+        """Return the task's part."""
         return self.run.prepared
 
 

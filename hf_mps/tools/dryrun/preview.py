@@ -79,7 +79,7 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
 
 
 def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
-    """The peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
+    """Return the peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
     from hf_mps.tools.dryrun import metal_device, prepare
     from hf_mps.tools.dryrun.memory.fit import gib
     from hf_mps.tools.dryrun.memory.machine import present

@@ -59,7 +59,7 @@ class TrainingStep:
 
     @property
     def model(self) -> Any:
-        """The model that trains."""
+        """Return the model that trains."""
         return self.trainer.model
 
     def run(
@@ -94,7 +94,7 @@ class TrainingStep:
             tracker.phase = BETWEEN
 
     def _loader(self, steps: int) -> Any:
-        """The batches of some steps: through Accelerate's loader, which moves them, where they are real."""
+        """Return the batches of some steps: through Accelerate's loader, which moves them, where they are real."""
         count = steps * self.trainer.args.gradient_accumulation_steps
         batches = [self.batches[number % len(self.batches)] for number in range(count)]
         if self.fake is not None:
@@ -180,7 +180,7 @@ class _StepCallback(TrainerCallback):  # type: ignore[misc]
 def make(
     run: PreparedRun, device: Choice[str], *, fake: Any = None, changes: Mapping[str, Any] | None = None
 ) -> TrainingStep:
-    """The training step of `run` on `device`: the runner's own plan and trainer, without their files and logs.
+    """Return the training step of `run` on `device`: the runner's own plan and trainer, without their files and logs.
 
     `fake` is a FakeTensorMode whose tensors the model gets; `changes` are further training arguments. The caller gives
     it `batches`. Raises UserError for what the runner refuses.
@@ -228,7 +228,7 @@ QUIET = {
 
 
 def models_of(prepared: Prepared) -> list[Any]:
-    """The model that trains, and any further one that its trainer is given (a reference model)."""
+    """Return the model that trains, and any further one that its trainer is given (a reference model)."""
     others = [each for each in prepared.trainer_settings.values() if isinstance(each, torch.nn.Module)]
     return [prepared.model, *others]
 
@@ -261,7 +261,7 @@ def model_errors(resolved: ResolvedRecipe) -> Iterator[None]:
 
 
 def generates(trainer: Any) -> bool:
-    """Whether a step of `trainer` begins with completions of its prompts: GRPO's do, every so many batches."""
+    """Return whether a step of `trainer` begins with completions of its prompts: GRPO's do, every so many batches."""
     return getattr(trainer.args, "steps_per_generation", None) is not None
 
 

@@ -96,7 +96,7 @@ def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
+    """Return whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
     first = words[0].rpartition("/")[2] if words else ""
     return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
 

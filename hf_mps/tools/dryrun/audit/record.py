@@ -78,7 +78,7 @@ class Entry:
 
     @property
     def link(self) -> str | None:
-        """Where its absence is tracked, or what mends it; None for what runs on Metal."""
+        """Return where its absence is tracked, or what mends it; None for what runs on Metal."""
         return LINKS.get(self.kind)
 
     @property
@@ -93,7 +93,7 @@ class Entry:
 
     @property
     def where(self) -> str:
-        """The places in words: `forward: bert.encoder.layer.*.output`."""
+        """Return the places in words: `forward: bert.encoder.layer.*.output`."""
         shown = [f"{phase}: {module}" if module else phase for phase, module, _ in self.places[:PLACES_SHOWN]]
         more = len(self.places) - len(shown)
         return "; ".join(shown) + (f"; {more} more" if more > 0 else "")
@@ -112,12 +112,12 @@ class Audit:
     launches: Launches | Choice[None] | None = None
 
     def of(self, *kinds: Kind) -> list[Entry]:
-        """The entries of some kinds."""
+        """Return the entries of some kinds."""
         return [entry for entry in self.entries if entry.kind in kinds]
 
     @property
     def findings(self) -> list[Entry]:
-        """What falls back or is refused."""
+        """Return what falls back or is refused."""
         return self.of(*FINDINGS)
 
 
@@ -128,7 +128,7 @@ def audit_of(
     facts: Mapping[str, Choice[Any]],
     table: LaunchTable | Choice[None] | None = None,
 ) -> Audit:
-    """The audit of what was recorded, what Metal lacks first; `table` says what the calls launch."""
+    """Return the audit of what was recorded, what Metal lacks first; `table` says what the calls launch."""
     launches = of_calls(recorder.calls, table) if isinstance(table, LaunchTable) else table
     places: dict[str, Counter[tuple[str, str]]] = {}
     dtypes: dict[str, set[torch.dtype]] = {}

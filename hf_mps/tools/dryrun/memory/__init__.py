@@ -36,7 +36,7 @@ def estimate(
 def plan(
     target: Target, machine: Machine | None = None, *, length: int | None = None, release: str | None = None
 ) -> MemoryPlan:
-    """The estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
+    """Return the estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
 
     Where it does not fit as it is, of what the run itself would change so that it does: `facts` has those choices.
     And what the step launches on the PyTorch `release` (default: the installed one). Raises as `estimate` does, and

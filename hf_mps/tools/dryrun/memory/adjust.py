@@ -71,7 +71,7 @@ def estimate_fit(run: PreparedRun) -> MemoryAdjustments:
 def make(
     target: Target, machine: Machine, device: Choice[str], length: int | None = None, before: Estimate | None = None
 ) -> MemoryAdjustments:
-    """What makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
+    """Return what makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
 
     Where nothing makes it fit, what needs least, if that is less by a tenth. `before` is the estimate as it is, where
     that is known. Raises as `Tracer` does.
@@ -105,7 +105,7 @@ def make(
 
 
 def proposed(target: Target, machine: Machine, device: Choice[str], made: MemoryAdjustments) -> dict[str, Choice[Any]]:
-    """What the user could choose where `made` is not enough, in one line: what fits, or else needs least."""
+    """Return what the user could choose where `made` is not enough, in one line: what fits, or else needs least."""
     if machine.verdict(made.bytes) == "fits":
         return {}
     found: list[tuple[int, dict[str, Any]]] = []

@@ -139,12 +139,12 @@ def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: s
 
 
 def _steps_early(changes: Mapping[str, Any]) -> bool:
-    """Whether a step with them cannot accumulate."""
+    """Return whether a step with them cannot accumulate."""
     return any(changes.get(key) for key in EARLY | HALVES) and (LORA | QUANTIZED).keys().isdisjoint(changes)
 
 
 def words(changes: dict[str, Any]) -> tuple[str, ...]:
-    """Overrides as a person writes them."""
+    """Return overrides as a person writes them."""
     made = of_values(changes).items()
     return tuple(f"{key}={one.value}" if isinstance(one.value, str) else one.word for key, one in made)
 
@@ -222,7 +222,7 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
 
 
 def gib(size: int) -> str:
-    """Bytes for a person."""
+    """Return bytes for a person."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / MIB:.2f} MiB"
 
 

@@ -48,7 +48,7 @@ def named(text: str) -> Machine:
     word = text.strip().lower()
     if word not in profiles.PROFILES:
         allowed = f"a size as 16gb, or {', '.join(profiles.PROFILES)}"
-        raise UserError(f"--memory {text} is no machine; allowed: {allowed}{nearest(word, profiles.PROFILES)}")
+        raise UserError(f"--memory {text} is not a machine; allowed: {allowed}{nearest(word, profiles.PROFILES)}")
     profile = profiles.PROFILES[word]
     return Machine(profile.name, profile.memory, profile.recommended_max)
 
@@ -62,7 +62,7 @@ def present() -> Machine:
 
 
 def of_ranks(ranks: int) -> Machine:
-    """What one of `ranks` may take: a GPU's memory where CUDA is there, else its share of the machine's."""
+    """Return what one of `ranks` may take: a GPU's memory where CUDA is there, else its share of the machine's."""
     import torch
 
     from hf_mps.metal.device import machine, memory
@@ -79,7 +79,7 @@ LARGEST_BATCH, TRACES = 4096, 8
 
 
 def largest(peak_of: Callable[[int], int], limit: int, first: int, most: int = LARGEST_BATCH) -> int:
-    """The most rows of a batch whose peak is within `limit` bytes, 0 where not even one is; at most `most`.
+    """Return the most rows of a batch whose peak is within `limit` bytes, 0 where not even one is; at most `most`.
 
     Peaks grow by the same bytes for each row over long stretches, so a line through two of them leads near the answer;
     at most TRACES more are made. The answer was traced, and is the largest or within a fiftieth of it.

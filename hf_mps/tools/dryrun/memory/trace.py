@@ -106,7 +106,7 @@ def _further(fewer: Peak, more: Peak, steps: float) -> Peak:
 
 
 def _signature(layer: Any) -> tuple[Any, ...]:
-    """What a layer is made of and how it is set, without its number."""
+    """Return what a layer is made of and how it is set, without its number."""
     modules = [(name, type(one), _settings(one)) for name, one in layer.named_modules()]
     tensors = [*layer.named_parameters(), *layer.named_buffers()]
     held = [(name, one.shape, one.dtype, one.stride(), one.requires_grad) for name, one in tensors]
@@ -176,7 +176,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _expanded(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of one of bitsandbytes' operators, with what its kernel makes on the way.
+        """Return the result of one of bitsandbytes' operators, with what its kernel makes on the way.
 
         That is followed once for each shape of what goes in: a model has few, in many layers.
         """
@@ -298,7 +298,7 @@ def _alone(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a sharded tensor that this rank holds; any other tensor as it is."""
+    """Return the part of a sharded tensor that this rank holds; any other tensor as it is."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
@@ -309,7 +309,7 @@ def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
 
 
 def _told(highest: Peak) -> Peak:
-    """A peak without empty parts, at a kind of module."""
+    """Return a peak without empty parts, at a kind of module."""
     phase, module = highest.where
     return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
 
@@ -392,7 +392,7 @@ class Tracer:
         self.accumulation = self._setting("gradient_accumulation_steps", 1)
 
     def __call__(self, rows: int | None = None) -> Estimate:
-        """The estimate for a batch of `rows`, by default the recipe's."""
+        """Return the estimate for a batch of `rows`, by default the recipe's."""
         rows = rows or self.rows
         if rows not in self._known:
             self._known[rows] = self._trace(rows)
@@ -429,7 +429,7 @@ class Tracer:
         return prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
 
     def _of_few(self, step: TrainingStep, changes: dict[str, Any], rows: int) -> Peak | None:
-        """The peak scaled from traces of a few layers; None for a model without many that are alike.
+        """Return the peak scaled from traces of a few layers; None for a model without many that are alike.
 
         A step that generates is traced whole: its keys and values are kept for as many layers as the configuration
         says.

@@ -39,7 +39,7 @@ class Step:
 
     @property
     def rel_error(self) -> float:
-        """The larger relative error of loss and gradient norm; infinite where one of the devices has a NaN."""
+        """Return the larger relative error of loss and gradient norm; infinite where one of the devices has a NaN."""
         return max(_relative(*self.losses), _relative(*self.norms))
 
 
@@ -97,7 +97,7 @@ class Parity:
 
 
 def once_or_twice(reference: Trace, on_device: Callable[[], Trace]) -> tuple[Trace, Trace | None]:
-    """The device's trace, and that of a second run; None where the first run had the CPU's results to the bit.
+    """Return the device's trace, and that of a second run; None where the first run had the CPU's results to the bit.
 
     A device that adds in any order cannot be held to its own last bits.
     """
@@ -126,7 +126,7 @@ def compare(reference: Trace, metal: Trace, precision: str = "fp32", again: Trac
 
 
 def equal(first: Trace, second: Trace) -> bool:
-    """Whether two traces are the same to the bit."""
+    """Return whether two traces are the same to the bit."""
     if (first.losses, first.norms, first.failure) != (second.losses, second.norms, second.failure):
         return False
     return first.events.keys() == second.events.keys() and all(
@@ -194,7 +194,7 @@ def _relative(first: float, second: float) -> float:
 
 
 def report(target: str, parity: Parity, facts: Mapping[str, Choice[Any]]) -> Report:
-    """A line for each step, and the verdict with the tolerance's reason."""
+    """Return a line for each step, and the verdict with the tolerance's reason."""
     spread = parity.spread
     return Report(
         "parity",

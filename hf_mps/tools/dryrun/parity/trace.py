@@ -38,7 +38,7 @@ class Digest:
     values: Any
 
     def rel_error(self, other: Digest, floor: float = 0.0) -> float:
-        """The relative error of `other`: the larger of norm's and values', by this one's size, at least `floor`.
+        """Return the relative error of `other`: the larger of norm's and values', by this one's size, at least `floor`.
 
         Infinite where the shapes differ, or one holds a NaN or an infinity and the other does not.
         """
@@ -54,7 +54,7 @@ class Digest:
 
 
 def digest(tensor: Any) -> Digest:
-    """The digest of a tensor on any device; waits for the device."""
+    """Return the digest of a tensor on any device; waits for the device."""
     flat = tensor.detach().reshape(-1)
     count = flat.numel()
     some = flat if count <= SAMPLES else flat[torch.arange(SAMPLES, device=flat.device) * (count - 1) // (SAMPLES - 1)]
@@ -162,7 +162,7 @@ class Recorder:
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
-    """The floating-point tensors at the top of a module's output."""
+    """Return the floating-point tensors at the top of a module's output."""
     if isinstance(output, torch.Tensor):
         output = [output]
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else []

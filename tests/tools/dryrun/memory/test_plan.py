@@ -116,7 +116,7 @@ def test_a_machine_by_its_memory_or_its_name(text: str, memory: int, recommended
 
 @pytest.mark.parametrize("text", ["much", "0gb", "-3", "m2-por-16gb"])
 def test_no_machine_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=f"--memory {text} is no machine; allowed: a size as 16gb, or m1-8gb"):
+    with pytest.raises(UserError, match=f"--memory {text} is not a machine; allowed: a size as 16gb, or m1-8gb"):
         machine.named(text)
 
 
@@ -217,9 +217,9 @@ print(seen.facts["model"].value, found.bytes, len(seen.findings))
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["glue/mrpc", "--memory", "big"], "--memory big is no machine"),
+        (["glue/mrpc", "--memory", "big"], "--memory big is not a machine"),
         (["glue/mrcp"], "'glue/mrcp' is not a recipe"),
-        (["glue/mrpc", "training.batch=3"], "training.batch is no field of TrainingArguments"),
+        (["glue/mrpc", "training.batch=3"], "training.batch is not a field of TrainingArguments"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
