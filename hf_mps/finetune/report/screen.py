@@ -22,7 +22,7 @@ from hf_mps.metrics.selection import of_log
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hf_mps.finetune.report import Expectation
+    from hf_mps.finetune.report.results import RunRecord
 
 
 Rows = list[tuple[str, ...]]
@@ -57,39 +57,30 @@ def note(line: str, *, stream: TextIO | None = None, console: Console | None = N
 
 
 def final_table(
-    metrics: Mapping[str, float],
-    *,
-    baseline: Mapping[str, float] | None = None,
-    baseline_is: str = "",
-    expectation: Expectation | None = None,
-    seconds: float | None = None,
-    samples_per_second: float | None = None,
-    peak_memory: int | None = None,
+    record: RunRecord,
     notes: Sequence[tuple[str, str]] = (),
     files: Sequence[str | Path] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Print how a run ended: metrics against the baseline, training seconds, samples/s, peak bytes, notes, files.
+    """Print how a run ended: metrics against the baseline, what the training took, notes and files.
 
-    What is None or empty gets no line. Default stream: stdout.
+    Default stream: stdout.
     """
-    stream = stream or sys.stdout
+    stream, expectation = stream or sys.stdout, record.expectation
+    base = record.baseline.metrics if record.baseline else {}
     cells: Rows = [
-        (name, f"{value:.4f}", f"{baseline[name]:.4f}" if baseline and name in baseline else "")
-        for name, value in metrics.items()
+        (name, f"{value:.4f}", f"{base[name]:.4f}" if name in base else "") for name, value in record.metrics.items()
     ]
-    cost = [duration(seconds)] if seconds is not None else []
-    cost += [f"{samples_per_second:.1f} samples/s"] if samples_per_second is not None else []
-    cost += [f"{memory(peak_memory)} at peak"] if peak_memory is not None else []
-    below: Rows = [("baseline", baseline_is)] if baseline and baseline_is else []
+    cost = f"{duration(record.train_seconds)}, {record.samples_per_second:.1f} samples/s"
+    cost += f", {memory(record.peak_memory)} at peak" if record.peak_memory is not None else ""
+    below: Rows = [("baseline", record.baseline.what)] if record.baseline and base else []
     below += [("expected", str(expectation))] if expectation else []
-    below += [("training", ", ".join(cost))] if cost else []
-    below += notes
+    below += [("training", cost), *notes]
     below += [("written" if not index else "", str(file)) for index, file in enumerate(files)]
     if console := terminal(stream):
         _draw_final(console, cells, below, failed=expectation is not None and not expectation.met)
         return
-    heads: Rows = [("metric", "this run", "baseline" if baseline else "")]
+    heads: Rows = [("metric", "this run", "baseline" if base else "")]
     for line in [*aligned(heads + cells, right=(1, 2)), *aligned(below)]:
         say(stream, line)
 

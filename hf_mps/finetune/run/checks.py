@@ -86,9 +86,8 @@ def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
             raise UserError(f"training.{key}: {why} and the device is {device_type}; leave it out")
     resumed = training.get("resume_from_checkpoint")
     if resumed is not None and not (Path(resumed).expanduser() / "trainer_state.json").is_file():
-        raise UserError(
-            f"training.resume_from_checkpoint: {resumed} is not a complete checkpoint; allowed: a run's checkpoint-N folder"
-        )
+        allowed = "allowed: a run's checkpoint-N folder"
+        raise UserError(f"training.resume_from_checkpoint: {resumed} is not a complete checkpoint; {allowed}")
     optimizer = str(training.get("optim", ""))
     if device_type == "mps" and (against := reason_against(optimizer)):
         raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")

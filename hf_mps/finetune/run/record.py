@@ -193,14 +193,4 @@ def closing_table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[P
         from hf_mps.finetune.smoke import files_stay
 
         files = files if files_stay(resolved) else ()
-    screen.final_table(
-        record.metrics,
-        baseline=record.baseline.metrics if record.baseline else None,
-        baseline_is=record.baseline.what if record.baseline else "",
-        expectation=record.expectation,
-        seconds=record.train_seconds,
-        samples_per_second=record.samples_per_second,
-        peak_memory=record.peak_memory,
-        notes=notes,
-        files=files,
-    )
+    screen.final_table(record, notes, files)

@@ -110,9 +110,7 @@ def test_a_metric_that_the_rows_decide_on_is_not_refused_unread(desk: Path, caps
     assert main(["recipes", "validate", "my.yaml"]) == 0
     (desk / "my.yaml").write_text(text.replace("f1_macro", "f1_makro"), encoding="utf-8")
     assert main(["recipes", "validate", "my.yaml"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "text-classification does not report it; did you mean 'f1_macro'?\n"
-    )
+    assert capsys.readouterr().err.endswith("text-classification does not report it; did you mean 'f1_macro'?\n")
 
 
 def test_the_projects_recipes_are_valid_without_an_extra(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
