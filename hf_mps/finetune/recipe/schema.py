@@ -25,6 +25,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
 # What only streamed rows have, and the sources that rows can be streamed from.
 STREAM_KEYS = ("sources", "shuffle_buffer", "max_bad_row_fraction")
 STREAMED = ("hub", "files", "sources")
+# The splits that the command line names without `files`.
+SHORT = ("train", "validation", "test")
 SPLIT = re.compile(r"[a-z][a-z0-9_]*")
 # A file's or folder's name on APFS, ext4 and their kind.
 LONGEST = 255

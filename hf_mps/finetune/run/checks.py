@@ -14,8 +14,7 @@ from hf_mps.core.text import first_line
 from hf_mps.finetune.models import checkpoint, quantization
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import catalogue, expect, overrides
-from hf_mps.finetune.recipe.problems import Problem
-from hf_mps.finetune.recipe.resolve import examine, read
+from hf_mps.finetune.recipe.resolve import Problem, examine, read
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
 from hf_mps.finetune.recipe.yaml import Document
 from hf_mps.layer.guards.platform.cuda_optimizer import reason_against

@@ -80,7 +80,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
             if prepared_run.prepared.before_training is not None:
                 prepared_run.prepared.before_training()
             splits = prepared_run.splits if keep else {}
-            if prepared_run.device.value == "mps":
+            if prepared_run.device.value == "mps" and resolved.smoke is None:  # a tiny model fits any machine
                 from hf_mps.tools.dryrun.memory import adjust
 
                 adjustments = ranks.from_main(lambda: adjust.estimate_fit(prepared_run))

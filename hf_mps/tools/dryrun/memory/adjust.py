@@ -52,7 +52,7 @@ def estimate_fit(run: PreparedRun) -> MemoryAdjustments:
 
     A step that cannot be traced is left as it is.
     """
-    if run.device.value != "mps" or run.resolved.smoke is not None:
+    if run.device.value != "mps":
         return MemoryAdjustments()
     size, machine = at_most(run.prepared, run.resolved.recipe), present()
     if size is None or size <= machine.comfortable:
