@@ -160,8 +160,9 @@ def _cudnn_comes_first() -> bool:
     """Return whether PyTorch takes cuDNN's kernels on this GPU, and nobody has told it otherwise."""
     import torch
 
-    enabled: Any = torch.backends.cuda.cudnn_sdp_enabled  # type: ignore[attr-defined]
-    return USERS not in os.environ and enabled() and torch.cuda.get_device_capability()[0] >= 9
+    backends: Any = torch.backends.cuda
+    enabled = USERS not in os.environ and bool(backends.cudnn_sdp_enabled())
+    return enabled and torch.cuda.get_device_capability()[0] >= 9
 
 
 def _lengths(plan: Plan, prepared: Prepared) -> list[int]:

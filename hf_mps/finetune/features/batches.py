@@ -29,16 +29,7 @@ class Batches(Feature):
         """
         recipe, training, prepared, choices = draft.recipe, draft.training, draft.prepared, draft.choices
         world, stream, accumulation = World.here(), prepared.stream, training.get("gradient_accumulation_steps", 1)
-        if not world.alone:
-            where = "on this host" if world.hosts == 1 else f"on {world.hosts} hosts, {world.local_size} on each"
-            told = f"the launcher started them, {where}; each step's gradients are the mean over all of them"
-            choices["processes"] = Choice(world.size, told)
-        elif World.asked_for():
-            meant = (
-                "accelerate launch was told of several, and starts one by itself unless the type is MULTI_GPU or FSDP"
-            )
-            next_step = "distributed_type: MULTI_GPU in its file, also without a GPU"
-            choices["processes"] = Choice(1, f"{meant}; next: {next_step}")
+        choices |= _processes(world)
         reason = "the size that Hugging Face's GLUE examples use"
         if SIZE in prepared.arguments_defaults:
             reason = "the task's own"
@@ -123,3 +114,14 @@ def _whole(batch: int, accumulation: int, processes: int) -> str:
     by = f" on each of {processes} processes" if processes > 1 else ""
     made = "make" if accumulation > 1 else "makes"
     return f"; {of}{by} {made} a step of {batch * accumulation * processes} rows"
+
+
+def _processes(world: World) -> dict[str, Choice[int]]:
+    if not world.alone:
+        where = "on this host" if world.hosts == 1 else f"on {world.hosts} hosts, {world.local_size} on each"
+        told = f"the launcher started them, {where}; each step's gradients are the mean over all of them"
+        return {"processes": Choice(world.size, told)}
+    if not World.asked_for():
+        return {}
+    meant = "accelerate launch was told of several, and starts one by itself unless the type is MULTI_GPU or FSDP"
+    return {"processes": Choice(1, f"{meant}; next: distributed_type: MULTI_GPU in its file, also without a GPU")}

@@ -76,7 +76,7 @@ def unmeasured(recipe: Recipe, changed: Sequence[str] = (), prepared: Prepared |
     passes where the rows decide which there are.
     """
     best = recipe.training.get("metric_for_best_model")
-    found = {}
+    found: dict[str, str] = {}
     for metric in recipe.expect if applies(recipe, changed).value else ():
         if instead := _instead(metric, recipe, prepared.reported if prepared is not None else None):
             found.setdefault("expect", f"expect.{metric} is not measured; {instead}")

@@ -114,7 +114,7 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
         import torch
 
         device = f"{device} ({torch.cuda.get_device_name(device)})"
-    own = {
+    own: dict[str, Any] = {
         "rank": ranks.world.rank,
         "host": platform.node(),
         "device": str(device),
