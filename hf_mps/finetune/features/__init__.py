@@ -15,6 +15,8 @@ from hf_mps.finetune.features.memory_fit import MemoryFit
 from hf_mps.finetune.features.precision import Precision
 from hf_mps.finetune.features.weights import FusedStep, QuantizedWeights, Sharding
 
+# Evaluation counts by the steps of Batches, and CudaGraphs is ruled out by EarlySteps; the rest of the order is that of
+# the header.
 FEATURES: Sequence[Feature] = (
     Precision(),
     Sharding(),

@@ -128,6 +128,8 @@ class StepsInBackward(StepMethod):
 
         optimizer, limit, settle = self._trainer.optimizer, self._trainer.args.max_grad_norm, None
         if limit is not None and limit > 0:
+            # Clipping scales by the norm of all gradients, and the first weight steps before the last gradient is
+            # there: one pass measures, and a second one, with the same draws, steps.
             self._steps.begin(optimizer, measuring=True)
             with _undone(model):
                 stock(model, inputs, items)

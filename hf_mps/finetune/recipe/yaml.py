@@ -23,6 +23,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2's plain scalars. PyYAML reads 1.1, where `no` is false, `2e-5` is text, `010` is 8 and `1:30` is 90."""
 
 
+# SafeLoader's resolvers are those of YAML 1.1, so this class begins with none.
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),

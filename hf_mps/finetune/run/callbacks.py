@@ -23,7 +23,7 @@ def lower_rate(now: float) -> str:
 class FiniteLoss(TrainerCallback):  # type: ignore[misc]
     """Stops the run (RunError) at the first logged loss or gradient norm that is NaN or infinite.
 
-    Works on every device; the sentinel, which `train_and_measure` lets stop the run too, sees what is not logged.
+    Works on every device; the sentinel, which `stages.train` lets stop the run too, sees what is not logged.
     """
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **given: Any) -> None:

@@ -76,7 +76,8 @@ def trainer(
     try:
         pinned = {"dataloader_pin_memory": device.value == "cuda"}
         arguments = (made.arguments or TrainingArguments)(**(pinned | defaults | mixed | said | ours))
-        named = made.trainer  # sentence-transformers' trainers cannot be made without a loss
+        # A task may name a function that makes its trainer: sentence-transformers' cannot be made without a loss.
+        named = made.trainer
         kind = recipe_trainer(named) if named is None or isinstance(named, type) else named
         built = kind(
             model=made.model,

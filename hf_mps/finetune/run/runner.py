@@ -68,6 +68,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         print(f"{run_dir.path} holds this recipe's finished run{scored}; to train again beside it: {again}")
         _judge(results, run_dir.path)
         return results
+    # Sooner than the lock, for a person who would wait minutes for rows and model to be told so.
     ranks.from_main(run_dir.refuse_held)
     from hf_mps.finetune.run.logging import no_bars
     from hf_mps.layer.activation import activate
@@ -76,15 +77,18 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         activate.activate()
         resume.arm_everywhere()
         with _failures_in_one_line(resolved, None):
+            # The first rank of each host fills the caches of rows and models, and the others find its files.
             prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
             if prepared_run.prepared.before_training is not None:
                 prepared_run.prepared.before_training()
+            # Before the folder is there: a row that cannot be read leaves no trace.
             splits = prepared_run.splits if keep else {}
             if prepared_run.device.value == "mps" and resolved.smoke is None:  # a tiny model fits any machine
                 from hf_mps.tools.dryrun.memory import adjust
 
                 adjustments = ranks.from_main(lambda: adjust.estimate_fit(prepared_run))
                 prepared_run = replace(prepared_run, adjustments=adjustments)
+        # The main rank locks for all: another one would meet the lock of its own run.
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         run_dir = held.enter_context(processes.own_folder(locked, resolved))
         with failures.workers_ended(), _failures_in_one_line(resolved, run_dir):

@@ -99,6 +99,7 @@ def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None
 
     ranks, watch, prepared = Ranks.here(), Stopwatch(), run.prepared
     output = Choice(run_dir.path, run_dir.reason)
+    # What one rank refuses all refuse, in one line; without run_on_all the others would wait in the first collective.
     plan = ranks.run_on_all(lambda: processes.go_on(make_plan(run, output), run_dir.checkpoint, ranks.world.size))
     plan = ranks.run_on_all(lambda: processes.saved_on_each(plan, run_dir))
     for feature in FEATURES:
@@ -315,6 +316,7 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_di
     start = str(run_dir.checkpoint) if run_dir.checkpoint is not None else trainer.args.resume_from_checkpoint
     if prepared.stream is not None:
         trainer.get_train_dataloader().begin(Path(start) if start is not None else None)
+    # In a script these two warn; here they end the run, as FiniteLoss does, which sees only what is logged.
     finite = non_finite.SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
     whole = stopped_gpu.SENTINEL.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
     with (
@@ -331,9 +333,10 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_di
         for feature in FEATURES:
             held.enter_context(feature.around(trainer, plan))
         trained = trainer.train(resume_from_checkpoint=start)
+        # A loss that was never logged, as of a run shorter than logging_steps.
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
-        keep(trainer, prepared.save, run_dir)
+        keep(trainer, prepared.save, run_dir)  # first of all: the hours of training are in it
         measured = _measured(trainer)
         for name, dataset in prepared.further.items():
             measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)

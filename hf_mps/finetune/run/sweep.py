@@ -124,7 +124,7 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
         typed = resolved.parse([f"{key}={value}" for key, value in values_of_run.items()])
         same_rows = {SPLIT_SEED: resolved.recipe.seed} if SEED in typed and draws else {}
         recipe = resolved.with_overrides({**same_rows, **typed, "output_dir": str(folder)})
-        RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe
+        RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe, before the first run begins
         runs.append(SweepRun(values_of_run, recipe, folder))
     return Sweep(resolved.name, base, (*resolved.words, "--sweep", *axes), runs)
 

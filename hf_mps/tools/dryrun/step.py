@@ -38,6 +38,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[2])
 _LOSS = str(Path(_PACKAGE, "finetune", "loss", "chunked.py"))
 
 
+# An exception, since Trainer's loop logs, saves and evaluates behind its last step whatever a callback asks for.
 class _Done(Exception):
     """Ends Trainer's loop after the last step that was asked for, before it logs and evaluates."""
 
@@ -203,7 +204,8 @@ def make(
 
         models = models_of(prepared)
         ignore_moves(models)
-        with torch.device("meta"):  # it may add adapters to the model
+        # The trainer may add adapters to the model, which have to be without weights too.
+        with torch.device("meta"):
             trainer = make_trainer(plan, prepared, Stopwatch())
         make_fake([trainer.model, *models], fake, device.value)
     facts = {"precision": plan.choices["precision"]}
