@@ -68,18 +68,18 @@ class Problem:
 
 def clauses(error: ValidationError, kind: type[BaseModel], document: Document) -> list[tuple[str, str]]:
     """Return the dotted key and a clause for each mistake; a value that fits none of several types is one mistake."""
-    by_key: dict[str, str] = {}
+    by_key: dict[str, list[str]] = {}
     for details in error.errors():
         parts = [str(part) for part in details["loc"] if part != "[key]"]
         if len(parts) > 1 and TRIED.fullmatch(parts[-1]):
             parts.pop()
         key, clause = ".".join(parts) or "the recipe", _clause(details, kind, document)
-        said = by_key.setdefault(key, clause)
+        said = by_key.setdefault(key, [clause])
         # `is 3; allowed: text` and `is 3; allowed: a list` become one clause.
         came, allowed, more = clause.partition("; allowed: ")
-        if allowed and said.startswith(came + allowed) and more not in said.removeprefix(came + allowed).split(" or "):
-            by_key[key] = f"{said} or {more}"
-    return list(by_key.items())
+        if allowed and said[0].startswith(came + allowed) and clause != said[0] and more not in said:
+            said.append(more)
+    return [(key, " or ".join(said)) for key, said in by_key.items()]
 
 
 def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:

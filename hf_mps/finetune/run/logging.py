@@ -25,19 +25,19 @@ DEPRECATED = r"`.*gradient_checkpointing\w*`.* deprecated|`broadcast_buffers` is
 def no_bars() -> Iterator[None]:
     """Silence the progress bars of transformers, datasets and huggingface_hub, and known advice; restore them after."""
     import datasets
-    from huggingface_hub import utils as hub
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as theirs
 
     on = {
         theirs.enable_progress_bar: theirs.is_progress_bar_enabled(),
         datasets.enable_progress_bars: not datasets.are_progress_bars_disabled(),
-        hub.enable_progress_bars: not hub.are_progress_bars_disabled(),
+        enable_progress_bars: not are_progress_bars_disabled(),
     }
     handlers = theirs._get_library_root_logger().handlers
     theirs.disable_progress_bar()
     datasets.disable_progress_bars()
     if not sys.stderr.isatty():  # a person who waits for a download wants to see it
-        hub.disable_progress_bars()
+        disable_progress_bars()
     for handler in handlers:
         handler.addFilter(_no_advice)
     try:

@@ -97,8 +97,8 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
             if run_dir.pending:
                 record = stages.finish_report(prepared_run, run_dir)
             else:
-                again = (lambda: _store(run_dir, prepared_run, splits)) if keep else (lambda: None)
-                record = stages.run_stages(prepared_run, run_dir, again)
+                store_again = (lambda: _store(run_dir, prepared_run, splits)) if keep else (lambda: None)
+                record = stages.run_stages(prepared_run, run_dir, store_again)
     from hf_mps.finetune import report
 
     results = report.results(record)

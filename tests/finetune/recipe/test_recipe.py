@@ -250,7 +250,7 @@ def test_two_roles_never_share_a_column_whatever_the_task(name: str) -> None:
     roles = load_recipe(name).recipe.data.columns.roles()
     first, *others = [role for role in roles if not role.startswith("choice_")]
     for other in others:
-        with pytest.raises(UserError, match=rf"names one column for two roles \(.*{re.escape(roles[first])}.*\)"):
+        with pytest.raises(UserError, match=rf"uses one column for two roles \(.*{re.escape(roles[first])}.*\)"):
             load_recipe(name, [f"data.columns.{other}={roles[first]}"])
 
 
