@@ -70,7 +70,7 @@ class Columns(Section):
     def _apart(self) -> Columns:
         named = list(self.roles().values())
         if len(set(named)) < len(named):
-            raise ValueError(f"uses one column for two roles ({', '.join(named)}); give every role its own column")
+            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
         return self
 
 

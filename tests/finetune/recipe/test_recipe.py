@@ -241,7 +241,7 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
     ],
 )
 def test_data_has_exactly_one_source(tmp_path: Path, data: dict[str, Any], problem: str | None) -> None:
-    problem = problem or "data.columns uses one column for two roles (a, a); give every role its own column"
+    problem = problem or "data.columns names one column for two roles (a, a); give each role a column of its own"
     assert refused(tmp_path, {**PLAIN, "data": data}).partition(": ")[2] == problem
 
 
@@ -250,7 +250,7 @@ def test_two_roles_never_share_a_column_whatever_the_task(name: str) -> None:
     roles = load_recipe(name).recipe.data.columns.roles()
     first, *others = [role for role in roles if not role.startswith("choice_")]
     for other in others:
-        with pytest.raises(UserError, match=rf"uses one column for two roles \(.*{re.escape(roles[first])}.*\)"):
+        with pytest.raises(UserError, match=rf"names one column for two roles \(.*{re.escape(roles[first])}.*\)"):
             load_recipe(name, [f"data.columns.{other}={roles[first]}"])
 
 

@@ -160,12 +160,12 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(animals: Path, finet
         (
             {},
             ("data.columns.label=first", "problem_type=multi_label_classification"),
-            "my.yaml:6: data.columns uses one column for two roles",
+            "my.yaml:6: data.columns names one column for two roles",
         ),
         (
             {},
             ("data.columns.text_pair=labels", "data.columns.label=first", "data.columns.text=labels"),
-            "my.yaml:6: data.columns uses one column for two roles",
+            "my.yaml:6: data.columns names one column for two roles",
         ),
         ({}, ("data.columns.label=[labels]",), "my.yaml:6: data.columns names one column of 0 and 1 in a list"),
         (

@@ -108,7 +108,7 @@ def test_embeddings_are_sparser_where_a_dimension_costs_more(pairing: Path, fine
             "model model: it has no head that predicts masked words, which SPLADE weighs a text's words",
         ),
         (("metrics=retrieval",), "which sparse-embeddings does not compute; allowed: sparse_retrieval, active_dims"),
-        (("data.columns.text_pair=first",), "uses one column for two roles"),
+        (("data.columns.text_pair=first",), "names one column for two roles"),
         (("document_regularizer=0",), "document_regularizer"),
     ],
 )
