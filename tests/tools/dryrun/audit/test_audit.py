@@ -128,7 +128,7 @@ def test_a_file_that_is_no_table_is_refused(content: str | None, words: str, tmp
     [
         (["glue/mrcp"], "'glue/mrcp' is not a recipe"),
         (["org/model"], "for a model, say what it is to learn: --task TASK"),
-        (["org/model", "--task", "speech"], "--task speech is no task"),
+        (["org/model", "--task", "speech"], "--task speech is not a task"),
         (["quickstart", "more"], "'more' is not KEY=VALUE; put a script to look at behind --"),
         (["quickstart", "--json", "--badge"], "--json, --github and --badge are three forms of one result"),
         (["--task", "sft", "--", "python", "train.py"], "--task belongs to a model, and a script has its own"),
