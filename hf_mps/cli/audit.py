@@ -51,6 +51,6 @@ def audit(
     else:
         with status.shown("tracing a training step …"):
             result = audit_target(resolve_target(words[0], words[1:], task), torch_table, release)
-    from hf_mps.tools.dryrun.audit.report import report  # imports torch, which takes seconds: behind the line above
+    from hf_mps.tools.dryrun.audit.record import report
 
     render.show(report(result, every=every), form)

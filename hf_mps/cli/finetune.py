@@ -9,10 +9,6 @@ import typer
 from hf_mps.cli.options import Debug, RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
 
-if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import MemoryAdjustments
-    from hf_mps.finetune.run.stages import PreparedRun
-
 
 def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
     """Keys of the recipe on the command line that begin so, each with its =, for the shell's completion."""
@@ -88,18 +84,11 @@ def finetune(
         elif sweep:
             from hf_mps.finetune.run.sweep import run_sweep
 
-            run_sweep(resolved, sweep, fresh=fresh, estimate_fit=_estimate_fit)
+            run_sweep(resolved, sweep, fresh=fresh)
         else:
             from hf_mps.finetune.run import runner
 
-            runner.run(resolved, fresh=fresh, smoke=smoke, estimate_fit=_estimate_fit)
-
-
-def _estimate_fit(run: PreparedRun) -> MemoryAdjustments:
-    """`hf_mps.tools.dryrun.memory.adjust.foresee`, whose module imports torch."""
-    from hf_mps.tools.dryrun.memory import adjust
-
-    return adjust.estimate_fit(run)
+            runner.run(resolved, fresh=fresh, smoke=smoke)
 
 
 def swept(argv: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from sklearn import metrics as sk
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.report.screen.rows import evaluated
+from hf_mps.finetune.report.screen import evaluated
 from hf_mps.metrics.selection import is_metric, of_log
 from hf_mps.metrics.table import computed
 

@@ -7,11 +7,12 @@ alone are timed: the update is the same in both.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,16 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from hf_mps.core import cache
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.cuda_graphs import masks
-from hf_mps.finetune.cuda_graphs.graphs import Graphs
+from hf_mps.core.files import write_json
+from hf_mps.finetune.cuda_graphs.graphs import Graphs, Unmasked, as_they_are
 from hf_mps.finetune.run.callbacks import finish
+from hf_mps.metal.device import machine
 
 if TYPE_CHECKING:
     from hf_mps.finetune.tasks._base import Prepared
+
 
 CANDIDATES = {"cuda": ("bf16", "tf32"), "cpu": ("bf16", "fp32")}
 SETTINGS: dict[str, dict[str, bool]] = {"bf16": {"bf16": True}, "tf32": {"tf32": True}, "fp32": {}}
@@ -51,17 +55,21 @@ class Trial:
     recorded: bool
 
 
+@dataclass(frozen=True)
+class Measured(Choice[str]):
+    """The precision that a trial found, which took `seconds` in this process."""
+
+    seconds: float = 0.0
+
+
 class MeasuredPrecision(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Keeps the choice in every checkpoint: a run that goes on trains as it began, whatever a new trial would say."""
 
     def __init__(self, value: str, reason: str) -> None:
-        self.value = value
-        self.reason = reason
-        self.seconds = 0.0
-        """What the trial took in this process."""
+        self.value, self.reason = value, reason
 
     def state(self) -> dict[str, Any]:
-        """The choice as Trainer stores it."""
+        """Return the choice as Trainer stores it."""
         return {"args": {"value": self.value, "reason": self.reason}, "attributes": {}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -76,7 +84,7 @@ def stored(checkpoint: Path) -> Choice[str] | None:
 
 
 def can_gain(device: str) -> bool:
-    """Whether there is something to choose on this device: Metal has no autocast that saves time for sure."""
+    """Return whether there is something to choose on this device: Metal has no autocast that saves time for sure."""
     if device != "cpu":
         return device in CANDIDATES
     supported = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
@@ -91,10 +99,7 @@ def skipped(training: Mapping[str, Any], prepared: Prepared, steps: int, device:
         return f"training.{said[0]} in the recipe"
     if steps < WORTH_STEPS[device]:
         return f"{steps} steps are too few to repay a trial of others"
-    if prepared.trainer is not None and getattr(prepared.trainer, "compute_loss", None) not in (
-        None,
-        Trainer.compute_loss,
-    ):
+    if getattr(prepared.trainer, "compute_loss", Trainer.compute_loss) is not Trainer.compute_loss:
         return "the task's trainer computes its own loss"
     if any(parameter.dtype != torch.float32 for parameter in prepared.model.parameters()):
         return "the model's weights are not float32"
@@ -121,7 +126,7 @@ def sample(prepared: Prepared, batch: int) -> dict[str, Any]:
         rows = sorted(rows, key=lambda row: abs(counts[row] - middle))[:batch]  # type: ignore[assignment]
     collate = prepared.collator
     assert collate is not None
-    return dict(masks.Unmasked(collate)([prepared.sample[int(row)] for row in rows[:batch]]))
+    return dict(Unmasked(collate)([prepared.sample[int(row)] for row in rows[:batch]]))
 
 
 def measure(model: Any, batch: Mapping[str, Any], *, graphs: Callable[[], Graphs] | None, device: Any) -> list[Trial]:
@@ -146,7 +151,7 @@ def _trial(
 ) -> Trial:
     def passes(inputs: dict[str, Tensor]) -> tuple[None]:
         autocast = torch.autocast(device.type, torch.bfloat16) if name == "bf16" else nullcontext()
-        with autocast, masks.as_they_are(inputs):
+        with autocast, as_they_are(inputs):
             loss = model(**inputs, **others)["loss"]
         loss.backward()
         model.zero_grad()
@@ -233,3 +238,55 @@ def products_in_tf32() -> None:
     """
     backends: Any = torch.backends
     backends.cuda.matmul.fp32_precision = "tf32"
+
+
+AGAIN = "kept for this machine and model; to measure again, remove {}"
+
+
+# What was measured is kept in the user's cache: a stopwatch says something else under another load, and the precision
+# changes a run's numbers, so a machine is asked once for a model and a batch.
+
+
+def conditions(model: Any, shape: str, device: str, *, graphs: bool) -> dict[str, Any]:
+    """Return what a trial depends on: chip, threads, PyTorch, the model's class and size, the shape of a batch."""
+    return {
+        "device": device,
+        "chip": machine.chip(device),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "model": type(model).__name__,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
+        "batch": shape,
+        "graphs": graphs,
+    }
+
+
+def find_kept(asked: Mapping[str, Any], allowed: tuple[str, ...]) -> tuple[Choice[str], str] | None:
+    """Return the precision that was measured under these conditions, and why steps could not be recorded; else None."""
+    file = _file(asked)
+    try:
+        said = json.loads(file.read_text(encoding="utf-8")) if file is not None else {}
+    except (OSError, ValueError):
+        return None
+    if said.get("asked") != asked or said.get("value") not in allowed:
+        return None
+    return Choice(said["value"], f"{said['reason']}; {AGAIN.format(file)}"), str(said["without"])
+
+
+def keep_measured(asked: Mapping[str, Any], measured: Choice[str], without: str) -> None:
+    """Keep what was measured; where no file can be written the next run measures again."""
+    file = _file(asked)
+    if file is not None:
+        with suppress(OSError):
+            write_json(file, {"asked": asked, "value": measured.value, "reason": measured.reason, "without": without})
+
+
+def kept_in() -> Path | None:
+    """Return where what was measured is kept; None where the user has no home."""
+    return cache.home("precision")
+
+
+def _file(asked: Mapping[str, Any]) -> Path | None:
+    name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return None if (place := kept_in()) is None else place / f"{name}.json"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hf_mps.finetune.features.arguments import Evaluation, KeptModel, Loading, OneGpu, Optimizer, Seed
-from hf_mps.finetune.features.attention import Attention
-from hf_mps.finetune.features.attention_kernels import AttentionKernels
+from hf_mps.finetune.features.arguments import Evaluation, KeptModel, Loading, Optimizer, Seed
+from hf_mps.finetune.features.attention import Attention, AttentionKernels
 from hf_mps.finetune.features.base import Feature
 from hf_mps.finetune.features.batches import Batches
 from hf_mps.finetune.features.cuda_graphs import CudaGraphs
 from hf_mps.finetune.features.early_steps import EarlySteps
-from hf_mps.finetune.features.fused_step import FusedStep
+from hf_mps.finetune.features.machine import ExpectedFallback, NoSleep, OneGpu
 from hf_mps.finetune.features.memory_fit import MemoryFit
 from hf_mps.finetune.features.precision import Precision
-from hf_mps.finetune.features.weights import QuantizedWeights, Sharding
+from hf_mps.finetune.features.weights import FusedStep, QuantizedWeights, Sharding
 
+# Evaluation counts by the steps of Batches, and CudaGraphs is ruled out by EarlySteps; the rest of the order is that of
+# the header.
 FEATURES: Sequence[Feature] = (
     Precision(),
     Sharding(),
@@ -33,4 +34,6 @@ FEATURES: Sequence[Feature] = (
     AttentionKernels(),
     CudaGraphs(),
     Seed(),
+    ExpectedFallback(),
+    NoSleep(),
 )

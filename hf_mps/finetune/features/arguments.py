@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
+from hf_mps.finetune.recipe.expect import LOSS
 from hf_mps.finetune.stream import pace
 from hf_mps.metrics.table import LOWER_IS_BETTER
 
@@ -41,9 +42,6 @@ class Evaluation(Feature):
         reason = "a NaN loss stops the run, and no step waits for the device to look for one"
         choices["logging_nan_inf_filter"] = draft.setting("logging_nan_inf_filter", False, reason)
         draft.arguments |= settled
-
-
-LOSS = "loss"
 
 
 class KeptModel(Feature):
@@ -82,17 +80,10 @@ class KeptModel(Feature):
 def best_metric(training: Mapping[str, Any], prepared: Prepared) -> tuple[str, bool]:
     """Return the metric that picks the best weights, without `eval_`, and whether a greater value is better.
 
-    That is the recipe's `metric_for_best_model`, else the task's first metric. Raises UserError for a name that no
-    evaluation during the training has, and for a `greater_is_better` that reverses the metric.
+    That is the recipe's `metric_for_best_model`, else the task's first metric. Raises UserError for a
+    `greater_is_better` that reverses the metric.
     """
-    asked = training.get("metric_for_best_model")
-    name = prepared.metrics.main if asked is None else str(asked).removeprefix("eval_")
-    known = list(dict.fromkeys((*prepared.metrics.reported, LOSS)))
-    if name not in known:
-        raise UserError(
-            f"training.metric_for_best_model is '{asked}'; allowed: {', '.join(known)}{_further(name, prepared)}"
-            f"{nearest(name, known)}"
-        )
+    name = str(training.get("metric_for_best_model") or prepared.metrics.main).removeprefix("eval_")
     greater = name != LOSS and name not in LOWER_IS_BETTER
     wanted = training.get("greater_is_better")
     if wanted is not None and wanted != greater:
@@ -101,12 +92,6 @@ def best_metric(training: Mapping[str, Any], prepared: Prepared) -> tuple[str, b
             f"training.greater_is_better is {str(wanted).lower()}, and {name} is better the {sense} it is; leave it out"
         )
     return name, greater
-
-
-def _further(name: str, prepared: Prepared) -> str:
-    """Return what to say of a metric of a split that is measured only once."""
-    split = next((split for split in prepared.further if name.startswith(f"{split}_")), None)
-    return f"; {split} is measured once, after the training" if split is not None else ""
 
 
 def _plateau(training: Mapping[str, Any], name: str, greater: bool) -> dict[str, Any]:
@@ -158,35 +143,11 @@ class Optimizer(Feature):
 
     def decide(self, draft: Draft) -> None:
         """Choose the key `optimizer`."""
+        from transformers import TrainingArguments
+
+        found = draft.setting("optim", str(TrainingArguments.default_optim), "Trainer's default")
         rate = draft.training.get("learning_rate", 5e-5)
-        if "optim" in draft.training:
-            found = Choice(draft.training["optim"], f"{SAID}; learning rate {rate:g}")
-        else:
-            from transformers import TrainingArguments
-
-            found = Choice(str(TrainingArguments.default_optim), f"Trainer's default; learning rate {rate:g}")
-        draft.choices["optimizer"] = found
-
-
-class OneGpu(Feature):
-    """The first, of several: Trainer's own way, DataParallel, would copy the model to all of them at every step and
-    multiply the batch.
-    """
-
-    def decide(self, draft: Draft) -> None:
-        """Choose the key `gpus`; nothing where there is one for each process."""
-        draft.choices |= gpus(draft.device)
-
-
-def gpus(device_type: str) -> dict[str, Choice[str]]:
-    """Return the choice `gpus` of a process on a device of this type."""
-    import torch
-
-    count = torch.cuda.device_count() if device_type == "cuda" and World.here().alone else 1
-    if count < 2:
-        return {}
-    every = f"torchrun --nproc_per_node {count} -m hf_mps.finetune … trains on all"
-    return {"gpus": Choice(f"1 of {count}", f"the first, CUDA_VISIBLE_DEVICES names another; {every}")}
+        draft.choices["optimizer"] = Choice(found.value, f"{found.reason}; learning rate {rate:g}")
 
 
 class Seed(Feature):

@@ -48,8 +48,6 @@ class Plan:
     device: Choice[str]
     choices: dict[str, Choice[Any]]
     arguments: dict[str, Any]
-    callbacks: list[Any] = field(default_factory=list)
-    """Callbacks that a trial before the training has made."""
     bucket_pool_size: int | None = None
     """Rows of like length that are drawn at a time, where a run goes on in another number of processes."""
 

@@ -23,12 +23,29 @@ class Batches(Feature):
     """Batches of the task's size or of 32 rows, of like length where that saves padding."""
 
     def decide(self, draft: Draft) -> None:
-        """Choose the keys `batch`, `sampling`, `steps` and, of several, `processes`."""
-        draft.choices |= choose(draft.recipe, draft.training, draft.prepared)
-        size = draft.choices["batch"].value
+        """Choose the keys `batch`, `sampling`, `steps` and, of several, `processes`.
+
+        `batch` is the rows of one process at a time. Raises UserError where no batch is left.
+        """
+        recipe, training, prepared, choices = draft.recipe, draft.training, draft.prepared, draft.choices
+        world, stream, accumulation = World.here(), prepared.stream, training.get("gradient_accumulation_steps", 1)
+        choices |= _processes(world)
+        reason = "the size that Hugging Face's GLUE examples use"
+        if SIZE in prepared.arguments_defaults:
+            reason = "the task's own"
+        size, reason = training.get(SIZE, DEFAULT_BATCH), SAID if SIZE in recipe.training else reason
+        choices["batch"] = Choice(size, reason + _whole(size, accumulation, world.size))
+        # A task whose trainer draws its batches itself says how.
+        drawn = prepared.choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, size)
+        choices["sampling"] = drawn if stream is None else pace.sampling(recipe, stream, drawn)
+        if stream is None:
+            epoch = prepared.epoch(training) if prepared.epoch is not None else None
+            choices["steps"] = steps(training, epoch or len(prepared.train), size, accumulation, world.size)
+        else:
+            choices["steps"] = pace.steps(training, stream, recipe.data.rows.train, size, accumulation)
+            # No batch is made to be skipped where a run resumes: the stream begins where it stopped.
+            draft.fixed |= {"max_steps": choices["steps"].value, "ignore_data_skip": True}
         draft.arguments |= {SIZE: size, "per_device_eval_batch_size": max(size, DEFAULT_BATCH)}
-        if draft.prepared.stream is not None:  # no batch is made to be skipped
-            draft.fixed |= {"max_steps": draft.choices["steps"].value, "ignore_data_skip": True}
 
     def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
         """Let the trainer draw its batches so, and weigh those of a step by their rows."""
@@ -46,28 +63,6 @@ class Batches(Feature):
             from hf_mps.finetune.loss import accumulation
 
             accumulation.fix_accumulation_scaling(trainer)
-
-
-def choose(recipe: Recipe, training: dict[str, Any], prepared: Prepared) -> dict[str, Choice[Any]]:
-    """Choose `batch` (the rows of one process at a time), `sampling` and `steps`, and name the `processes` of several.
-
-    Raises UserError where no batch is left.
-    """
-    world, stream = World.here(), prepared.stream
-    own = "the task's own" if SIZE in prepared.arguments_defaults else "the size that Hugging Face's GLUE examples use"
-    batch = Choice(training.get(SIZE, DEFAULT_BATCH), SAID if SIZE in recipe.training else own)
-    accumulation = training.get("gradient_accumulation_steps", 1)
-    choices: dict[str, Choice[Any]] = _processes(world)
-    choices["batch"] = Choice(batch.value, batch.reason + _whole(batch.value, accumulation, world.size))
-    # A task whose trainer draws its batches itself says how.
-    drawn = prepared.choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, batch.value)
-    choices["sampling"] = drawn if stream is None else pace.sampling(recipe, stream, drawn)
-    if stream is None:
-        epoch = prepared.epoch(training) if prepared.epoch is not None else None
-        choices["steps"] = steps(training, epoch or len(prepared.train), batch.value, accumulation, world.size)
-    else:
-        choices["steps"] = pace.steps(training, stream, recipe.data.rows.train, batch.value, accumulation)
-    return choices
 
 
 def steps(

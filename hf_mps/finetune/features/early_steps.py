@@ -11,7 +11,6 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
-from hf_mps.finetune.run.optimization import PLAIN
 from hf_mps.finetune.run.trainer import StepMethod
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from hf_mps.finetune.tasks._base import Prepared
 
 KEY, WEIGHTS, HALVES = "step_in_backward", "weights", "bfloat16"
+# PyTorch's own optimizers and transformers' Adafactor, whose step of a weight looks at that weight alone.
+PLAIN = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
 ON, OFF = "on", "off"
 WHAT = "each weight steps when its gradient is there, which is then let go"
 TWICE = (
@@ -45,14 +46,16 @@ class EarlySteps(Feature):
 def choose(
     recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, device: str, needed: Choice[bool] | None = None
 ) -> dict[str, Choice[Any]]:
-    """The choices of a recipe with `step_in_backward` and `weights`; `needed` is what the machine's memory asks for.
+    """Return the choices for `step_in_backward` and `weights`; `needed` is what the machine's memory asks for.
 
     Nothing where there is nothing to say. Raises UserError where the recipe asks for what the run cannot have.
     """
     found: dict[str, Choice[Any]] = {}
     asked = recipe.step_in_backward
-    rounds = recipe.weights == HALVES and _trains_halves(prepared.model)
-    if recipe.weights == HALVES:
+    halves = recipe.weights == HALVES
+    # Adapters over frozen weights stay float32.
+    rounds = halves and any(each.requires_grad and each.dtype.itemsize == 2 for each in prepared.model.parameters())
+    if halves:
         _refuse_halves(training, device, asked, rounds)
         kept = "frozen weights take half the memory, adapters stay float32"
         found[WEIGHTS] = Choice(HALVES, f"{SAID}: {ROUNDED if rounds else kept}")
@@ -69,12 +72,12 @@ def choose(
 
 
 def words(training: Mapping[str, Any]) -> str:
-    """What it means for a run with these arguments."""
+    """Return what it means for a run with these arguments."""
     return TWICE if _clips(training) else WHAT
 
 
 def obstacle(training: Mapping[str, Any], kind: Any) -> str:
-    """Why a trainer of the class `kind` (None: Trainer) cannot step early, as a clause; empty where it can."""
+    """Return why a trainer of the class `kind` (None: Trainer) cannot step early, as a clause; empty where it can."""
     from transformers import Trainer
 
     if not World.here().alone:
@@ -94,7 +97,7 @@ def obstacle(training: Mapping[str, Any], kind: Any) -> str:
 
 
 def steps_early(choices: Mapping[str, Choice[Any]]) -> bool:
-    """Whether that is what was chosen."""
+    """Return whether weights step in the backward pass, by what was chosen."""
     return bool(value_of(choices, KEY) == ON)
 
 
@@ -121,70 +124,51 @@ class StepsInBackward(StepMethod):
         if not self._attached:
             self._steps.attach(model.parameters())
             self._attached = True
+        from torch.nn.utils import clip_grads_with_norm_
+
         optimizer, limit, settle = self._trainer.optimizer, self._trainer.args.max_grad_norm, None
         if limit is not None and limit > 0:
+            # Clipping scales by the norm of all gradients, and the first weight steps before the last gradient is
+            # there: one pass measures, and a second one, with the same draws, steps.
             self._steps.begin(optimizer, measuring=True)
             with _undone(model):
                 stock(model, inputs, items)
-            self._norm = self._steps.norm()
-            settle = self._clipped(limit)
+            self._norm = norm = self._steps.norm()
+            settle = lambda weight: clip_grads_with_norm_([weight], limit, norm)  # noqa: E731
         self._steps.begin(optimizer, measuring=False, settle=settle)
         loss = stock(model, inputs, items)
         if settle is None:
             self._norm = self._steps.norm()
         return loss
 
-    def _clipped(self, limit: float) -> Callable[[Any], None]:
-        from torch.nn.utils import clip_grads_with_norm_
-
-        return lambda weight: clip_grads_with_norm_([weight], limit, self._norm)
-
 
 @contextmanager
 def _undone(model: Any) -> Iterator[None]:
     """A pass that leaves nothing behind: random states and the statistics of batch norm are put back."""
-    import torch
-
-    put_back = _random_states(next(model.parameters()).device.type)
-    norms = (module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm))
-    kept = [(buffer, buffer.clone()) for module in norms for buffer in module.buffers()]
-    yield
-    put_back()
-    for buffer, before in kept:
-        buffer.copy_(before)
-
-
-def _random_states(device: str) -> Callable[[], None]:
-    """Return what sets every generator that a model may draw from to where it is now."""
     import numpy
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
+    device = next(model.parameters()).device.type
     drawn = [torch, *([getattr(torch, device)] if device not in ("cpu", "meta") else [])]
     python, array = random.getstate(), numpy.random.get_state()
     with _disable_current_modes():  # in a trace of fake tensors a state is a real one
         states = [each.get_rng_state() for each in drawn]
-
-    def put_back() -> None:
-        random.setstate(python)
-        numpy.random.set_state(array)
-        with _disable_current_modes():
-            for each, state in zip(drawn, states, strict=True):
-                each.set_rng_state(state)
-
-    return put_back
+    norms = (module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm))
+    kept = [(buffer, buffer.clone()) for module in norms for buffer in module.buffers()]
+    yield
+    random.setstate(python)
+    numpy.random.set_state(array)
+    with _disable_current_modes():
+        for each, state in zip(drawn, states, strict=True):
+            each.set_rng_state(state)
+    for buffer, before in kept:
+        buffer.copy_(before)
 
 
 def _clips(training: Mapping[str, Any]) -> bool:
     limit = training.get("max_grad_norm", 1.0)
     return limit is not None and limit > 0
-
-
-def _trains_halves(model: Any) -> bool:
-    """Whether weights in bfloat16 train; adapters over frozen ones stay float32."""
-    import torch
-
-    return any(each.requires_grad and each.dtype == torch.bfloat16 for each in model.parameters())
 
 
 def _refuse_halves(training: Mapping[str, Any], device: str, asked: bool | None, rounds: bool) -> None:

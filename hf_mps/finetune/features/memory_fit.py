@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.run.stages import PreparedRun
     from hf_mps.finetune.tasks._base import Prepared
 
 TRAINING = "training."
@@ -37,19 +36,18 @@ class MemoryAdjustments:
 
 
 class MemoryFit(Feature):
-    """What a step needs to fit the machine's memory; its training arguments are the draft's from the beginning."""
+    """What a step needs to fit the machine's memory, as `hf_mps.tools.dryrun.memory.adjust` finds out.
+
+    Its training arguments are the draft's from the beginning.
+    """
 
     def decide(self, draft: Draft) -> None:
         """Add the choices that say so."""
         draft.choices |= draft.adjustments.choices
 
 
-EstimateFit = Callable[["PreparedRun"], MemoryAdjustments]
-"""Who traces a step to find that out: `hf_mps.tools.dryrun.memory.adjust`, a room above this one."""
-
-
 def at_most(prepared: Prepared, recipe: Recipe) -> int | None:
-    """Bytes that a training step surely stays below, from sizes alone; None where rows have no number of tokens.
+    """Return bytes that a training step surely stays below, from sizes alone; None where rows have no number of tokens.
 
     Weights, gradients and two moments in float32; of every layer's activations its input and three tensors of its
     output's size, of attention four tensors of scores, of a vocabulary's logits four.
@@ -60,11 +58,12 @@ def at_most(prepared: Prepared, recipe: Recipe) -> int | None:
         return None
     settings = prepared.arguments_defaults | dict(recipe.training)
     tokens = longest * int(settings.get("per_device_train_batch_size") or DEFAULT_BATCH)
-    held = sum(
-        each.numel() * (20 if each.requires_grad else 4 if each.is_floating_point() else 1)
-        for each in prepared.model.parameters()
-    )
-    return int(held) + 4 * tokens * (_widths(prepared.model) + 4 * longest * _heads(prepared.model))
+    model, config = prepared.model, text_config(prepared.model)
+    held = sum(p.numel() * (20 if p.requires_grad else 4 if p.is_floating_point() else 1) for p in model.parameters())
+    # Of all layers; an encoder's and a decoder's, which attends twice.
+    heads, layers = (getattr(config, name, None) or 16 for name in ("num_attention_heads", "num_hidden_layers"))
+    attentions = int(heads * layers * (3 if getattr(config, "is_encoder_decoder", False) else 1))
+    return int(held) + 4 * tokens * (_widths(model) + 4 * longest * attentions)
 
 
 def _widths(model: Any) -> int:
@@ -83,10 +82,3 @@ def _widths(model: Any) -> int:
         elif weight.dim() == 1:
             sizes += 3 * weight.shape[0]
     return sizes
-
-
-def _heads(model: Any) -> int:
-    """Heads of all layers; an encoder's and a decoder's, which attends twice."""
-    config = text_config(model)
-    heads, layers = (getattr(config, name, None) or 16 for name in ("num_attention_heads", "num_hidden_layers"))
-    return int(heads * layers * (3 if getattr(config, "is_encoder_decoder", False) else 1))

@@ -29,13 +29,14 @@ class Precision(Feature):
 
     def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
         """Keep what was measured in every checkpoint, and count the time that it took."""
+        from hf_mps.finetune.cuda_graphs import precision
         from hf_mps.finetune.run.callbacks import Stopwatch
 
-        for measured in plan.callbacks:
-            trainer.add_callback(measured)
+        if isinstance(found := plan.choices[KEY], precision.Measured):
+            trainer.add_callback(precision.MeasuredPrecision(found.value, found.reason))
             for watch in trainer.callback_handler.callbacks:
                 if isinstance(watch, Stopwatch):
-                    watch.before = measured.seconds
+                    watch.before = found.seconds
 
     def try_out(self, plan: Plan, prepared: Prepared, checkpoint: Path | None) -> None:
         """Train in the precision that the device is faster in.
@@ -68,16 +69,13 @@ class Precision(Feature):
             if without:
                 plan.choices[cuda_graphs.KEY] = cuda_graphs.refused(recipe.cuda_graphs, without)
             seconds = time.perf_counter() - clock
-        plan.choices[KEY] = found
+        plan.choices[KEY] = precision.Measured(found.value, found.reason, seconds)
         for setting in precision.SETTINGS.values():
             for key in setting:
                 plan.arguments.pop(key, None)
         plan.arguments.update(precision.SETTINGS[found.value])
         if found.value == "tf32":
             precision.products_in_tf32()
-        kept = precision.MeasuredPrecision(found.value, found.reason)
-        kept.seconds = seconds
-        plan.callbacks.append(kept)
 
 
 def precision_of(training: Mapping[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
@@ -105,13 +103,13 @@ def _tried(plan: Plan, prepared: Prepared) -> tuple[Choice[str], str]:
     """Return the faster precision, and why its steps cannot be recorded where that was tried and failed."""
     import torch
 
-    from hf_mps.finetune.cuda_graphs import kept, precision
+    from hf_mps.finetune.cuda_graphs import precision
     from hf_mps.finetune.cuda_graphs.graphs import Graphs, RecordingFailed
 
     batch = precision.sample(prepared, plan.choices["batch"].value)
     graphs = Graphs if value_of(plan.choices, cuda_graphs.KEY) == cuda_graphs.ON else None
-    asked = kept.conditions(prepared.model, shape(batch), plan.device.value, graphs=graphs is not None)
-    if (before := kept.find(asked, precision.CANDIDATES[plan.device.value])) is not None:
+    asked = precision.conditions(prepared.model, shape(batch), plan.device.value, graphs=graphs is not None)
+    if (before := precision.find_kept(asked, precision.CANDIDATES[plan.device.value])) is not None:
         return before
     device = torch.device("cuda", torch.cuda.current_device()) if plan.device.value == "cuda" else torch.device("cpu")
     prepared.model.to(device)
@@ -119,7 +117,7 @@ def _tried(plan: Plan, prepared: Prepared) -> tuple[Choice[str], str]:
         trials, without = precision.measure(prepared.model, batch, graphs=graphs, device=device), ""
     except RecordingFailed as error:
         trials, without = precision.measure(prepared.model, batch, graphs=None, device=device), str(error)
-    kept.keep(asked, found := precision.decide(trials, shape(batch)), without)
+    precision.keep_measured(asked, found := precision.decide(trials, shape(batch)), without)
     return found, without
 
 

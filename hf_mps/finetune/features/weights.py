@@ -1,14 +1,16 @@
-"""Where a model's weights lie: quantized ones on the device, divided ones over the ranks of FSDP2."""
+"""Features that other rooms carry out: FSDP2, quantized weights and the fused step."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core.choice import Choice
 from hf_mps.finetune import sharding
 from hf_mps.finetune.features.base import Draft, Feature, Plan
 from hf_mps.finetune.models import quantization
-from hf_mps.finetune.sharding import engine
+from hf_mps.finetune.sharding import settings
+from hf_mps.layer.fused_step import switch
 
 if TYPE_CHECKING:
     from hf_mps.finetune.tasks._base import Prepared
@@ -35,8 +37,26 @@ class Sharding(Feature):
     def making(self, plan: Plan, prepared: Prepared) -> AbstractContextManager[Any]:
         """Let the trainer's accelerator take the plugin."""
         sharded = sharding.KEY in plan.choices
-        return engine.ready(prepared.model, plan.device.value) if sharded else nullcontext()
+        return settings.ready(prepared.model, plan.device.value) if sharded else nullcontext()
 
     def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
         """Suppress a warning of FSDP's that is none."""
-        return engine.quiet() if trainer.is_fsdp_enabled else nullcontext()
+        return settings.quiet() if trainer.is_fsdp_enabled else nullcontext()
+
+
+KEY = "fused_step"
+
+
+class FusedStep(Feature):
+    """The parts of the fused step that pay on this device and act on this model."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `fused_step`."""
+        if draft.recipe.fused_step is None and not draft.recipe.optimizations:
+            draft.choices[KEY] = Choice(switch.OFF, "optimizations is false in the recipe")
+        else:
+            draft.choices[KEY] = switch.choose(draft.recipe.fused_step, draft.prepared.model, draft.device)
+
+    def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
+        """Switch the parts on."""
+        return switch.running(plan.choices[KEY], plan.device.value)

@@ -46,22 +46,17 @@ def find(recipe: str) -> Entry:
     path = Path(recipe).expanduser()
     if path.suffix in SUFFIXES:
         if not path.is_file():
-            raise UserError(f"{recipe}: there is no such recipe file; next: hf-mps recipes list")
+            raise UserError(f"{recipe}: no such recipe file; next: hf-mps recipes list")
         return Entry(path.stem, path, _purpose(path))
     known = {entry.name: entry for entry in entries()}
     if recipe not in known:
-        allowed = f"{', '.join(known)}, or a path that ends in .yaml"
-        raise UserError(f"'{recipe}' is not a recipe; allowed: {allowed}{_near(recipe, list(known))}")
+        # The nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`.
+        short = {name.rpartition("/")[2]: name for name in known}
+        near = nearest(recipe, known) or nearest(recipe, short)
+        for last, name in short.items():
+            near = near.replace(f"'{last}'", f"'{name}'")
+        raise UserError(f"'{recipe}' is not a recipe; allowed: {', '.join(known)}, or a path that ends in .yaml{near}")
     return known[recipe]
-
-
-def _near(recipe: str, known: list[str]) -> str:
-    """Return the nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`."""
-    short = {name.rpartition("/")[2]: name for name in known}
-    words = nearest(recipe, known) or nearest(recipe, short)
-    for last, name in short.items():
-        words = words.replace(f"'{last}'", f"'{name}'")
-    return words
 
 
 def _purpose(path: Path) -> str:
@@ -90,7 +85,7 @@ def copy(recipe: str, file: Path | None = None) -> Path:
         with target.open("x", encoding="utf-8") as opened:
             opened.write(text)
     except FileExistsError:
-        raise UserError(f"{target} is there already, and a copy takes no file's place; give another name") from None
+        raise UserError(f"{target} exists already, and a copy never overwrites a file; give another name") from None
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from error
     return target

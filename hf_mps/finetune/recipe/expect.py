@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.errors import nearest
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.metrics import seqeval
 from hf_mps.metrics.table import REPORTS
 
+if TYPE_CHECKING:
+    from hf_mps.finetune.tasks._base import Prepared
+
+LOSS = "loss"
 # What the command line may change without making another run of it than the one that the promise was given for.
 HARMLESS = (
     "seed",
@@ -43,7 +48,7 @@ class Expectation:
 
 
 def applies(recipe: Recipe, changed: Sequence[str]) -> Choice[bool]:
-    """Whether the promise holds for a run with these keys `changed`; it does not for another model, data or
+    """Return whether the promise holds for a run with these keys `changed`; it does not for another model, data or
     training.
     """
     others = [key for key in changed if not key.startswith(HARMLESS)]
@@ -64,30 +69,35 @@ def ranges(recipe: Recipe) -> str:
     return ", ".join(parts)
 
 
-def refuse_unknown(recipe: Recipe, changed: Sequence[str] = ()) -> None:
-    """Raise UserError for a metric in `expect` that the recipe's task never reports.
+def unmeasured(recipe: Recipe, changed: Sequence[str] = (), prepared: Prepared | None = None) -> dict[str, str]:
+    """Return a sentence for each key that names a metric which the run does not measure, by that key.
 
-    The rows are not read: where they decide which metrics there are, every known one passes.
+    These are `expect` and `training.metric_for_best_model`. Before the rows are read (no `prepared`) every known metric
+    passes where the rows decide which there are.
     """
+    best = recipe.training.get("metric_for_best_model")
+    found: dict[str, str] = {}
     for metric in recipe.expect if applies(recipe, changed).value else ():
-        if instead := _instead(metric, recipe):
-            raise UserError(f"expect.{metric} is not measured; {instead}")
+        if instead := _instead(metric, recipe, prepared.reported if prepared is not None else None):
+            found.setdefault("expect", f"expect.{metric} is not measured; {instead}")
+    if best is not None:
+        name, during = str(best).removeprefix("eval_"), prepared.metrics.reported if prepared is not None else None
+        if instead := _instead(name, recipe, during, LOSS):
+            further = prepared.further if prepared is not None else ()
+            split = next((split for split in further if name.startswith(f"{split}_")), None)
+            once = f"; {split} is measured once, after the training" if split is not None else ""
+            found["training.metric_for_best_model"] = f"training.metric_for_best_model is '{best}'; {instead}{once}"
+    return found
 
 
-def refuse_unknown_best(recipe: Recipe) -> None:
-    """Raise UserError for a `metric_for_best_model` that the task never reports, as `refuse_unknown` does."""
-    said = recipe.training.get("metric_for_best_model")
-    if said is not None and (instead := _instead(str(said).removeprefix("eval_"), recipe, "loss")):
-        raise UserError(f"training.metric_for_best_model is '{said}'; {instead}")
-
-
-def _instead(name: str, recipe: Recipe, *more: str) -> str:
-    """Return what is allowed instead of a metric that the recipe cannot report; empty for one that it can."""
-    known, sure = _possible(recipe)
-    if name in more or _may_be(name, known, recipe):
+def _instead(name: str, recipe: Recipe, measured: Collection[str] | None, *more: str) -> str:
+    """Return what is allowed instead of a metric that is not `measured` (None: the rows decide); empty where it is."""
+    known, sure = _possible(recipe) if measured is None else (measured, True)
+    allowed = list(dict.fromkeys((*known, *more)))
+    if name in allowed or (measured is None and _may_be(name, known, recipe)):
         return ""
-    allowed = ", ".join((*known, *more))
-    return f"{f'allowed: {allowed}' if sure else f'it is no number that {recipe.task} reports'}{nearest(name, known)}"
+    words = f"allowed: {', '.join(allowed)}" if sure else f"{recipe.task} does not report it"
+    return f"{words}{nearest(name, allowed)}"
 
 
 def _possible(recipe: Recipe) -> tuple[list[str], bool]:
@@ -98,20 +108,11 @@ def _possible(recipe: Recipe) -> tuple[list[str], bool]:
 
 
 def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:
-    """Whether `name` is one of the metrics, that of a further split, or of one kind of name (PER_f1)."""
+    """Return whether `name` is one of the metrics, that of a further split, or of one kind of name (PER_f1)."""
     splits = {**(recipe.data.files or {}), **(recipe.data.splits or {})}
     bare = next((name.removeprefix(f"{split}_") for split in splits if name.startswith(f"{split}_")), name)
     of_a_kind = any(number.startswith("overall_") for number in known) and bare.endswith(seqeval.OVERALL)
     return bare in known or of_a_kind
-
-
-def refuse_unmeasured(recipe: Recipe, changed: Sequence[str], measured: Collection[str]) -> None:
-    """Raise UserError for a metric in `expect` that the run does not measure."""
-    for metric in recipe.expect if applies(recipe, changed).value else ():
-        if metric not in measured:
-            raise UserError(
-                f"expect.{metric} is not measured; allowed: {', '.join(measured)}{nearest(metric, measured)}"
-            )
 
 
 def judge(recipe: Recipe, changed: Sequence[str], metrics: Mapping[str, float]) -> Expectation | None:

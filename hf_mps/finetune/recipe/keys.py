@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue, training_section
-from hf_mps.finetune.recipe.fields import TRAINING_ARGUMENTS
+from hf_mps.finetune.recipe.training_section import TRAINING_ARGUMENTS
 from hf_mps.finetune.recipe.yaml import read_yaml
 
 
@@ -62,15 +61,14 @@ def of_recipe(recipe: str) -> list[Key]:
 def _of(kind: type[BaseModel], prefix: str) -> Iterator[Key]:
     """Return the keys of a section; those of sections inside it have dotted names."""
     for name, field in kind.model_fields.items():
-        section = next((one for one in _union(field.annotation) if _is_section(one)), None)
-        if section is not None:
+        kinds = (one for one in _union(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel))
+        if (section := next(kinds, None)) is not None:
             yield from _of(section, f"{prefix}{name}.")
-        else:
-            yield Key(f"{prefix}{name}", _type_words(field.annotation), _default(field))
-
-
-def _is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
+            continue
+        value = None if field.is_required() else field.get_default(call_default_factory=True)
+        default = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        default = "" if field.is_required() else "empty" if value in ([], {}) else default
+        yield Key(f"{prefix}{name}", _type_words(field.annotation), default)
 
 
 def _union(annotation: Any) -> list[Any]:
@@ -95,12 +93,3 @@ def _type_words(annotation: Any) -> str:
         else:
             parts.append(plain.get(kind, getattr(kind, "__name__", str(kind))))
     return " or ".join(parts)
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return ""
-    value = field.get_default(call_default_factory=True)
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value) if value not in ([], {}) else "empty"

@@ -12,8 +12,7 @@ import yaml
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe.problems import SHORT
-from hf_mps.finetune.recipe.schema import SOURCES
+from hf_mps.finetune.recipe.schema import SHORT, SOURCES
 from hf_mps.finetune.recipe.yaml import DEEPEST, SHOWN, Document, Values, plain, problem
 
 # Keys that belong to a data source and are dropped where an override names another. A folder's columns have the task's
@@ -78,7 +77,7 @@ def lay(document: Document, overrides: Overrides) -> Document:
     """
     laid = dataclasses.replace(document, values=copy.deepcopy(document.values), overridden=frozenset(overrides))
     if isinstance(laid.values.get("data"), dict):
-        _replace_source(laid.values["data"], overrides)
+        _replace_source(laid.values["data"], list(overrides))
     if "model" in overrides:
         laid.values.pop("model_type", None)  # that of the file's own model
     for key, override in overrides.items():
@@ -137,9 +136,7 @@ def _put(values: Values, key: str, value: Any) -> None:
             inner = here[section] = {}
         if not isinstance(inner, dict):
             above = ".".join(sections[: depth + 1])
-            raise UserError(
-                f"command line: {key}: {above} is a value here ({inner!r}), not a section with keys of its own"
-            )
+            raise UserError(f"command line: {key}: {above} is a value here ({inner!r}), not a section with keys")
         here = inner
     here[last] = copy.deepcopy(value)
 
@@ -153,12 +150,11 @@ def _drop(values: Any, key: str) -> None:
         values.pop(last, None)
 
 
-def _replace_source(data: Values, keys: Iterable[str]) -> None:
+def _replace_source(data: Values, keys: list[str]) -> None:
     """Drop the recipe's data source, and what belongs to it alone, where the overrides' `keys` name another.
 
     A single training file is split: a tenth of its rows becomes the validation split.
     """
-    keys = list(keys)
     for source in SOURCES:
         if not any(key == f"data.{source}" or key.startswith(f"data.{source}.") for key in keys):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,6 +25,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
 # What only streamed rows have, and the sources that rows can be streamed from.
 STREAM_KEYS = ("sources", "shuffle_buffer", "max_bad_row_fraction")
 STREAMED = ("hub", "files", "sources")
+# The splits that the command line names without `files`.
+SHORT = ("train", "validation", "test")
 SPLIT = re.compile(r"[a-z][a-z0-9_]*")
 # A file's or folder's name on APFS, ext4 and their kind.
 LONGEST = 255
@@ -140,12 +143,12 @@ class Data(Section):
 
     @property
     def source(self) -> str:
-        """The one key of SOURCES that is given."""
+        """Return the one key of SOURCES that is given."""
         return next(name for name in SOURCES if getattr(self, name))
 
     @property
     def has_validation(self) -> bool:
-        """Whether the source names a validation split of its own."""
+        """Return whether the source names a validation split of its own."""
         if self.sources:
             return False
         named = self.files if self.files else self.splits
@@ -157,25 +160,24 @@ class Data(Section):
     def _one_source(self) -> Data:
         named = [name for name in SOURCES if getattr(self, name)]
         if len(named) != 1:
-            problem = f"has {' and '.join(named)}" if named else "names no source"
+            problem = f"has {' and '.join(named)}" if named else "has no source"
             raise ValueError(f"{problem}; give exactly one of {', '.join(SOURCES)}")
-        owners: dict[str, list[str]] = {}
-        for source, satellites in SOURCES.items():
-            for satellite in satellites:
-                owners.setdefault(satellite, []).append(source)
-        for satellite, sources in owners.items():
-            is_set = getattr(self, satellite) != type(self).model_fields[satellite].default
-            if is_set and named[0] not in sources:
-                belongs = f"{satellite}, which belongs to {' and '.join(sources)}"
-                raise ValueError(f"has {belongs}, beside {named[0]}; leave {satellite} out")
+        for key in dict.fromkeys(key for keys in SOURCES.values() for key in keys):
+            owners = [source for source, keys in SOURCES.items() if key in keys]
+            if key in self._given() and named[0] not in owners:
+                belongs = f"{key}, which belongs to {' and '.join(owners)}"
+                raise ValueError(f"has {belongs}, beside {named[0]}; leave {key} out")
         return self
+
+    def _given(self) -> set[str]:
+        """Return the keys that are not at their defaults."""
+        fields = type(self).model_fields
+        return {key for key in fields if getattr(self, key) != fields[key].default}
 
     @model_validator(mode="after")
     def _a_stream(self) -> Data:
         if not self.streaming:
-            defaults = {key: type(self).model_fields[key].default for key in STREAM_KEYS}
-            alone = [key for key in STREAM_KEYS if getattr(self, key) != defaults[key]]
-            if alone:
+            if alone := [key for key in STREAM_KEYS if key in self._given()]:
                 raise ValueError(f"has {alone[0]}, which is for streamed rows; next: data.streaming=true")
             return self
         if not self.STREAMS:
@@ -196,15 +198,15 @@ class Data(Section):
             if not SPLIT.fullmatch(split):
                 raise ValueError(f"names a split '{split}'; allowed: small letters, digits and underscores")
         if named is not None and "train" not in named:
-            raise ValueError("names no train split; give one")
+            raise ValueError("has no train split; give one")
         if not self.has_validation and self.hold_out is None:
             others = ", ".join(split for split in named or () if split != "train")
             raise ValueError(
-                "names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
+                "has no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
                 + (f" ({others} is a further split, measured after training)" if others else "")
             )
         if self.has_validation and self.hold_out is not None:
-            raise ValueError("has hold_out beside a validation split of its own; leave one of them out")
+            raise ValueError("has hold_out and a validation split; leave one of them out")
         return self
 
 
@@ -221,9 +223,9 @@ class Labelled(Data):
     def _each_once(cls, value: list[str] | None) -> list[str] | None:
         if value is not None and len(value) < cls.LEAST:
             raise ValueError(f"names {len(value)}; allowed: {cls.LEAST} or more")
-        twice = next((name for name in value or () if (value or []).count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"has '{twice}' twice; give each class once")
+        for name, count in Counter(value or ()).items():
+            if count > 1:
+                raise ValueError(f"has '{name}' twice; give each class once")
         return value
 
 
@@ -296,10 +298,8 @@ class Recipe(Section):
     @classmethod
     def _known_metrics(cls, value: list[str] | None) -> list[str] | None:
         for name in value or ():
-            if name not in metrics.available():
-                raise ValueError(
-                    f"has '{name}'; allowed: {', '.join(metrics.available())}{nearest(name, metrics.available())}"
-                )
+            if name not in (known := metrics.available()):
+                raise ValueError(f"has '{name}'; allowed: {', '.join(known)}{nearest(name, known)}")
         return value
 
     @field_validator("expect", mode="after")

@@ -1,17 +1,139 @@
-"""A recipe's `training` section: fields of the task's training arguments, of their types and within range."""
+"""A recipe's `training` section: fields of the task's training arguments, of their types and within range.
+
+The installed file of the class is parsed, not imported: names, annotations and values are those of the version that
+will run, and neither transformers nor torch is loaded.
+"""
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from hf_mps.core.errors import nearest
-from hf_mps.finetune.recipe.fields import TRAINING_ARGUMENTS, Field, Source, fields
+from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.sharding import settings
 from hf_mps.layer.compat import removed_arguments
 
-__all__ = ["Field", "Source", "fields"]
+Source = tuple[str, str]
+"""A file's path inside site-packages, and the class in it."""
+
+TRAINING_ARGUMENTS: Source = ("transformers/training_args.py", "TrainingArguments")
+UTILITIES = "transformers/trainer_utils.py"
+PIP = {"transformers": "'transformers>=5.3'", "sentence_transformers": "sentence-transformers"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field: its name, its annotation as written, and its values where they are listed."""
+
+    name: str
+    annotation: str
+    values: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> list[str]:
+        """Return the names on the top level of its annotation."""
+        return types(ast.parse(self.annotation, mode="eval").body)
+
+
+@lru_cache(maxsize=8)
+def fields(source: Source = TRAINING_ARGUMENTS) -> dict[str, Field]:
+    """Return every field of the installed class by name, inherited ones first.
+
+    Raises UserError where the library is not installed, or the file no longer has the class or one of its bases.
+    """
+    path = _file(source[0])
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    if source[1] not in classes:
+        raise UserError(f"{path} holds no {source[1]}; next: pip install --upgrade hf-mps")
+    body = classes[source[1]]
+    by_name: dict[str, Field] = {}
+    for base in body.bases:
+        if (above := _base(base, source[0], tree, classes)) is not None:
+            by_name |= fields(above)
+    enums = _enums(tree) | _enums(ast.parse(_file(UTILITIES).read_text(encoding="utf-8")))
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = types(node.annotation)
+            if "ClassVar" in names:
+                continue
+            values = [value for name in names for value in enums.get(name, ())] or _choices(node.value)
+            by_name[node.target.id] = Field(node.target.id, ast.unparse(node.annotation), tuple(values))
+    return by_name
+
+
+def types(annotation: ast.expr) -> list[str]:
+    """Return the names on the top level of a union: `dict[str, Any] | str | None` gives dict, str and None."""
+    if isinstance(annotation, ast.BinOp):
+        return types(annotation.left) + types(annotation.right)
+    if isinstance(annotation, ast.Subscript):
+        outer = types(annotation.value)
+        if outer in (["Optional"], ["Union"]):
+            inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+            return [name for part in inner for name in types(part)] + (["None"] if outer == ["Optional"] else [])
+        return outer
+    if isinstance(annotation, ast.Constant):
+        if isinstance(annotation.value, str):  # an annotation in quotes
+            return types(ast.parse(annotation.value, mode="eval").body)
+        return [str(annotation.value)]
+    return [annotation.id] if isinstance(annotation, ast.Name) else [ast.unparse(annotation)]
+
+
+def _base(base: ast.expr, file: str, tree: ast.Module, classes: dict[str, ast.ClassDef]) -> Source | None:
+    """Return where a base class is: in the same file, or in the one that it is imported from; None for a builtin."""
+    name = ast.unparse(base)
+    if name in classes:
+        return file, name
+    for node in ast.walk(tree):
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if (alias.asname or alias.name) != name:
+                continue
+            assert isinstance(node, ast.ImportFrom)
+            if node.module == "transformers" and alias.name == "TrainingArguments":
+                return TRAINING_ARGUMENTS  # a lazy package: its __init__ does not say where the class stands
+            folder = list(Path(file).parts[: -node.level] if node.level else ())
+            return "/".join([*folder, *(node.module or "").split(".")]) + ".py", alias.name
+    return None
+
+
+def _file(place: str) -> Path:
+    """Return the installed file at `place`. Raises UserError where its package is not installed or lacks the file."""
+    package, _, rest = place.partition("/")
+    spec = find_spec(package)  # finds the folder without running the package's code
+    if spec is None or spec.origin is None:
+        raise UserError(f"{package} is not installed; next: pip install {PIP.get(package, package)}")
+    path = Path(spec.origin).parent / rest
+    if not path.is_file():
+        raise UserError(f"{path} is not there in the installed {package}; next: pip install --upgrade hf-mps")
+    return path
+
+
+def _enums(tree: ast.Module) -> dict[str, list[str]]:
+    """Return the string values of each Enum class in a module."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Enum") for base in node.bases):
+            values = [item.value for item in node.body if isinstance(item, ast.Assign)]
+            constants = [value.value for value in values if isinstance(value, ast.Constant)]
+            found[node.name] = [value for value in constants if isinstance(value, str)]
+    return found
+
+
+def _choices(value: ast.expr | None) -> list[str]:
+    """Return the `choices` list in a field's metadata, where it is written out."""
+    for node in ast.walk(value) if value is not None else ():
+        if isinstance(node, ast.Dict):
+            for key, item in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "choices" and isinstance(item, ast.List):
+                    return [str(choice.value) for choice in item.elts if isinstance(choice, ast.Constant)]
+    return []
+
 
 # Fields that transformers 5.23 gave new names (new: old). Both are taken from a recipe, and the old ones warn there.
 RENAMED = {
@@ -34,8 +156,8 @@ SEVERAL = "the runner divides a model by FSDP alone: training.fsdp=true"
 FSDP = ("fsdp", "fsdp_config")
 # Names of TrainingArguments that a recipe says elsewhere, or that Trainer itself never reads.
 ELSEWHERE = {
-    "output_dir": "it stands at the top level of a recipe: output_dir: PATH",
-    "seed": "it stands at the top level of a recipe: seed: N",
+    "output_dir": "it is a top-level key of a recipe: output_dir: PATH",
+    "seed": "it is a top-level key of a recipe: seed: N",
     "do_train": "Trainer never reads it; a recipe always trains",
     "do_eval": "Trainer never reads it; eval_strategy says when to evaluate",
     "do_predict": "Trainer never reads it; leave it out",
@@ -121,18 +243,15 @@ def problems(
         if key in elsewhere:
             wrong.append((key, f"is not set here: {elsewhere[key]}"))
         elif (name := _installed(key)) not in known:
-            wrong.append((key, _unknown(key, [name for name in known if name not in elsewhere], source[1], task)))
+            names = [name for name in known if name not in elsewhere]
+            hint = f"is not a field of {source[1]}; next, to see all: hf-mps recipes keys {task}{nearest(key, names)}"
+            removed = f"was removed in transformers 5; in its place: {REMOVED.get(key)}"
+            wrong.append((key, removed if key in REMOVED else hint))
         elif RENAMED.get(key) in training:
             wrong.append((key, f"is the newer name of {RENAMED[key]}, which is here too; give one of them"))
         elif problem := settings.problem(key, value) if key in FSDP else _mismatch(known[name], value):
             wrong.append((key, problem))
     return wrong
-
-
-def _unknown(key: str, names: list[str], kind: str, task: str) -> str:
-    if key in REMOVED:
-        return f"was removed in transformers 5; in its place: {REMOVED[key]}"
-    return f"is no field of {kind}; next, to see all: hf-mps recipes keys {task}{nearest(key, names)}"
 
 
 def allowed(field: Field) -> str:
@@ -160,14 +279,12 @@ def _mismatch(field: Field, value: Any) -> str:
 def _out_of_range(name: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ""
-    if not math.isfinite(value):
-        return f"is {value}; allowed: a finite number"
-    if name == "num_train_epochs" and value <= 0:
-        return f"is {value}; allowed: a number above 0"
-    if name == "max_steps" and value < 1 and value != -1:
-        return f"is {value}; allowed: 1 or more, or -1 for as many as num_train_epochs has"
-    if name in BELOW_ONE and not 0 <= value < 1:
-        return f"is {value}; allowed: 0 or more and less than 1"
-    if name in LOWEST and value < LOWEST[name]:
-        return f"is {value}; allowed: {LOWEST[name]} or more"
-    return ""
+    least = LOWEST.get(name, -math.inf)
+    refused = {
+        "a finite number": not math.isfinite(value),
+        "a number above 0": name == "num_train_epochs" and value <= 0,
+        "1 or more, or -1 for as many as num_train_epochs has": name == "max_steps" and value < 1 and value != -1,
+        "0 or more and less than 1": name in BELOW_ONE and not 0 <= value < 1,
+        f"{least} or more": value < least,
+    }
+    return next((f"is {value}; allowed: {words}" for words, wrong in refused.items() if wrong), "")

@@ -15,8 +15,6 @@ from hf_mps.core.text import first_line
 
 Values = dict[str, Any]
 DEEPEST = 20
-# More than any key takes: 64 bits have 19.
-DIGITS = 18
 # Characters of a wrong value that a line repeats.
 SHOWN = 200
 
@@ -25,14 +23,7 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2's plain scalars. PyYAML reads 1.1, where `no` is false, `2e-5` is text, `010` is 8 and `1:30` is 90."""
 
 
-def _integer(_: yaml.SafeLoader, node: yaml.Node) -> int:
-    digits = len(node.value.lstrip("+-"))
-    if digits > DIGITS:  # int() refuses from 4,300 on, and a float holds none of more than 308
-        words = f"an integer of {digits:,} digits; allowed: up to {DIGITS}, or the digits in quotation marks"
-        raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
-    return int(node.value)
-
-
+# SafeLoader's resolvers are those of YAML 1.1, so this class begins with none.
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -45,7 +36,7 @@ for _tag, _pattern, _first in (
     ),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
 
 
 @dataclass
@@ -106,16 +97,9 @@ def read_yaml(path: Path, *, lenient: bool = False) -> Document:
 
 def plain(text: str) -> Any:
     """Return `text` as YAML 1.2: dicts, lists, text, numbers, true, false and None. Raises yaml.YAMLError."""
-    _refuse_odd(text)
-    return yaml.load(text, Loader=_Loader)
-
-
-def _refuse_odd(text: str) -> None:
-    """Raise yaml.YAMLError for what no recipe needs and no reader handles well.
-
-    That is: values nested deeper than any recipe's or inside themselves (PyYAML parses without recursion but builds
-    values with it), tags that ask for another type, and the character 0, which no path may have.
-    """
+    # First what no recipe needs and no reader handles well: values nested deeper than any recipe's or inside themselves
+    # (PyYAML parses without recursion but builds values with it), tags that ask for another type, and the character 0,
+    # which no path may have.
     open_anchors: list[str | None] = []
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -125,6 +109,10 @@ def _refuse_odd(text: str) -> None:
         if wrong := _odd(event, open_anchors):
             mark: Any = event.start_mark
             raise yaml.composer.ComposerError(None, None, wrong, mark)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise yaml.YAMLError(str(error)) from error
 
 
 def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
@@ -132,7 +120,7 @@ def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
     if len(open_anchors) > DEEPEST:
         return f"values more than {DEEPEST} deep; write it flatter"
     if isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
-        return f"*{event.anchor} stands inside itself; write it flatter"
+        return f"*{event.anchor} contains itself; write it flatter"
     if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
         return "a text with the character 0; leave it out"
     if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):

@@ -10,9 +10,8 @@ from pathlib import Path
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.finetune.recipe.expect import Expectation
-from hf_mps.finetune.report.paths import without_paths
 from hf_mps.finetune.report.predictions import FILE, Written
-from hf_mps.finetune.report.results import SCHEMA, RunRecord, results, versions
+from hf_mps.finetune.report.results import SCHEMA, RunRecord, results, versions, without_paths
 from hf_mps.finetune.run import failures
 from hf_mps.metrics import Baseline
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import yaml
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import plain
 from hf_mps.core.text import duration, memory
@@ -18,15 +20,18 @@ SIMULATED = "simulated: the CPU of a machine without Metal computed"
 
 def card(record: RunRecord) -> str:
     """Return the model card: hub front matter, results, a snippet that loads the model, choices, recipe, versions."""
+    curves = f"![Loss, {record.main_metric} and learning rate over the training steps](training.png)"
+    captions = {name: name.rpartition(".")[0].replace("_", " ").capitalize() for name in record.pictures}
+    answers = f"holds the model's answer to each row of the {_cell(record.split)} split."
     parts = [
         f"---\n{front_matter(record)}\n---",
         f"# {record.name}",
         _opening(record),
         "## Results",
         _results(record),
-        *([_curves(record)] if record.drawn else []),
-        *[f"![{_cell(_caption(name))}]({name})" for name in record.pictures],
-        *([_answers(record.predictions, record.split)] if record.predictions else []),
+        *([curves] if record.drawn else []),
+        *[f"![{_cell(caption)}]({name})" for name, caption in captions.items()],
+        *([f"[{record.predictions}]({record.predictions}) {answers}"] if record.predictions else []),
         "## Use",
         'In this folder, or with the model\'s hub id in place of `"."`:',
         _fenced("python", _snippet(record)),
@@ -36,7 +41,7 @@ def card(record: RunRecord) -> str:
         *_section("Guards that acted", _acted(record.guards, "guard", "what it did")),
         *_section("Signs of a fault", _acted(record.sentinels, "sentinel", "what it found")),
         "## Recipe",
-        _fenced("yaml", _yaml(record.recipe)),
+        _fenced("yaml", yaml.safe_dump(plain(record.recipe), sort_keys=False, allow_unicode=True, width=120)),
         "## Versions",
         _table(("package", "version"), record.versions.items()),
     ]
@@ -45,26 +50,9 @@ def card(record: RunRecord) -> str:
 
 def front_matter(record: RunRecord) -> str:
     """Return the card's metadata as YAML, as huggingface_hub writes it, without numbers that are not finite."""
-    from huggingface_hub import ModelCardData
+    from huggingface_hub import EvalResult, ModelCardData
 
-    data = ModelCardData(
-        language=record.language,
-        library_name=record.library,
-        tags=["hf-mps", "generated_from_trainer"],
-        base_model=record.model if record.model and is_hub_id(record.model) else None,
-        datasets=[record.dataset] if record.dataset else None,
-        metrics=sorted({kind for name in record.metrics if (kind := _hub_metric(name))}) or None,
-        pipeline_tag=record.pipeline_tag,
-        model_name=record.name,
-        eval_results=_eval_results(record) or None,
-    )
-    return str(data.to_yaml()).strip()
-
-
-def _eval_results(record: RunRecord) -> list[Any]:
-    from huggingface_hub import EvalResult
-
-    return [
+    results = [
         EvalResult(
             task_type=record.pipeline_tag,
             dataset_type=record.dataset or "other",  # the hub needs an id, and the user's own data have none
@@ -78,6 +66,18 @@ def _eval_results(record: RunRecord) -> list[Any]:
         for name, value in record.metrics.items()
         if (kind := _hub_metric(name)) and math.isfinite(value)
     ]
+    data = ModelCardData(
+        language=record.language,
+        library_name=record.library,
+        tags=["hf-mps", "generated_from_trainer"],
+        base_model=record.model if record.model and is_hub_id(record.model) else None,
+        datasets=[record.dataset] if record.dataset else None,
+        metrics=sorted({kind for name in record.metrics if (kind := _hub_metric(name))}) or None,
+        pipeline_tag=record.pipeline_tag,
+        model_name=record.name,
+        eval_results=results or None,
+    )
+    return str(data.to_yaml()).strip()
 
 
 def _hub_metric(name: str) -> str | None:
@@ -94,22 +94,14 @@ def _opening(record: RunRecord) -> str:
     if record.model and is_hub_id(record.model):
         base = f"[{record.model}](https://huggingface.co/{record.model})"
     data = f" on {_cell(record.dataset_words)}" if record.dataset_words else ""
-    device = f"`{record.device.value}`"
-    # The chip of a simulated device is a profile's, and was not there.
-    where = (
-        f"a simulated device {device}" if record.simulated else f"the device {device} ({_cell(record.device.reason)})"
-    )
-    return f"Fine-tuned from {base}{data}, by hf_mps on {where}. Training took {_cost(record)}."
-
-
-def _cost(record: RunRecord) -> str:
-    """Return time, speed and memory; of a simulated device only the time, marked as no Mac's."""
-    took = duration(record.train_seconds)
-    if record.simulated:
-        return f"{took} on the CPU that stood in for a Mac's GPU: it says nothing about the speed or memory of a Mac"
-    speed = [f"{record.samples_per_second:.1f} samples/s"]
-    speed += [f"{memory(record.peak_memory)} of memory at peak"] if record.peak_memory is not None else []
-    return f"{took} ({', '.join(speed)})"
+    device, took = f"`{record.device.value}`", duration(record.train_seconds)
+    memory_words = f", {memory(record.peak_memory)} of memory at peak" if record.peak_memory is not None else ""
+    where = f"the device {device} ({_cell(record.device.reason)})"
+    cost = f"{took} ({record.samples_per_second:.1f} samples/s{memory_words})"
+    if record.simulated:  # the chip of a simulated device is a profile's, and was not there
+        where = f"a simulated device {device}"
+        cost = f"{took} on the CPU that stood in for a Mac's GPU: it says nothing about the speed or memory of a Mac"
+    return f"Fine-tuned from {base}{data}, by hf_mps on {where}. Training took {cost}."
 
 
 def _results(record: RunRecord) -> str:
@@ -123,18 +115,6 @@ def _results(record: RunRecord) -> str:
     notes = [f"The baseline {_cell(record.baseline.what)}."] if record.baseline and base else []
     notes += [f"Expected by the recipe: {record.expectation}."] if record.expectation else []
     return "\n\n".join([table, *notes])
-
-
-def _curves(record: RunRecord) -> str:
-    return f"![Loss, {record.main_metric} and learning rate over the training steps](training.png)"
-
-
-def _caption(name: str) -> str:
-    return name.rpartition(".")[0].replace("_", " ").capitalize()
-
-
-def _answers(name: str, split: str) -> str:
-    return f"[{name}]({name}) holds the model's answer to each row of the {_cell(split)} split."
 
 
 def _snippet(record: RunRecord) -> str:
@@ -193,12 +173,6 @@ def _fenced(language: str, text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
-
-
-def _yaml(recipe: dict[str, Any]) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(plain(recipe), sort_keys=False, allow_unicode=True, width=120))
 
 
 def _words(value: Any) -> str:

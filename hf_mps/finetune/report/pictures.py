@@ -30,17 +30,10 @@ def answers(rows: Rows) -> dict[str, bytes]:
         left.bar(known, means, color=BLUE)
         for length, mean in zip(known, means, strict=True):
             left.annotate(len(by_length[length]), (length, mean), ha="center", va="bottom", fontsize=7, color=QUIET)
-        left.set(
-            title="F1 by the length of the truth",
-            xlabel=f"words ({WORDS}: as many or more), with the number of questions",
-            ylim=(0, 105),
-        )
+        below = f"words ({WORDS}: as many or more), with the number of questions"
+        left.set(title="F1 by the length of the truth", xlabel=below, ylim=(0, 105))
         right.bar(
-            [length - 0.2 for length in lengths],
-            [len(by_length.get(n, ())) for n in lengths],
-            0.4,
-            color=INK,
-            label="truth",
+            [n - 0.2 for n in lengths], [len(by_length.get(n, ())) for n in lengths], 0.4, color=INK, label="truth"
         )
         right.bar([n + 0.2 for n in lengths], [predicted[n] for n in lengths], 0.4, color=ORANGE, label="prediction")
         right.set(title="How long answers are", xlabel=f"words (0: no answer; {WORDS}: as many or more)")

@@ -10,33 +10,19 @@ from typing import Any
 from hf_mps.core.notices import ignoring
 from hf_mps.core.text import GIB, MIB, duration, memory
 from hf_mps.finetune.report.results import RunRecord
-from hf_mps.finetune.report.screen.rows import evaluated
+from hf_mps.finetune.report.screen import evaluated
 from hf_mps.metal.device.machine import SIMULATED
 
 # Okabe and Ito's palette, distinguishable with any common colour blindness: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 INK, QUIET, GRID = "#1f2328", "#656d76", "#e4e7eb"
 STYLE = {
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": "#afb8c1",
-    "axes.labelcolor": QUIET,
-    "axes.labelsize": 9,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.solid_capstyle": "round",
+    **{"font.size": 10, "text.color": INK, "grid.color": GRID, "lines.solid_capstyle": "round"},
+    **{"axes.edgecolor": "#afb8c1", "axes.labelcolor": QUIET, "axes.labelsize": 9, "axes.titlesize": 11},
+    **{"axes.titleweight": "bold", "axes.titlelocation": "left", "axes.grid": True, "axes.axisbelow": True},
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("xtick.color", "ytick.color"), QUIET),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
 }
 SMOOTHED_FROM = 12  # fewer points need no line to guide the eye
 
@@ -147,13 +133,8 @@ def _draw_metrics(axes: Any, record: RunRecord) -> None:
     axes.set_ylabel("score" if len(drawn) > 1 else _text(drawn[0]))
     base = record.baseline.metrics.get(record.main_metric, math.nan) if record.baseline else math.nan
     if math.isfinite(base):
-        axes.axhline(
-            base,
-            color=QUIET,
-            linewidth=1.2,
-            linestyle=(0, (4, 3)),
-            label=_text(f"{record.main_metric} of the baseline"),
-        )
+        label = _text(f"{record.main_metric} of the baseline")
+        axes.axhline(base, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)), label=label)
     axes.margins(y=0.14)
     _legend(axes, lines=2)
 
@@ -185,16 +166,9 @@ def _draw_metric(axes: Any, record: RunRecord, name: str) -> bool:
         above = record.greater_is_better
         best, step = max(pairs) if above else min(pairs)
         share = step / _last_step(record.log_history)
-        axes.annotate(
-            f"best {best:.4f}",
-            (step, best),
-            xytext=(0, 10 if above else -10),
-            textcoords="offset points",
-            ha="right" if share > 0.9 else "left" if share < 0.1 else "center",
-            va="bottom" if above else "top",
-            color=colour,
-            fontweight="bold",
-        )
+        across, down = "right" if share > 0.9 else "left" if share < 0.1 else "center", "bottom" if above else "top"
+        where = {"xytext": (0, 10 if above else -10), "textcoords": "offset points", "ha": across, "va": down}
+        axes.annotate(f"best {best:.4f}", (step, best), color=colour, fontweight="bold", **where)
     return True
 
 
@@ -259,13 +233,9 @@ def _head(figure: Any, record: RunRecord) -> None:
     result = f":  {record.main_metric} {score:.4f}" if score is not None else ""
     inch = 1 / figure.get_figheight()
     figure.text(0.065, 1 - 0.385 * inch, f"{record.name}{result}", fontsize=16, fontweight="bold", parse_math=False)
-    facts = [
-        record.model_words,
-        f"on {record.device.value}{_label(record)}",
-        duration(record.train_seconds),
-        f"{record.samples_per_second:.1f} samples/s",
-        f"{memory(record.peak_memory)} at peak" if record.peak_memory is not None else "",
-    ]
+    device, speed = f"on {record.device.value}{_label(record)}", f"{record.samples_per_second:.1f} samples/s"
+    peak = f"{memory(record.peak_memory)} at peak" if record.peak_memory is not None else ""
+    facts = (record.model_words, device, duration(record.train_seconds), speed, peak)
     facts_line = "   ·   ".join(fact for fact in facts if fact)
     figure.text(0.065, 1 - 0.65 * inch, facts_line, fontsize=10, color=QUIET, parse_math=False)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import plain
 from hf_mps.finetune.recipe.expect import Expectation
+from hf_mps.finetune.recipe.schema import map_paths
 from hf_mps.metrics import Baseline
 
 if TYPE_CHECKING:
     from hf_mps.metal.kernels.coverage import Coverage
+
 
 SCHEMA = 1
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -57,7 +60,7 @@ class RunRecord:
     guards: list[Any] = field(default_factory=list)
     sentinels: list[Any] = field(default_factory=list)
     world: dict[str, Any] | None = None
-    """The processes that trained together, `ranks_record.of_all`; None for one alone."""
+    """The processes that trained together, `record.of_all`; None for one alone."""
     versions: dict[str, str] = field(default_factory=lambda: versions())
     expectation: Expectation | None = None
     model: str | None = None
@@ -88,17 +91,17 @@ class RunRecord:
 
     @property
     def model_words(self) -> str:
-        """The model's name for people: its hub id, or the last part of its folder; empty where it has none."""
+        """Return the model's name for people: its hub id, or the last part of its folder; empty where it has none."""
         return "" if self.model is None else self.model if is_hub_id(self.model) else PurePath(self.model).name
 
     @property
     def dataset_words(self) -> str:
-        """The data's name for people; empty where it has none."""
+        """Return the data's name for people; empty where it has none."""
         return self.dataset_name or " ".join(filter(None, (self.dataset, self.dataset_config)))
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form of a hub id, `owner/name` or an old `name`, and is no local folder or file."""
+    """Return whether `name` has the form of a hub id, `owner/name` or an old `name`, and is no local folder or file."""
     return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
@@ -106,15 +109,13 @@ def versions() -> dict[str, str]:
     """Return the versions of what ran by distribution name, without importing any; also `python` and `platform`."""
     found: dict[str, str] = {}
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name.replace("-", "_")] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found | {"python": platform.python_version(), "platform": platform.platform()}
 
 
 def results(record: RunRecord) -> dict[str, Any]:
-    """The content of results.json, schema 1; a number that is not finite is null, and keys are only ever added.
+    """Return the content of results.json, schema 1; a number that is not finite is null, and keys are only ever added.
 
     - `schema`: 1
     - `name`, `recipe`: the recipe's name, and all of its keys as they ran, local paths by their last part
@@ -131,36 +132,72 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `predictions`: str or null; `pictures`: [str], files beside this one; `stream`: object or null
     - `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
     - `sentinels`: [{"name": str, "times": int, "lines": [str]}], what they warned of
-    - `world`: object or null, of a run of several processes (its keys: `finetune/run/ranks_record.py`)
+    - `world`: object or null, of a run of several processes (its keys: `finetune/run/record.py`)
     - `log_history`: [object], the Trainer's, one for each logging step or evaluation
     - `versions`: {name: str}
     """
-    content: Mapping[str, Any] = {
-        "schema": SCHEMA,
-        "name": record.name,
-        "recipe": record.recipe,
-        "device": record.device,
-        "simulated": record.simulated,
-        "choices": record.choices,
-        "metrics": record.metrics,
-        "main_metric": record.main_metric,
-        "greater_is_better": record.greater_is_better,
-        "split": record.split,
-        "baseline": record.baseline,
-        "expectation": record.expectation,
-        "train_seconds": record.train_seconds,
-        "samples_per_second": record.samples_per_second,
-        "peak_memory_bytes": record.peak_memory,
-        "fallback": record.fallback,
-        "unexpected_fallback": record.unexpected_fallback,
-        "metal_kernels": record.metal_kernels and record.metal_kernels.record(),
-        "predictions": record.predictions,
-        **{"pictures": record.pictures, "stream": record.stream, "world": record.world},
-        "guards": record.guards,
-        "sentinels": record.sentinels,
-        "log_history": record.log_history,
-        "versions": record.versions,
-    }
+    names = (
+        *("name", "recipe", "device", "simulated", "choices", "metrics", "main_metric", "greater_is_better", "split"),
+        *("baseline", "expectation", "train_seconds", "samples_per_second", "peak_memory", "fallback"),
+        *("unexpected_fallback", "metal_kernels", "predictions", "pictures", "stream", "world", "guards", "sentinels"),
+        *("log_history", "versions"),
+    )
+    content = {"schema": SCHEMA} | {name: getattr(record, name) for name in names}
+    content["metal_kernels"] = record.metal_kernels and record.metal_kernels.record()
+    content = {"peak_memory_bytes" if name == "peak_memory" else name: value for name, value in content.items()}
     written = plain(content)
     assert isinstance(written, dict)
     return written
+
+
+KEPT = ("model", "log_history", "device", "metal_kernels")
+"""Fields without paths, and the model, of which the files say its last part alone."""
+
+
+def without_paths(record: RunRecord, folder: Path) -> RunRecord:
+    """Return the record with base names in place of the recipe's paths and of the run's `folder`.
+
+    The user's home elsewhere becomes `~`. Files of a run are published as they are; recipe.yaml, which stays on this
+    machine, has the whole paths, and the run goes on with it.
+    """
+    names = {path: Path(path).name for said in _of_recipe(record.recipe, folder) for path in _ways(said)}
+    paths = sorted(names, key=len, reverse=True)
+    found = re.compile("|".join(rf"(?<![\w./~-]){re.escape(path)}(?![\w-])" for path in paths) or r"(?!)")
+    home = re.compile(rf"(?<![\w.-]){re.escape(str(Path.home()))}(?=/|$)")
+
+    def change(text: str) -> str:
+        return home.sub("~", found.sub(lambda match: names[match[0]], text))
+
+    kept = {one.name: getattr(record, one.name) for one in fields(record) if one.name not in KEPT}
+    return replace(record, **{name: _mapped(value, change) for name, value in kept.items()})
+
+
+def _of_recipe(recipe: dict[str, Any], folder: Path) -> list[str]:
+    """Return the recipe's paths, as the user said them, and the run's folder."""
+    values, found = copy.deepcopy(recipe), [str(folder)]
+    model, output = values.pop("model", None), values.get("output_dir")
+    map_paths(values, lambda said: found.append(said) or Path(said))  # type: ignore[func-returns-value]
+    found += [model] if isinstance(model, str) and not is_hub_id(model) else []
+    return [*found, output] if isinstance(output, str) else found
+
+
+def _ways(said: str) -> set[str]:
+    """Return the ways to write a path that has more than a name."""
+    whole = Path(said).expanduser()
+    ways = {said, str(whole), str(whole.absolute()), str(whole.resolve())}
+    return {way for way in ways if "/" in way.rstrip("/") and Path(way).name}
+
+
+def _mapped(value: Any, change: Any) -> Any:
+    """Return the value with every text in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(item, change) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(item, change) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: _mapped(getattr(value, one.name), change) for one in fields(value)})
+    return change(str(value)) if isinstance(value, Path) else value

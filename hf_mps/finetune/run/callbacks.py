@@ -23,7 +23,7 @@ def lower_rate(now: float) -> str:
 class FiniteLoss(TrainerCallback):  # type: ignore[misc]
     """Stops the run (RunError) at the first logged loss or gradient norm that is NaN or infinite.
 
-    Works on every device; the sentinel, which `train_and_measure` lets stop the run too, sees what is not logged.
+    Works on every device; the sentinel, which `stages.train` lets stop the run too, sees what is not logged.
     """
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **given: Any) -> None:
@@ -55,7 +55,7 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mark = 0.0
 
     def state(self) -> dict[str, Any]:
-        """The seconds as Trainer stores them."""
+        """Return the seconds as Trainer stores them."""
         return {"args": {}, "attributes": {"seconds": self.seconds, "first_step": self.first_step}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -85,6 +85,42 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         now = time.perf_counter()
         self.seconds += now - self._mark
         self._mark = now
+
+
+class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Stores in each checkpoint how the run's first process group shared a step (among the callbacks' states)."""
+
+    def __init__(self, processes: int = 1, batch: int = 0, accumulation: int = 1) -> None:
+        self.processes = processes
+        self.batch = batch
+        """Rows of a process in one forward pass."""
+        self.accumulation = accumulation
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step of all processes."""
+        return self.processes * self.batch * self.accumulation
+
+    @classmethod
+    def of(cls, args: Any) -> Shares:
+        """Return those of transformers' TrainingArguments."""
+        return cls(args.world_size, args.train_batch_size, args.gradient_accumulation_steps)
+
+    @classmethod
+    def stored(cls, state: dict[str, Any]) -> Shares | None:
+        """Return those of a checkpoint's trainer_state.json; None for one of an earlier release."""
+        found = (state.get("stateful_callbacks") or {}).get(cls.__name__)
+        return cls(**found["attributes"]) if found else None
+
+    def state(self) -> dict[str, Any]:
+        """Return the numbers as Trainer stores them."""
+        return {"args": {}, "attributes": dict(self.__dict__)}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        stored = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
+        if stored:
+            self.__dict__.update(stored["attributes"])
+        state.stateful_callbacks[type(self).__name__] = self.state()
 
 
 class OwnDraws(TrainerCallback):  # type: ignore[misc]
@@ -130,9 +166,7 @@ class FolderKept(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, inside: Path, store: Callable[[], None]) -> None:
-        self._inside = inside
-        self._store = store
-        self._deleted = False
+        self._inside, self._store, self._deleted = inside, store, False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         over = state.global_step >= state.max_steps

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.text import first_line
 from hf_mps.finetune.models import checkpoint, quantization
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import catalogue, expect, overrides
-from hf_mps.finetune.recipe.problems import Problem
-from hf_mps.finetune.recipe.resolve import examine, read
+from hf_mps.finetune.recipe.resolve import Problem, examine, read
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
+from hf_mps.finetune.recipe.yaml import Document
 from hf_mps.layer.guards.platform.cuda import reason_against
 
 # The folders that Hugging Face's libraries keep rows and models in, where the environment names them.
@@ -44,37 +46,36 @@ def problems(name: str, words: Sequence[str] = ()) -> list[Problem]:
         return [Problem("", "", str(error))]
     recipe, wrong = examine(document)
     every = [*(Problem(f"{path}:{line}", "", text) for line, text in document.twice), *wrong]
-    for key, check in _of_recipe(recipe, sorted(document.overridden)).items() if recipe is not None else ():
-        try:
-            check()
-        except UserError as error:
-            every.append(Problem(document.where(key), "", str(error)))
-    first: dict[str, Problem] = {}
-    for problem in every:
-        first.setdefault(problem.text, problem)
-    return list(first.values())
+    if recipe is not None:
+        every += [Problem(document.where(key), "", text) for key, text in _of_recipe(recipe, document)]
+    return list({problem.text: problem for problem in reversed(every)}.values())[::-1]
 
 
-def _of_recipe(recipe: Recipe, changed: Sequence[str]) -> dict[str, Callable[[], object]]:
-    """Yield what can be refused without rows or a device, by the key to blame."""
+def _of_recipe(recipe: Recipe, document: Document) -> Iterator[tuple[str, str]]:
+    """Yield what can be refused without rows or a device: the key to blame, and a sentence."""
     from hf_mps.finetune.data import load
     from hf_mps.finetune.stream import pace
     from hf_mps.finetune.text import chat
 
+    def stored() -> None:
+        config = checkpoint.resolve(recipe.model).stored_config()
+        quantization.refuse_stored(recipe.model, config, getattr(recipe, quantization.KEY, None))
+
+    template, patience = getattr(recipe, "chat_template", None), recipe.early_stopping_patience
     checks: dict[str, Callable[[], object]] = {
-        "model": lambda: quantization.refuse_stored(
-            recipe.model, checkpoint.resolve(recipe.model).stored_config(), getattr(recipe, quantization.KEY, None)
-        ),
+        "model": stored,
         "model_type": lambda: refuse_another_type(recipe.model_type, checkpoint.resolve(recipe.model)),
         "data": lambda: load.check(recipe.data),
-        "expect": lambda: expect.refuse_unknown(recipe, changed),
-        "training.metric_for_best_model": lambda: expect.refuse_unknown_best(recipe),
         "data.streaming": lambda: pace.refuse_endless(recipe),
-        "early_stopping_patience": lambda: refuse_early_stopping(recipe.training, recipe.early_stopping_patience),
+        "early_stopping_patience": lambda: refuse_early_stopping(recipe.training, patience),
+        "chat_template": lambda: template in (None, PLAIN_TEMPLATE) or chat.read_template(str(template)),
     }
-    if (template := getattr(recipe, "chat_template", None)) not in (None, PLAIN_TEMPLATE):
-        checks["chat_template"] = lambda: chat.read_template(template)
-    return checks
+    for key, check in checks.items():
+        try:
+            check()
+        except UserError as error:
+            yield key, str(error)
+    yield from expect.unmeasured(recipe, sorted(document.overridden)).items()
 
 
 def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
@@ -84,22 +85,18 @@ def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
             raise UserError(f"training.{key}: {why} and the device is {device_type}; leave it out")
     resumed = training.get("resume_from_checkpoint")
     if resumed is not None and not (Path(resumed).expanduser() / "trainer_state.json").is_file():
-        raise UserError(
-            f"training.resume_from_checkpoint: {resumed} is no whole checkpoint; allowed: a run's checkpoint-N folder"
-        )
+        allowed = "allowed: a run's checkpoint-N folder"
+        raise UserError(f"training.resume_from_checkpoint: {resumed} is not a complete checkpoint; {allowed}")
     optimizer = str(training.get("optim", ""))
-    against = reason_against(optimizer) if device_type == "mps" else ""
-    if against:
+    if device_type == "mps" and (against := reason_against(optimizer)):
         raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")
     _refuse_trackers(training.get("report_to"))
 
 
 def refuse_early_stopping(training: dict[str, Any], patience: int | None) -> None:
     """Raise UserError for an `early_stopping_patience` that other training options leave without effect."""
-    if patience is None:
-        return
     for key, value in (("eval_strategy", "no"), ("save_strategy", "no"), ("load_best_model_at_end", False)):
-        if training.get(key) == value:
+        if patience is not None and training.get(key) == value:
             words = f"training.{key}={str(value).lower()}"
             raise UserError(
                 f"early_stopping_patience: it compares evaluations and keeps the best checkpoint, and {words};"
@@ -125,7 +122,7 @@ def refuse_unknown_operators(named: Sequence[str]) -> None:
     bare = {name.partition(".")[0] for name in known}
     for name in named:
         if name not in known and name not in bare:
-            which = f"which is no operator of PyTorch {metadata.version('torch')}{nearest(name, bare)}"
+            which = f"which is not an operator of PyTorch {metadata.version('torch')}{nearest(name, bare)}"
             raise UserError(
                 f"fallback has '{name}', {which}; next: hf-mps audit RECIPE, which lists those that fall back"
             )
@@ -133,8 +130,7 @@ def refuse_unknown_operators(named: Sequence[str]) -> None:
 
 def refuse_caches() -> None:
     """Raise UserError for a cache of Hugging Face's libraries that the environment names and that cannot be made."""
-    named = [name for name in CACHES if os.environ.get(name)]
-    for name in named:
+    for name in filter(os.environ.get, CACHES):
         path = Path(os.environ[name]).expanduser()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -160,3 +156,34 @@ def _refuse_trackers(asked: Any) -> None:
             raise UserError(f"training.report_to is '{name}'; allowed: {allowed}{nearest(name, known)}")
         if name not in installed:
             raise UserError(f"training.report_to={name}: it is not installed; next: pip install {PIP.get(name, name)}")
+
+
+def refuse_unusable(args: Any, model: Any, steps: int) -> None:
+    """Raise UserError for an optimizer or schedule that cannot be made, by making them for one weight.
+
+    `args` are the training arguments of a run of `steps` steps. `model`, in which low-rank optimizers look for their
+    layers, is not changed.
+    """
+    import torch
+    from transformers import Trainer, get_scheduler
+
+    given, options = args.optim_args, args.lr_scheduler_kwargs
+    if given and any(part.count("=") != 1 for part in given.split(",")):
+        raise UserError(f"training.optim_args is '{given}'; allowed: KEY=VALUE,KEY=VALUE")
+    tried = f"training.optim={args.optim.value}" + (f" training.optim_args={given}" if given else "")
+    weight, alone = torch.nn.Parameter(torch.zeros(1, device="cpu")), copy.copy(args)
+    # A layer-wise one hangs hooks into the model; it takes the settings of the one that steps for all layers at once.
+    alone.optim = type(args.optim)(args.optim.value.removesuffix("_layerwise"))
+    try:
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(alone, model)
+        if not issubclass(kind, torch.optim.Optimizer) or {"model", "params"} & settings.keys():
+            kind, settings = torch.optim.SGD, {"lr": args.learning_rate}  # made of the model, which was looked at
+        optimizer = kind([weight], **settings)
+        tried = f"training.lr_scheduler_type={args.lr_scheduler_type.value}"
+        tried += f" with lr_scheduler_kwargs {options}" if options else ""
+        warmup = args.get_warmup_steps(steps)
+        made = get_scheduler(args.lr_scheduler_type, optimizer, warmup, steps, scheduler_specific_kwargs=options)
+        for factor in getattr(made, "lr_lambdas", ()):
+            factor(steps // 2)  # some read their options only at a later step
+    except Exception as error:  # whatever the optimizer's own package or the schedule raises for what it is given
+        raise UserError(f"{tried}: refused: {first_line(error)}") from error

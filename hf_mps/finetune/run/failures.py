@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import gc
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import chain
 from hf_mps.core.text import first_line, summary
@@ -18,6 +20,7 @@ from hf_mps.metal.device import memory
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+
 
 RESULTS = "results.json"
 PENDING = ".results.json"
@@ -117,3 +120,44 @@ def place_of_cache(error: BaseException) -> str:
     cache = Path(datasets.config.HF_DATASETS_CACHE)
     named = any(getattr(cause, "filename", None) for cause in chain(error))
     return f"{'' if named else f': {cache}'}; next: room there, or HF_HOME=FOLDER on another disk"
+
+
+@contextmanager
+def workers_ended() -> Iterator[None]:
+    """End every data loader's workers when the block ends, however it does.
+
+    Python's own exit sends SIGTERM and then waits for them without a limit; workers that outlive a signal to the whole
+    group (interrupt.Outlives) pay no heed to it.
+    """
+    try:
+        yield
+    finally:
+        for iterator in _iterators():
+            iterator._shutdown_workers()  # asks each, waits up to 5 s, and takes it off torch's list of the watched
+            for worker in iterator._workers:
+                if worker.is_alive():
+                    worker.kill()
+
+
+def killed_worker(error: BaseException) -> str | None:
+    """Return a clause for an error that came of a worker which a signal has workers_ended, else None.
+
+    What the main process meets is a RuntimeError of torch's, or a broken connection where it was reading a tensor.
+    """
+    if not isinstance(error, (RuntimeError, OSError, EOFError)):
+        return None
+    codes = [worker.exitcode for iterator in _iterators() for worker in iterator._workers]
+    signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
+    if not signals:
+        return None
+    return (
+        f"a worker of the data loader was workers_ended by {signals[0]}, as by a system short of memory; next: the same"
+        " command, or fewer training.dataloader_num_workers"
+    )
+
+
+def _iterators() -> list[Any]:
+    """Iterators over loaders with workers: those of a loop that failed are held by its frames alone."""
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    return [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]

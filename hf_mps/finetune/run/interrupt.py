@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
@@ -108,7 +109,11 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         self._evaluated = state.global_step
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._stops() and not self._awaits_evaluation(args, state):
+        # A checkpoint behind an epoch's last step may come before that epoch's evaluation, which decides.
+        over = float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps
+        to_come = args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0)
+        awaits = over and to_come and self._evaluated != state.global_step and _decides(args)
+        if self._stops() and not awaits:
             self._end(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -145,18 +150,12 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
             raise
 
     def _leave_evaluation(self, train_dataloader: Any) -> None:
-        """Let a checkpoint be that of the training: MissedEvaluation evaluates from it again."""
+        """Let a checkpoint be that of the training: `RecipeTrainer` evaluates from it again."""
         active = batches.active()
         if active is not None and batches.source_of(active) is not batches.source_of(train_dataloader):
             active.end()
         if self._states is not None:
             self._states.put()
-
-    def _awaits_evaluation(self, args: Any, state: Any) -> bool:
-        """Whether a checkpoint was saved after an epoch's last step and before that epoch's evaluation."""
-        over = float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps
-        to_come = args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0)
-        return over and to_come and self._evaluated != state.global_step and _decides(args)
 
     def _end(self, state: Any) -> None:
         number, self._number = self._number, None
@@ -174,7 +173,12 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
             return
         now = time.monotonic()
         if number == signal.SIGHUP:
-            _leave_terminal()
+            # Each write to a closed terminal fails, and would end the run before it saves.
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for shown in (1, 2):
+                if stat.S_ISCHR(os.fstat(shown).st_mode):
+                    os.dup2(nowhere, shown)
+            os.close(nowhere)
         # Of a closed terminal both the system and the shell may tell.
         if self._asked and number != signal.SIGHUP and (self._alone or now - self._asked > ONE):
             raise KeyboardInterrupt
@@ -249,11 +253,11 @@ class Agreement:
             self._failure = error
 
 
+@dataclass
 class Outlives:
     """A loader's `worker_init_fn`, behind which its worker pays no heed to a signal; it ends with the main process."""
 
-    def __init__(self, stock: Any) -> None:
-        self.stock = stock
+    stock: Any
 
     def __call__(self, worker: int) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -271,20 +275,11 @@ def outlive(loader: Any) -> None:
         loader.worker_init_fn = Outlives(loader.worker_init_fn)
 
 
-def _leave_terminal() -> None:
-    """Send what a closed terminal would show nowhere: each write to it fails, and would end the run before it saves."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for shown in (1, 2):
-        if stat.S_ISCHR(os.fstat(shown).st_mode):
-            os.dup2(nowhere, shown)
-    os.close(nowhere)
-
-
 def _say(number: int) -> None:
     if number == signal.SIGINT:
         os.write(2, SAID)  # not print: the signal may have come in the middle of one
 
 
 def _decides(args: Any) -> bool:
-    """Whether evaluations decide which weights are kept, or when the run ends."""
+    """Return whether evaluations decide which weights are kept, or when the run ends."""
     return args.metric_for_best_model is not None

@@ -21,44 +21,38 @@ KNOWN_ADVICE = (
 DEPRECATED = r"`.*gradient_checkpointing\w*`.* deprecated|`broadcast_buffers` is deprecated|.*all_gather is deprecated"
 
 
-class _NoAdvice(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(KNOWN_ADVICE)
-
-
 @contextmanager
 def no_bars() -> Iterator[None]:
     """Silence the progress bars of transformers, datasets and huggingface_hub, and known advice; restore them after."""
     import datasets
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-    from transformers.utils import logging as transformers_logging
+    from transformers.utils import logging as theirs
 
-    bars = (
-        transformers_logging.is_progress_bar_enabled(),
-        not datasets.are_progress_bars_disabled(),
-        not are_progress_bars_disabled(),
-    )
-    handlers = transformers_logging._get_library_root_logger().handlers
-    advice = _NoAdvice()
-    transformers_logging.disable_progress_bar()
+    on = {
+        theirs.enable_progress_bar: theirs.is_progress_bar_enabled(),
+        datasets.enable_progress_bars: not datasets.are_progress_bars_disabled(),
+        enable_progress_bars: not are_progress_bars_disabled(),
+    }
+    handlers = theirs._get_library_root_logger().handlers
+    theirs.disable_progress_bar()
     datasets.disable_progress_bars()
     if not sys.stderr.isatty():  # a person who waits for a download wants to see it
         disable_progress_bars()
     for handler in handlers:
-        handler.addFilter(advice)
+        handler.addFilter(_no_advice)
     try:
         with ignoring(FutureWarning, DEPRECATED):
             yield
     finally:
         for handler in handlers:
-            handler.removeFilter(advice)
-        for was_on, enable in zip(
-            bars,
-            (transformers_logging.enable_progress_bar, datasets.enable_progress_bars, enable_progress_bars),
-            strict=True,
-        ):
+            handler.removeFilter(_no_advice)
+        for enable, was_on in on.items():
             if was_on:
                 enable()
+
+
+def _no_advice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(KNOWN_ADVICE)
 
 
 @contextmanager

@@ -46,13 +46,25 @@ def trainer(
 
     from hf_mps.finetune.run.trainer import recipe_trainer
 
-    said = {key: value for key, value in recipe.training.items() if value is not None}
-    if device.value != "cuda":
-        said = {key: value for key, value in said.items() if key not in checks.CUDA_ALONE}
-    said = {key: value for key, value in said.items() if not key.startswith(OF_TRAINING)}
+    of_rows: dict[str, Any] = {}
+    if made.splits:
+        of_rows = {"train_dataset": made.sample, "eval_dataset": made.validation}
+        of_rows |= {"compute_metrics": made.compute_metrics, "callbacks": []}
+    left_out = OF_TRAINING if device.value == "cuda" else (*OF_TRAINING, *checks.CUDA_ALONE)
+    said = {k: value for k, value in recipe.training.items() if value is not None and not k.startswith(left_out)}
     precision, mixed = precision_of(said, device.value)
     own = None if made.splits else made.task.batch  # rows with labels are measured as a run measures them
-    size = _batch(said, chosen, batch) if own is None or batch is not None else Choice(own, "the task's own")
+    trained = chosen.get("batch")
+    size = Choice(
+        max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH),
+        "as in the evaluations of its run" if trained else "the size of a run's evaluations",
+    )
+    if batch is not None:
+        size = Choice(batch, "--batch")
+    elif own is not None:
+        size = Choice(own, "the task's own")
+    elif EVALUATED in said:
+        size = Choice(said[EVALUATED], f"training.{EVALUATED} in the recipe")
     defaults = {key: value for key, value in made.arguments_defaults.items() if not key.startswith(OF_TRAINING)}
     ours = {
         **{"output_dir": str(folder), "report_to": "none", "disable_tqdm": True, "seed": recipe.seed},
@@ -60,21 +72,18 @@ def trainer(
         EVALUATED: size.value,
     }
     attention.give(made, attention.choose(recipe.attention, made))
-    measured: dict[str, Any] = {}
-    if made.splits:
-        rows = {"train_dataset": made.sample, "eval_dataset": made.validation}
-        measured = {**rows, "compute_metrics": made.compute_metrics, "callbacks": []}
     try:
         pinned = {"dataloader_pin_memory": device.value == "cuda"}
         arguments = (made.arguments or TrainingArguments)(**(pinned | defaults | mixed | said | ours))
-        named = made.trainer  # sentence-transformers' trainers cannot be made without a loss
+        # A task may name a function that makes its trainer: sentence-transformers' cannot be made without a loss.
+        named = made.trainer
         kind = recipe_trainer(named) if named is None or isinstance(named, type) else named
         built = kind(
             model=made.model,
             args=one_gpu(arguments),
             data_collator=made.collator,
             processing_class=made.processing_class,
-            **measured,
+            **of_rows,
             **made.trainer_settings,
         )
     except REFUSALS as error:
@@ -88,13 +97,3 @@ def forget_rows(trainer: Any) -> None:
     """Let go of the rows that `trainer` has answered: accelerate keeps every data loader that it has prepared."""
     if (accelerator := getattr(trainer, "accelerator", None)) is not None:
         accelerator._dataloaders.clear()
-
-
-def _batch(said: Mapping[str, Any], chosen: Mapping[str, Any], asked: int | None) -> Choice[int]:
-    if asked is not None:
-        return Choice(asked, "--batch")
-    if EVALUATED in said:
-        return Choice(said[EVALUATED], f"training.{EVALUATED} in the recipe")
-    trained = chosen.get("batch")
-    size = max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH)
-    return Choice(size, "as in the evaluations of its run" if trained else "the size of a run's evaluations")

@@ -1,4 +1,4 @@
-"""How many processes share a step: what a checkpoint says of it, and how another number of them goes on with the run.
+"""A run in several processes: hosts that share no folder, and another number of processes than the run began in.
 
 The rows of a step stay what they were: Trainer counts steps, skips batches and sets the learning rate by steps, so that
 all of these hold. A step's rows are consecutive ones of the epoch's order, however many processes share them
@@ -8,72 +8,153 @@ all of these hold. A step's rows are consecutive ones of the epoch's order, howe
 from __future__ import annotations
 
 import json
+import platform
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
+from typing import Any, NamedTuple
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.distributed.ranks import Ranks
+from hf_mps.finetune import sharding
 from hf_mps.finetune.features.base import Plan
 from hf_mps.finetune.features.batches import SIZE
-from hf_mps.finetune.run.run_dir import STATE
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.finetune.run.failures import RESULTS
+from hf_mps.finetune.run.run_dir import STATE, RunDir, checkpoints, differences
+
+OF_RANK = re.compile(r"_(\d+)\.\w+$")
+"""The number of the rank in a file of a checkpoint that each writes for itself, such as rng_state_1.pth."""
+
+
+class HostState(NamedTuple):
+    """How far a rank's host is with a run: in words, and by the files, ranks and losses of its last checkpoint."""
+
+    host: str
+    has: str
+    files: tuple[str, ...] = ()
+    of_ranks: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
+
+
+def refuse_different(resolved: ResolvedRecipe, chosen: RunDir) -> None:
+    """Raise UserError, on all ranks, where the hosts' folders for the run hold different states of it.
+
+    Called by every rank. Hosts that share the folder see the same one.
+    """
+    ranks = Ranks.here()
+    if ranks.world.hosts > 1 and not chosen.finished:
+        states = ranks.gather(_state(chosen.path, resolved))
+        ranks.from_main(lambda: _judge(states, chosen.path))
+
+
+def _judge(states: list[HostState], path: Path) -> None:
+    main, every = states[0], {rank for one in states for rank in one.of_ranks}
+    next_step = (
+        "next: start the hosts in the same order as before (--node_rank), give all of them the same folder, or"
+        " --fresh with an output_dir that none of them has"
+    )
+    for rank, one in enumerate(states):
+        if one.has != main.has:
+            raise UserError(f"{path} {main.has} on {main.host} and {one.has} on {one.host}; {next_step}")
+        if (others := set(one.files) ^ set(main.files)) or one.losses != main.losses:
+            what = ", ".join(sorted(others)) or "logged losses"
+            raise UserError(f"{path} {main.has}, which differs on {main.host} and {one.host} ({what}); {next_step}")
+        # Another number of processes than a checkpoint was written by has other random draws anyway.
+        if every == set(range(len(states))) and rank not in one.of_ranks:
+            raise UserError(f"{path} {main.has}, which lacks the files of rank {rank} on {one.host}; {next_step}")
+
+
+def _state(path: Path, resolved: ResolvedRecipe) -> HostState:
+    host = platform.node()
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        if differences(path, resolved, moved=True) != []:
+            return HostState(host, "holds something else")
+        if (path / RESULTS).exists():
+            return HostState(host, "holds this recipe's finished run")
+        if RunDir(path, "", named=True).holds_model():
+            return HostState(host, "holds the trained model")
+    if not (whole := checkpoints(path)):
+        return HostState(host, "holds nothing of this run")
+    names = sorted(file.relative_to(whole[-1]).as_posix() for file in whole[-1].rglob("*") if file.is_file())
+    logged = json.loads((whole[-1] / STATE).read_text(encoding="utf-8"))["log_history"]
+    return HostState(
+        host,
+        f"holds {whole[-1].name}",
+        tuple(name for name in names if OF_RANK.search(name) is None),
+        tuple({int(found[1]) for name in names if (found := OF_RANK.search(name)) is not None}),
+        tuple(entry["loss"] for entry in logged if "loss" in entry),
+    )
+
+
+@contextmanager
+def own_folder(run_dir: RunDir, resolved: ResolvedRecipe) -> Iterator[RunDir]:
+    """Give the main process's locked folder, or where this host does not see it one of its own, locked as well.
+
+    Called by every rank. The path is the same on all hosts, but for a smoke run, whose folder is a temporary one.
+    """
+    ranks = Ranks.here()
+    world = ranks.world
+    if world.hosts == 1 or all(seen := ranks.sees(run_dir.staging)):
+        yield run_dir
+        return
+    with ExitStack() as held:
+        smoke = resolved.smoke is not None and resolved.recipe.output_dir is not None
+        path = Path(str(resolved.recipe.output_dir)) if smoke and not seen[world.rank] else run_dir.path
+        of_host = [path for node, path in ranks.gather((world.node, path)) if node == world.node]
+        own = replace(run_dir, path=of_host[0], named=True, shared=False)
+        makes = world.local_main and not seen[world.rank]
+        ranks.run_on_all(lambda: held.enter_context(own.lock()) if makes else None)
+        yield own
+
+
+def saved_on_each(plan: Plan, run_dir: RunDir) -> Plan:
+    """Return the plan of a run in which the first process of each host saves, where the hosts share no folder.
+
+    Raises UserError where each rank would write a part of a checkpoint.
+    """
+    if run_dir.shared:
+        return plan
+    if sharding.KEY in plan.choices and plan.arguments.get("save_strategy") != "no":
+        raise UserError(
+            f"FSDP writes the checkpoints of all ranks into one folder, and the hosts do not share {run_dir.path};"
+            " next: an output_dir that all hosts share, or training.save_strategy=no"
+        )
+    output = plan.choices["output"]
+    each = Choice(output.value, f"{output.reason}; the hosts share no folder, so each keeps checkpoints and model")
+    return replace(
+        plan, choices=plan.choices | {"output": each}, arguments=plan.arguments | {"save_on_each_node": True}
+    )
+
+
+def by_writers(run_dir: RunDir, make: Callable[[], Any]) -> None:
+    """Call `make` in the one process that writes into each folder of the run; called by every rank."""
+    Ranks.here().run_on_all(lambda: make() if run_dir.writes else None)
+
 
 KEY = "processes"
 ACCUMULATION = "gradient_accumulation_steps"
 
 
-class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Stores in each checkpoint how the run's first process group shared a step (among the callbacks' states)."""
-
-    def __init__(self, processes: int = 1, batch: int = 0, accumulation: int = 1) -> None:
-        self.processes = processes
-        self.batch = batch
-        """Rows of a process in one forward pass."""
-        self.accumulation = accumulation
-
-    @property
-    def rows(self) -> int:
-        """Rows of a step of all processes."""
-        return self.processes * self.batch * self.accumulation
-
-    @classmethod
-    def of(cls, args: Any) -> Shares:
-        """Those of transformers' TrainingArguments."""
-        return cls(args.world_size, args.train_batch_size, args.gradient_accumulation_steps)
-
-    @classmethod
-    def stored(cls, state: dict[str, Any]) -> Shares | None:
-        """Those of a checkpoint's trainer_state.json; None for one of an earlier release."""
-        found = (state.get("stateful_callbacks") or {}).get(cls.__name__)
-        return cls(**found["attributes"]) if found else None
-
-    def state(self) -> dict[str, Any]:
-        """The numbers as Trainer stores them."""
-        return {"args": {}, "attributes": dict(self.__dict__)}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        stored = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
-        if stored:
-            self.__dict__.update(stored["attributes"])
-        state.stateful_callbacks[type(self).__name__] = self.state()
-
-
 def go_on(plan: Plan, checkpoint: Path | None, processes: int) -> Plan:
-    """The plan of a run that goes on from `checkpoint` in `processes` processes, which may be others than it began in.
+    """Return the plan of a run that goes on from `checkpoint` in `processes` processes, also others than it began in.
 
     Raises UserError where they cannot share the rows of a step.
     """
     if checkpoint is None:
         return plan
+    from hf_mps.finetune.run.callbacks import Shares
+
     state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
     before = Shares.stored(state)
     if before is None or before.processes == processes:
         return plan
     share, rest = divmod(before.rows, processes)
-    began = f"the run began in {_counted(before.processes, 'process')}, with {before.rows} rows in a step"
+    count = "1 process" if before.processes == 1 else f"{before.processes} processes"
+    began = f"the run began in {count}, with {before.rows} rows in a step"
     if rest:
         allowed = [number for number in range(1, before.rows + 1) if before.rows % number == 0]
         raise UserError(
@@ -93,7 +174,3 @@ def go_on(plan: Plan, checkpoint: Path | None, processes: int) -> Plan:
     if arguments.get("max_steps", -1) > 0:  # of a stream, whose plan counts its rows by the steps of today
         arguments["max_steps"] = state["max_steps"]
     return replace(plan, choices=choices, arguments=arguments, bucket_pool_size=before.processes * before.batch)
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"1 {thing}" if number == 1 else f"{number} {thing}es"

@@ -7,36 +7,150 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
+import itertools
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from hf_mps.core.checkpoint_files import locked, sweep, torn
 from hf_mps.core.errors import UserError
-from hf_mps.core.files import plain, replace_file, write_atomic
+from hf_mps.core.files import plain, replace_file, write_atomic, write_json
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import map_paths
 from hf_mps.finetune.recipe.yaml import read_yaml
-from hf_mps.finetune.run import fingerprints
 from hf_mps.finetune.run.failures import PENDING, RESULTS
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.rows import Rows
+    from hf_mps.finetune.recipe.schema import Data
+
+
+DIGESTS = "data.json"
+# Rows that are read at once, and bytes of a file.
+BLOCK, CHUNK = 1000, 2**20
+# Columns whose texts name files: what is in the files counts, not where they lie.
+MEDIA = ("image", "images", "mask", "audio")
+
+Splits = Mapping[str, Mapping[str, Any]]
+
+
+def digest_rows(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
+    """Return the number of rows of each split, and a digest of their content in their order.
+
+    Takes about a second for 200,000 rows of text; images and sound are read, not decoded. Of streamed rows it
+    is the names, sizes and stamps of their files. Raises UserError for a file
+    that cannot be read, with its row.
+    """
+    return {
+        split: {"bytes": one.stream.bytes, "digest": one.stream.digest}
+        if one.stream is not None
+        else {"rows": len(one.dataset), "digest": _digest(one)}
+        for split, one in rows.items()
+    }
+
+
+def store_digests(output: Path, data: Data, splits: Splits) -> Path:
+    """Write `splits`, of `digest_rows`, and the digest of each local file into a run's folder; return the path."""
+    return write_json(output / DIGESTS, {"splits": splits, "files": _files(data)})
+
+
+def row_differences(output: Path, splits: Splits) -> list[str]:
+    """Return which `splits` differ from those of the run in `output`, as `train (48 rows then, 47 now)`.
+
+    A run of a release that stored no digests matches any rows.
+    """
+    before, differing = _stored_digests(output).get("splits", {}), []
+    for split in dict.fromkeys((*before, *splits)) if before else ():
+        then, now = before.get(split), splits.get(split)
+        if then == now:
+            continue
+        counts = [f"{one['rows']:,}" if one and "rows" in one else "no" for one in (then, now)]
+        how = f"{counts[0]} rows then, {counts[1]} now" if counts[0] != counts[1] else "other content"
+        if any("bytes" in one for one in (then, now) if one is not None):
+            how = "other files"
+        differing.append(f"{split} ({how})")
+    return differing
+
+
+def changed_files(output: Path, data: Data) -> list[str]:
+    """Return the recipe's files that changed since the run in `output`, as `data.files.train has other content`.
+
+    Rows of the hub and of folders are not compared: that takes as long as loading them.
+    """
+    before: dict[str, str] = _stored_digests(output).get("files", {})
+    now = _files(data) if before else {}
+    return [f"data.files.{split} has other content" for split in before if now.get(split) != before[split]]
+
+
+def _stored_digests(output: Path) -> dict[str, Any]:
+    try:
+        stored = json.loads((output / DIGESTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stored if isinstance(stored, dict) else {}
+
+
+def _files(data: Data) -> dict[str, str]:
+    """Return the digest of each local file, by its split."""
+    digests: dict[str, str] = {}
+    for split, name in (data.files or {}).items() if not data.streaming else ():
+        path = Path(name).expanduser()
+        if path.is_file():
+            digest = _hash()
+            with path.open("rb") as file:
+                while block := file.read(CHUNK):
+                    digest.update(block)
+            digests[split] = digest.hexdigest()
+    return digests
+
+
+def _digest(rows: Rows) -> str:
+    digest, first = _hash(), 0
+    media = [column for column in rows.dataset.column_names if column in MEDIA]
+
+    def content(value: Any, index: int, role: str) -> Any:
+        if isinstance(value, list):
+            return [content(one, index, role) for one in value]
+        return _hash(rows.content_of(value, index, role)).hexdigest()
+
+    for block in rows.dataset.iter(BLOCK):
+        count = len(next(iter(block.values()), ()))
+        for role in media:
+            block[role] = [content(block[role][place], first + place, role) for place in range(count)]
+        # Of a text the letters, of a number the number: how Arrow cut and padded its buffers is no content.
+        digest.update(json.dumps(block, sort_keys=True, default=_plain_value).encode())
+        first += count
+    return digest.hexdigest()
+
+
+def _plain_value(value: Any) -> str:
+    """Return bytes as their digest, dates and times as text."""
+    return _hash(value).hexdigest() if isinstance(value, bytes) else str(value)
+
+
+def _hash(content: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(content, digest_size=16)
+
 
 RUNS = Path("runs")
 STAGING = ".saving"
+GOING_ON = "output_dir {}: a run is going on in it; next: --fresh, which trains beside it in {}"
 FREED = 15.0
 """Seconds until a killed run has let go of its folder: its loaders' workers, which hold it too, see that it is gone."""
 RECIPE = "recipe.yaml"
 # What a run leaves before its first step.
-OURS = (RECIPE, fingerprints.FILE)
+OURS = (RECIPE, DIGESTS)
 # What makes a folder a model to `from_pretrained`, by kind of model: moved in last of all.
 MODEL_FILES = ("config.json", "adapter_config.json", "modules.json")
 STATE = "trainer_state.json"
@@ -81,7 +195,7 @@ class RunDir:
         for path in reversed(used):
             differs = differences(path, resolved)
             if differs == [] and (path / RESULTS).exists():
-                differs = fingerprints.changed_files(path, resolved.recipe.data)
+                differs = changed_files(path, resolved.recipe.data)
             if differs == []:
                 return cls._same(path, named is not None)
             unfinished = differs is not None and not (path / RESULTS).exists()
@@ -104,15 +218,18 @@ class RunDir:
             return cls(path, "this recipe's finished run", named, finished=True)
         if (path / PENDING).exists():
             return cls(path, "this recipe's run has ended, and its report is to be written", True, pending=True)
-        whole, torn_ones = checkpoints(path), _torn_since(path)
-        because = f": {torn_ones}" if torn_ones else ""
-        if whole:
-            return cls(path, f"this recipe's run goes on from {whole[-1].name}{because}", named, whole[-1])
+        every = _every_checkpoint(path)
+        whole = next((one for one, wrong in reversed(every) if wrong is None), None)
+        newer = itertools.takewhile(lambda pair: pair[1] is not None, reversed(every))
+        clauses = "; ".join(f"{one.name} is torn ({wrong})" for one, wrong in newer)
+        because = f": {clauses}" if clauses else ""
+        if whole is not None:
+            return cls(path, f"this recipe's run goes on from {whole.name}{because}", named, whole)
         return cls(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
 
-    def refuse_other_rows(self, splits: fingerprints.Splits) -> None:
+    def refuse_other_rows(self, splits: Splits) -> None:
         """Raise UserError where the run to resume was on other rows than `splits`."""
-        others = fingerprints.differences(self.path, splits) if self.checkpoint is not None or self.pending else []
+        others = row_differences(self.path, splits) if self.checkpoint is not None or self.pending else []
         if others:
             raise UserError(
                 f"{self.path} holds an unfinished run on other rows: {', '.join(others)}; next: the rows as they were,"
@@ -146,7 +263,7 @@ class RunDir:
                     ) from error
                 held.close()
                 if self.named or self.checkpoint:
-                    raise UserError(_going_on(path))
+                    raise UserError(GOING_ON.format(path, next_free(path)))
                 path = next_free(path)
             yield taken
 
@@ -155,7 +272,7 @@ class RunDir:
         if (self.named or self.checkpoint) and self.path.is_dir() and not World.here().restarts:
             with ExitStack() as held:
                 if not _lock(self.path, held):
-                    raise UserError(_going_on(self.path))
+                    raise UserError(GOING_ON.format(self.path, next_free(self.path)))
 
     def _refuse_changed(self) -> None:
         """Raise UserError where another run has written into the folder since it was chosen."""
@@ -166,13 +283,13 @@ class RunDir:
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes into the folder."""
+        """Return whether this process is the one that writes into the folder."""
         world = World.here()
         return world.main if self.shared else world.local_main
 
     @property
     def staging(self) -> Path:
-        """The hidden folder inside the run's own, for files that are moved out once they are whole."""
+        """Return the hidden folder inside the run's own, for files that are moved out once they are whole."""
         return self.path / STAGING
 
     def publish(self) -> None:
@@ -182,13 +299,12 @@ class RunDir:
         self.staging.rmdir()
 
     def holds_model(self) -> bool:
-        """Whether a trained model was published into the folder."""
+        """Return whether a trained model was published into the folder."""
         return any((self.path / name).is_file() for name in MODEL_FILES)
 
     def results(self) -> dict[str, Any]:
         """Return the results.json of a finished run."""
-        results: dict[str, Any] = json.loads((self.path / RESULTS).read_text(encoding="utf-8"))
-        return results
+        return json.loads((self.path / RESULTS).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
     def clean(self) -> list[Path]:
         """Remove what a stopped run left half-written, and an empty folder; return the whole checkpoints."""
@@ -238,7 +354,7 @@ def differences(output: Path, resolved: ResolvedRecipe, *, moved: bool = False) 
     free = FREE if (output / RESULTS).exists() else FREE_UNFINISHED
     before, now = ({key: named(value) for key, value in _flat(each)} for each in (values, stored_values(resolved)))
     return [
-        f"{key} {_shown(before.get(key))} → {_shown(now.get(key))}"
+        f"{key} {before.get(key, 'not given')} → {now.get(key, 'not given')}"
         for key in dict.fromkeys([*before, *now])
         if before.get(key) != now.get(key) and not key.startswith(free)
     ]
@@ -246,7 +362,7 @@ def differences(output: Path, resolved: ResolvedRecipe, *, moved: bool = False) 
 
 def checkpoints(output: Path) -> list[Path]:
     """Return the whole checkpoints below `output`, oldest first."""
-    return [path for path in _every_checkpoint(output) if torn(path, STATE) is None]
+    return [path for path, wrong in _every_checkpoint(output) if wrong is None]
 
 
 def numbered(path: Path) -> list[Path]:
@@ -262,21 +378,10 @@ def next_free(path: Path) -> Path:
     return path.with_name(f"{path.name}-{len(numbered(path)) + 1}")
 
 
-def _every_checkpoint(output: Path) -> list[Path]:
-    """Return Trainer's checkpoint folders, oldest first."""
+def _every_checkpoint(output: Path) -> list[tuple[Path, str | None]]:
+    """Return Trainer's checkpoint folders, oldest first, each with what is torn in it."""
     folders = [path for path in output.glob("checkpoint-*") if path.name.rpartition("-")[2].isdigit()]
-    return sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]))
-
-
-def _torn_since(output: Path) -> str:
-    """Return a clause about torn checkpoints newer than every whole one, or an empty string."""
-    clauses = []
-    for path in reversed(_every_checkpoint(output)):
-        wrong = torn(path, STATE)
-        if wrong is None:
-            break
-        clauses.append(f"{path.name} is torn ({wrong})")
-    return "; ".join(clauses)
+    return [(path, torn(path, STATE)) for path in sorted(folders, key=lambda path: int(path.name.rpartition("-")[2]))]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -286,10 +391,6 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _shown(value: Any) -> str:
-    return "not given" if value is None else str(value)
 
 
 def _lock(path: Path, held: ExitStack, patience: float = 0.0) -> bool:
@@ -317,12 +418,8 @@ def _lock(path: Path, held: ExitStack, patience: float = 0.0) -> bool:
         return True
 
 
-def _going_on(path: Path) -> str:
-    return f"output_dir {path}: a run is going on in it; next: --fresh, which trains beside it in {next_free(path)}"
-
-
 def _used(path: Path) -> bool:
-    """Whether a folder holds anything but hidden files: those of a run that was killed as it began, and Finder's."""
+    """Return whether a folder holds anything but hidden files: of a run that was killed as it began, or of Finder."""
     return path.exists() and (not path.is_dir() or any(inside.name[0] != "." for inside in path.iterdir()))
 
 

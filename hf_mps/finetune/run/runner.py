@@ -7,22 +7,20 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core import notices, settings, status
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.finetune.features import batches
+from hf_mps.finetune.features.machine import awake
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import caffeinate, failures, fingerprints, hosts, stages, workers
-from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
+from hf_mps.finetune.run import failures, processes, stages
+from hf_mps.finetune.run.run_dir import RunDir, Splits, checkpoints, store, store_digests
 from hf_mps.finetune.run.stages import PreparedRun, locate, prepare_run
 from hf_mps.layer.guards import resume
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import EstimateFit
 
 
 class Interrupted(RunError):
@@ -33,20 +31,18 @@ class Interrupted(RunError):
         self.exit_code = exit_code
 
 
-def run(
-    resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False, estimate_fit: EstimateFit | None = None
-) -> dict[str, Any]:
+def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -> dict[str, Any]:
     """Run a recipe, and return what its results.json says.
 
     An unfinished run of the same recipe resumes; a finished one is not repeated, and its outcome is printed. `fresh`
     trains anew beside it. `smoke` trains a tiny model of the same architecture on generated rows, in a folder that is
-    gone afterwards unless `output_dir` names one. `estimate_fit` says what makes the steps fit the machine. Prints a
-    header, step lines and a closing table on stdout. Raises UserError for what the user gave, RunError for a failed run
-    (a full disk, a NaN loss, a missed `expect`), both of one line.
+    gone afterwards unless `output_dir` names one. Prints a header, step lines and a closing table on stdout. Raises
+    UserError for what the user gave, RunError for a failed run (a full disk, a NaN loss, a missed `expect`), both of
+    one line.
     """
     settings.refuse_unknown()
     if not smoke:
-        return train(resolved, fresh=fresh, estimate_fit=estimate_fit)
+        return train(resolved, fresh=fresh)
     from hf_mps.finetune.smoke import files_stay, smoke_recipe
     from hf_mps.layer.activation import activate
 
@@ -59,39 +55,50 @@ def run(
     return results
 
 
-def train(
-    resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True, estimate_fit: EstimateFit | None = None
-) -> dict[str, Any]:
+def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -> dict[str, Any]:
     """Run a recipe as `run` does; without `keep` it is not stored, so that nothing resumes the run."""
     ranks = Ranks.here()
     source, run_dir = locate(resolved, fresh=fresh)
     if run_dir.finished:
-        return _finished(resolved, run_dir)
+        results = ranks.from_main(run_dir.results)
+        (run_dir.path / failures.PENDING).unlink(missing_ok=True)  # of a run that was killed as it removed it
+        metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
+        scored = f" ({metric} {value:.4f})" if value is not None else ""
+        again = resolved.command("finetune", "--fresh")
+        print(f"{run_dir.path} holds this recipe's finished run{scored}; to train again beside it: {again}")
+        _judge(results, run_dir.path)
+        return results
+    # Sooner than the lock, for a person who would wait minutes for rows and model to be told so.
     ranks.from_main(run_dir.refuse_held)
     from hf_mps.finetune.run.logging import no_bars
     from hf_mps.layer.activation import activate
 
-    with _loading(resolved), no_bars(), caffeinate.awake(), notices.redirected(screen.note), ExitStack() as held:
+    with _loading(resolved), no_bars(), awake(), notices.redirected(screen.note), ExitStack() as held:
         activate.activate()
         resume.arm_everywhere()
         with _failures_in_one_line(resolved, None):
+            # The first rank of each host fills the caches of rows and models, and the others find its files.
             prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
             if prepared_run.prepared.before_training is not None:
                 prepared_run.prepared.before_training()
+            # Before the folder is there: a row that cannot be read leaves no trace.
             splits = prepared_run.splits if keep else {}
-            if estimate_fit is not None:
-                adjustments = ranks.from_main(lambda: estimate_fit(prepared_run))
+            if prepared_run.device.value == "mps" and resolved.smoke is None:  # a tiny model fits any machine
+                from hf_mps.tools.dryrun.memory import adjust
+
+                adjustments = ranks.from_main(lambda: adjust.estimate_fit(prepared_run))
                 prepared_run = replace(prepared_run, adjustments=adjustments)
+        # The main rank locks for all: another one would meet the lock of its own run.
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
-        run_dir = held.enter_context(hosts.own_folder(locked, resolved))
-        with workers.ended(), _failures_in_one_line(resolved, run_dir):
+        run_dir = held.enter_context(processes.own_folder(locked, resolved))
+        with failures.workers_ended(), _failures_in_one_line(resolved, run_dir):
             if keep:
-                hosts.by_writers(run_dir, lambda: _store(run_dir, prepared_run, splits))
+                processes.by_writers(run_dir, lambda: _store(run_dir, prepared_run, splits))
             if run_dir.pending:
                 record = stages.finish_report(prepared_run, run_dir)
             else:
-                again = (lambda: _store(run_dir, prepared_run, splits)) if keep else (lambda: None)
-                record = stages.run_stages(prepared_run, run_dir, again)
+                store_again = (lambda: _store(run_dir, prepared_run, splits)) if keep else (lambda: None)
+                record = stages.run_stages(prepared_run, run_dir, store_again)
     from hf_mps.finetune import report
 
     results = report.results(record)
@@ -99,28 +106,16 @@ def train(
     return results
 
 
-def _store(run_dir: RunDir, run: PreparedRun, splits: fingerprints.Splits) -> None:
+def _store(run_dir: RunDir, run: PreparedRun, splits: Splits) -> None:
     """Write into the run's folder what a later call knows it by."""
     store(run_dir.path, run.resolved)
-    fingerprints.store(run_dir.path, run.resolved.recipe.data, splits)
+    store_digests(run_dir.path, run.resolved.recipe.data, splits)
 
 
 def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:
     """Show what is being loaded until the header appears; a smoke run's own part is inside the recipe's."""
     words = "loading PyTorch, the rows and the model …"
     return status.shown(words, log="" if resolved.smoke else f"{resolved.name}: {words}")
-
-
-def _finished(resolved: ResolvedRecipe, run_dir: RunDir) -> dict[str, Any]:
-    """Print how an already finished run ended. Raises RunError where it missed what the recipe expects."""
-    results = Ranks.here().from_main(run_dir.results)
-    (run_dir.path / failures.PENDING).unlink(missing_ok=True)  # of a run that was killed as it removed it
-    metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
-    scored = f" ({metric} {value:.4f})" if value is not None else ""
-    again = resolved.command("finetune", "--fresh")
-    print(f"{run_dir.path} holds this recipe's finished run{scored}; to train again beside it: {again}")
-    _judge(results, run_dir.path)
-    return results
 
 
 def _judge(results: dict[str, Any], output: Path) -> None:
@@ -154,7 +149,7 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         _kept_clause(run_dir)
         raise
     except Exception as error:
-        kept_files, words = _kept_clause(run_dir), failures.describe(error) or workers.killed(error)
+        kept_files, words = _kept_clause(run_dir), failures.describe(error) or failures.killed_worker(error)
         if words is None:
             raise
         if run_dir is None:

@@ -9,9 +9,8 @@ none of them.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -19,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps import metrics
-from hf_mps.core import checkpoint_files, notices, status
+from hf_mps.core import checkpoint_files, notices, settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
-from hf_mps.core.notices import ignoring
 from hf_mps.core.text import first_line
 from hf_mps.distributed.metal.claim import claim
 from hf_mps.distributed.ranks import Ranks
@@ -38,9 +36,10 @@ from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import Recipe
-from hf_mps.finetune.report import screen
-from hf_mps.finetune.run import caffeinate, checks, fingerprints, hosts, optimization, tables
-from hf_mps.finetune.run.run_dir import RunDir
+from hf_mps.finetune.run import checks, processes
+from hf_mps.finetune.run.record import closing_table, header, make_record
+from hf_mps.finetune.run.run_dir import RunDir, Splits, digest_rows
+from hf_mps.finetune.sharding.settings import save_whole
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.layer.guards import resume
@@ -69,9 +68,9 @@ class PreparedRun:
     adjustments: MemoryAdjustments = field(default_factory=MemoryAdjustments)
 
     @cached_property
-    def splits(self) -> fingerprints.Splits:
-        """A digest of the rows of each split. Raises UserError for a file that cannot be read, with its row."""
-        return fingerprints.digest_rows(self.rows)
+    def splits(self) -> Splits:
+        """Return a digest of the rows of each split. Raises UserError for a file that cannot be read, with its row."""
+        return digest_rows(self.rows)
 
 
 @dataclass(frozen=True)
@@ -96,21 +95,23 @@ def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None
 
     What took hours is stored before anything is made of it. `store_again` is called where the folder was deleted.
     """
-    from hf_mps.finetune.run import processes
     from hf_mps.finetune.run.callbacks import FolderKept, Stopwatch
 
     ranks, watch, prepared = Ranks.here(), Stopwatch(), run.prepared
     output = Choice(run_dir.path, run_dir.reason)
+    # What one rank refuses all refuse, in one line; without run_on_all the others would wait in the first collective.
     plan = ranks.run_on_all(lambda: processes.go_on(make_plan(run, output), run_dir.checkpoint, ranks.world.size))
-    plan = ranks.run_on_all(lambda: hosts.saved_on_each(plan, run_dir))
-    try_out(plan, prepared, run_dir.checkpoint)
+    plan = ranks.run_on_all(lambda: processes.saved_on_each(plan, run_dir))
+    for feature in FEATURES:
+        feature.try_out(plan, prepared, run_dir.checkpoint)
     trainer = ranks.run_on_all(lambda: make_trainer(plan, prepared, watch))
     if run_dir.writes:
         trainer.add_callback(FolderKept(run_dir.staging, store_again))
-    tables.header(run.resolved, plan)
-    keep = keeping(trainer, prepared.save, run_dir)
-    trained = train(plan, prepared, trainer, watch, run_dir.checkpoint, keep)
-    return report(run, plan, trained, run_dir)
+    header(run.resolved, plan)
+    trained = train(plan, prepared, trainer, watch, run_dir)
+    record = make_record(run.resolved, plan, prepared, trained)
+    report(run, record, trained.trainer, run_dir)
+    return record
 
 
 # ---- where a run starts from ----
@@ -128,7 +129,7 @@ def locate(resolved: ResolvedRecipe, *, fresh: bool = False) -> tuple[Checkpoint
     ranks.run_on_all(lambda: load.check(resolved.recipe.data))
     source = ranks.run_on_all(lambda: checkpoint.resolve(resolved.recipe.model))
     run_dir = ranks.from_main(lambda: RunDir.choose(resolved, fresh=fresh))
-    hosts.refuse_different(resolved, run_dir)
+    processes.refuse_different(resolved, run_dir)
     return source, run_dir
 
 
@@ -138,8 +139,6 @@ def choose_device(recipe: Recipe) -> Choice[str]:
     Raises UserError where HF_MPS_DEVICE and the recipe contradict each other.
     """
     import hf_mps.metal.device
-    from hf_mps.core import settings
-    from hf_mps.metal import kernels
 
     if recipe.training.get("use_cpu"):
         if (wanted := settings.device()) not in (None, "cpu"):
@@ -194,7 +193,8 @@ def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
     recipe, prepared = run.resolved.recipe, run.prepared
     checks.refuse_unknown_operators(recipe.fallback)
     load.refuse_unread(run.rows, (*load.SPLITS, *prepared.further), recipe.task)
-    expect.refuse_unmeasured(recipe, run.resolved.changed, prepared.reported)
+    for text in expect.unmeasured(recipe, run.resolved.changed, prepared).values():
+        raise UserError(text)
     run_dir.refuse_other_rows(run.splits)
     sizes = " + ".join(str(one.stream or len(one.dataset)) for one in run.rows.values())
     where = "; ".join(f"{split}: {one.origin}" for split, one in run.rows.items())
@@ -224,19 +224,8 @@ def make_plan(run: PreparedRun, output: Choice[Path], device: Choice[str] | None
 
         choices["smoke"] = run.resolved.smoke
         smoke.explain(run.resolved, choices)
-    if recipe.fallback and device.value == "mps":
-        reason = "they have no Metal kernel, and the recipe names them: no warning"
-        choices["on_the_cpu"] = Choice(", ".join(recipe.fallback), reason)
-    if (sleep := caffeinate.decide()) is not None:
-        choices["sleep"] = sleep
     ours = {"output_dir": str(output.value), "disable_tqdm": True, "use_cpu": device.value == "cpu"}
     return Plan(recipe, device, choices, draft.arguments | draft.training | draft.fixed | ours)
-
-
-def try_out(plan: Plan, prepared: Prepared, checkpoint: Path | None) -> None:
-    """Change the plan of a run that begins now by what its device tells."""
-    for feature in FEATURES:
-        feature.try_out(plan, prepared, checkpoint)
 
 
 # ---- trainer ----
@@ -244,8 +233,7 @@ def try_out(plan: Plan, prepared: Prepared, checkpoint: Path | None) -> None:
 
 def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
     """Return the trainer of a plan. Raises UserError for arguments that transformers refuses."""
-    from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws
-    from hf_mps.finetune.run.processes import Shares
+    from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws, Shares
     from hf_mps.finetune.run.trainer import recipe_trainer
 
     with ExitStack() as held:
@@ -286,7 +274,7 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
         made = (prepared.arguments or TrainingArguments)(**plan.arguments)
     except REFUSALS as error:
         raise refused(error) from error
-    optimization.refuse_unusable(made, prepared.model, plan.choices["steps"].value)
+    checks.refuse_unusable(made, prepared.model, plan.choices["steps"].value)
     return one_gpu(made)
 
 
@@ -304,18 +292,13 @@ def refused(error: Exception) -> UserError:
 # ---- training ----
 
 
-def train(
-    plan: Plan,
-    prepared: Prepared,
-    trainer: Any,
-    watch: Stopwatch,
-    checkpoint: Path | None,
-    keep: Callable[[], None],
-) -> Trained:
-    """Train, from `checkpoint` where there is one, `keep` the model, and measure it; prints a line a logging step.
+def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_dir: RunDir) -> Trained:
+    """Train, from the folder's checkpoint where there is one, keep the model, and measure it.
 
-    Raises RunError for a loss that is NaN or infinite, Stopped where a signal ends it.
+    Prints a line for each logging step. Raises RunError for a loss that is NaN or infinite, Stopped where a signal ends
+    it.
     """
+    from hf_mps.finetune.report.step_lines import StepLines
     from hf_mps.finetune.run.callbacks import lower_rate
     from hf_mps.finetune.run.interrupt import Interruption
     from hf_mps.layer.guards.sentinels import numbers, stopped_gpu
@@ -325,19 +308,19 @@ def train(
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer, trainer.interruption = trainer, interruption
     trainer.add_callback(interruption)
-    lines = screen.StepLines(
+    lines = StepLines(
         memory=lambda: (peak.sample(), peak.result.value),
         main_metric=prepared.metrics.main,
         greater_is_better=prepared.metrics.greater_is_better,
     )
-    start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
+    start = str(run_dir.checkpoint) if run_dir.checkpoint is not None else trainer.args.resume_from_checkpoint
     if prepared.stream is not None:
         trainer.get_train_dataloader().begin(Path(start) if start is not None else None)
+    # In a script these two warn; here they end the run, as FiniteLoss does, which sees only what is logged.
     finite = numbers.NON_FINITE.stopping(lower_rate(trainer.args.learning_rate))
     whole = stopped_gpu.STOPPED_GPU.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
     with (
         ExitStack() as held,
-        expected_operators(plan.recipe.fallback),
         peak,
         lines.attach(trainer),
         interruption,
@@ -350,32 +333,19 @@ def train(
         for feature in FEATURES:
             held.enter_context(feature.around(trainer, plan))
         trained = trainer.train(resume_from_checkpoint=start)
+        # A loss that was never logged, as of a run shorter than logging_steps.
         if not math.isfinite(trained.training_loss):
             raise RunError(f"the training loss is {trained.training_loss}; next: a lower training.learning_rate")
-        keep()
+        keep(trainer, prepared.save, run_dir)  # first of all: the hours of training are in it
         measured = _measured(trainer)
         for name, dataset in prepared.further.items():
             measured |= trainer.evaluate(eval_dataset=dataset, metric_key_prefix=name)
     for feature in FEATURES:
         feature.outcome(trainer, plan.choices)
     ran = None if counting is None else counting.coverage
-    return Trained(trainer, measured, _running(trainer, watch), peak.result.value, ran)
-
-
-@contextmanager
-def expected_operators(operators: Sequence[str]) -> Iterator[None]:
-    """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
-    from hf_mps.metal.fallback.accounting import MetalFallbackWarning
-
-    with ExitStack() as ignored:
-        for operator in operators:
-            ignored.enter_context(ignoring(MetalFallbackWarning, re.escape(f"hf_mps: {operator} of ")))
-        yield
-
-
-def _running(trainer: Any, watch: Stopwatch) -> Stopwatch:
-    """Return the clock that ran: Trainer makes new callbacks where it restores their states."""
-    return next((one for one in trainer.callback_handler.callbacks if isinstance(one, type(watch))), watch)
+    # The clock that ran: Trainer makes new callbacks where it restores their states.
+    clock = next((one for one in trainer.callback_handler.callbacks if isinstance(one, type(watch))), watch)
+    return Trained(trainer, measured, clock, peak.result.value, ran)
 
 
 def _measured(trainer: Any) -> dict[str, float]:
@@ -388,51 +358,48 @@ def _measured(trainer: Any) -> dict[str, float]:
     return dict(trainer.evaluate())
 
 
-def keeping(trainer: Any, save: Callable[[Any, Path], None] | None, run_dir: RunDir) -> Callable[[], None]:
-    """Return what writes the trained model into the run's folder: called by every rank, by `save` of the task or whole.
-
-    To be made before the training begins.
-    """
-    from hf_mps.finetune.sharding.engine import save_whole
-
-    def keep() -> None:
-        if trainer.is_fsdp_enabled:
-            save_whole(trainer, run_dir.staging)
-        elif save is not None:
-            hosts.by_writers(run_dir, lambda: save(trainer, run_dir.staging))
-        else:
-            trainer.save_model(str(run_dir.staging))
-        hosts.by_writers(run_dir, run_dir.publish)
-
-    return keep
+def keep(trainer: Any, save: Callable[[Any, Path], None] | None, run_dir: RunDir) -> None:
+    """Write the trained model into the run's folder: whole, or by `save` of the task. Every rank calls it."""
+    if trainer.is_fsdp_enabled:
+        save_whole(trainer, run_dir.staging)
+    elif save is not None:
+        processes.by_writers(run_dir, lambda: save(trainer, run_dir.staging))
+    else:
+        trainer.save_model(str(run_dir.staging))
+    processes.by_writers(run_dir, run_dir.publish)
 
 
 # ---- report ----
 
 
-def report(run: PreparedRun, plan: Plan, trained: Trained, run_dir: RunDir) -> RunRecord:
-    """Write the files of a run that has trained, print its table, and return its record; every rank takes part."""
-    from hf_mps.finetune.report import predictions, write
-    from hf_mps.finetune.run.record import make_record
+def report(
+    run: PreparedRun, record: RunRecord, trainer: Any, run_dir: RunDir, load: Callable[[], None] | None = None
+) -> None:
+    """Write the files of a run that has trained, and print its table; every rank takes part.
 
-    record = make_record(run.resolved, plan, run.prepared, trained)
+    `load` gives the trainer the kept weights, where it has not trained them itself.
+    """
+    from hf_mps.finetune.report import predictions, write
 
     def answer() -> predictions.Written:
-        trained.trainer.remove_stop_checkpoints()
-        return predictions.write(run_dir.path, run.prepared, trained.trainer)
+        trainer.remove_stop_checkpoints()
+        if load is not None:
+            load()
+        return predictions.write(run_dir.path, run.prepared, trainer)
 
     if World.here().main:
         files = write(run_dir.path, record, answer)
-        tables.closing_table(run.resolved, record, [run_dir.path, *files])
-    else:
-        predictions.take_part(run.prepared, trained.trainer)
-    return record
+        closing_table(run.resolved, record, [run_dir.path, *files])
+        return
+    if load is not None:
+        load()
+    predictions.take_part(run.prepared, trainer)
 
 
 def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
     from hf_mps.finetune.models import lora
-    from hf_mps.finetune.report import pending, predictions, write
+    from hf_mps.finetune.report import pending
     from hf_mps.finetune.run.callbacks import Stopwatch
 
     ranks, record = Ranks.here(), Ranks.here().from_main(lambda: pending(run_dir.path))
@@ -442,16 +409,5 @@ def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
         print(f"{run_dir.path}: the training has ended; the report is written from what it stored")
     plan = make_plan(run, Choice(run_dir.path, run_dir.reason))
     trainer = ranks.run_on_all(lambda: make_trainer(plan, run.prepared, Stopwatch()))
-
-    def answer() -> predictions.Written:
-        trainer.remove_stop_checkpoints()
-        lora.load_kept(trainer, run_dir.path)
-        return predictions.write(run_dir.path, run.prepared, trainer)
-
-    if ranks.world.main:
-        files = write(run_dir.path, record, answer)
-        tables.closing_table(run.resolved, record, [run_dir.path, *files])
-    else:
-        lora.load_kept(trainer, run_dir.path)
-        predictions.take_part(run.prepared, trainer)
+    report(run, record, trainer, run_dir, lambda: lora.load_kept(trainer, run_dir.path))
     return record

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core import checkpoint_files
 from hf_mps.core.errors import RunError, UserError
@@ -23,9 +23,6 @@ from hf_mps.finetune.run import failures, runner
 from hf_mps.finetune.run.run_dir import RUNS, RunDir, next_free, numbered
 from hf_mps.metal.device import memory
 from hf_mps.metal.device.machine import SIMULATED
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import EstimateFit
 
 SEED = "seed"
 # Runs of other seeds are compared on the same held-out rows.
@@ -51,7 +48,7 @@ class SweepRun:
 
     @property
     def words(self) -> str:
-        """The values as command-line words."""
+        """Return the values as command-line words."""
         return " ".join(f"{key}={value}" for key, value in self.values.items())
 
 
@@ -75,9 +72,7 @@ class Sweep:
         return [(dict(key), runs) for key, runs in found.items()]
 
 
-def run_sweep(
-    resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False, estimate_fit: EstimateFit | None = None
-) -> Sweep:
+def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
     """Run a recipe once for each combination of `axes` (`seed=1,2,3`), and return the outcome.
 
     Runs are in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
@@ -89,18 +84,21 @@ def run_sweep(
     for number, one in enumerate(sweep.runs, start=1):
         print(f"run {number} of {len(sweep.runs)}: {one.words}")
         with _noted(sweep, one):
-            _keep(sweep, one, runner.train(one.resolved, estimate_fit=estimate_fit))
+            _keep(sweep, one, runner.train(one.resolved))
         write(sweep)
-        _free_memory()
+        import torch
+
+        # The next run needs this one's memory.
+        memory.release("mps" if torch.backends.mps.is_available() else "cuda" if torch.cuda.is_available() else "cpu")
     _table(sweep)
-    Ranks.here().run_on_all(lambda: _refuse_failed(sweep))
+
+    def refuse_failed() -> None:
+        if failed := [one for one in sweep.runs if one.error]:
+            first = f"first {failed[0].words}: {failed[0].error}"
+            raise RunError(f"{len(failed)} of {len(sweep.runs)} runs failed, {first}")
+
+    Ranks.here().run_on_all(refuse_failed)
     return sweep
-
-
-def _refuse_failed(sweep: Sweep) -> None:
-    failed = [one for one in sweep.runs if one.error]
-    if failed:
-        raise RunError(f"{len(failed)} of {len(sweep.runs)} runs failed, first {failed[0].words}: {failed[0].error}")
 
 
 def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
@@ -110,11 +108,11 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
     for axis in axes:
         key, equals, text = axis.partition("=")
         if not equals or not key:
-            raise UserError(f"--sweep '{axis}' names no values; allowed: KEY=VALUE,VALUE, for example seed=1,2,3")
+            raise UserError(f"--sweep '{axis}' has no values; allowed: KEY=VALUE,VALUE, for example seed=1,2,3")
         if resolved.in_full(key) in keys:
             raise UserError(f"--sweep {key} is given twice; give it once")
         if key == "output_dir":
-            raise UserError("--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH")
+            raise UserError("--sweep output_dir: every run gets its own folder below it; give output_dir=PATH")
         keys.add(resolved.in_full(key))
         values[key] = list(dict.fromkeys(_split(text)))
     every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
@@ -126,7 +124,7 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
         typed = resolved.parse([f"{key}={value}" for key, value in values_of_run.items()])
         same_rows = {SPLIT_SEED: resolved.recipe.seed} if SEED in typed and draws else {}
         recipe = resolved.with_overrides({**same_rows, **typed, "output_dir": str(folder)})
-        RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe
+        RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe, before the first run begins
         runs.append(SweepRun(values_of_run, recipe, folder))
     return Sweep(resolved.name, base, (*resolved.words, "--sweep", *axes), runs)
 
@@ -165,20 +163,18 @@ def write(sweep: Sweep) -> list[Path]:
     """
     if not World.here().main:
         return []
-    rows = [
-        {**run.values, "state": _state(run), **run.metrics, "train_seconds": run.seconds}
-        | {"simulated": run.simulated, "error": run.error}
-        for run in sweep.runs
-    ]
+    rows, runs = [], []
+    for run in sweep.runs:
+        state = "failed" if run.error else "finished" if run.metrics else "not run"
+        of_run = {"train_seconds": run.seconds, "simulated": run.simulated, "error": run.error}
+        rows.append({**run.values, "state": state, **run.metrics, **of_run})
+        told = {"values": run.values, "folder": str(run.folder), "state": state, "metrics": run.metrics}
+        runs.append(told | of_run | {"error": run.error or None})
     content = {
         "name": sweep.name,
         "main_metric": sweep.main_metric,
         "greater_is_better": sweep.greater_is_better,
-        "runs": [
-            {"values": run.values, "folder": str(run.folder), "state": _state(run), "metrics": run.metrics}
-            | {"train_seconds": run.seconds, "simulated": run.simulated, "error": run.error or None}
-            for run in sweep.runs
-        ],
+        "runs": runs,
         "groups": [
             {"values": values, "runs": len(runs), "metrics": {name: _spread(runs, name) for name in _metrics(sweep)}}
             for values, runs in sweep.groups()
@@ -215,10 +211,6 @@ def _keep(sweep: Sweep, run: SweepRun, results: dict[str, Any]) -> None:
     run.metrics, run.seconds = dict(results["metrics"]), results["train_seconds"]
     run.simulated = results.get("simulated")  # an earlier release left it out
     sweep.main_metric, sweep.greater_is_better = results["main_metric"], results["greater_is_better"]
-
-
-def _state(run: SweepRun) -> str:
-    return "failed" if run.error else "finished" if run.metrics else "not run"
 
 
 def _metrics(sweep: Sweep) -> list[str]:
@@ -280,13 +272,3 @@ def _name(values: dict[str, str]) -> str:
     """Return a folder name for a combination: `learning_rate=1e-5,seed=1`, in letters that every file system takes."""
     words = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
     return "".join(letter if letter.isalnum() or letter in "=,.-_" else "_" for letter in words)[:120]
-
-
-def _free_memory() -> None:
-    """Give back one run's device memory before the next."""
-    import torch
-
-    if torch.backends.mps.is_available():
-        memory.release("mps")
-    else:
-        memory.release("cuda" if torch.cuda.is_available() else "cpu")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.notices import ignoring
 
 ASKED = "ACCELERATE_USE_FSDP"
 VERSION = "FSDP_VERSION"
-LOADING = "FSDP_CPU_RAM_EFFICIENT_LOADING"
 BY_BLOCKS = "TRANSFORMER_BASED_WRAP"
 SHARDED, FULL = "SHARDED_STATE_DICT", "FULL_STATE_DICT"
 SAID, BY_FILE = "training.fsdp in the recipe", "accelerate's configuration file"
@@ -32,7 +35,7 @@ OF_FSDP1 = ("forward_prefetch", "backward_prefetch", "use_orig_params", "sync_mo
 
 
 def asked(training: Mapping[str, Any]) -> str:
-    """Who asks for FSDP, in words: SAID, BY_FILE, or an empty string."""
+    """Return who asks for FSDP, in words: SAID, BY_FILE, or an empty string."""
     if training.get("fsdp"):
         return SAID
     by_file = os.environ.get(ASKED, "").lower() in ("true", "1") and "fsdp" not in training
@@ -70,34 +73,28 @@ def plugin(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
 
     given = config(training, model)
     with nothing_written():
-        known: dict[str, Any] = TrainingArguments._process_fsdp_args(_Arguments(given))
+        # What the method reads of its object to make the plugin's arguments of `fsdp_config`.
+        read = SimpleNamespace(fsdp=True, fsdp_config=dict(given))
+        read.gradient_checkpointing = read.activation_checkpointing = False
+        known: dict[str, Any] = TrainingArguments._process_fsdp_args(read)
     return known
 
 
 @contextmanager
 def nothing_written() -> Iterator[None]:
     """Leave the variable as it was in which transformers and accelerate tell a model that is still to be loaded."""
-    before = os.environ.get(LOADING)
+    name = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+    before = os.environ.get(name)
     try:
         yield
     finally:
-        os.environ.pop(LOADING, None)
+        os.environ.pop(name, None)
         if before is not None:
-            os.environ[LOADING] = before
-
-
-class _Arguments:
-    """What TrainingArguments reads of itself to make the plugin's arguments of `fsdp_config`."""
-
-    fsdp: Any = True
-    gradient_checkpointing = activation_checkpointing = False
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.fsdp_config = dict(given)
+            os.environ[name] = before
 
 
 def problem(key: str, value: Any) -> str:
-    """Why `training.fsdp` or `training.fsdp_config` cannot have this value, as a clause; empty where it can."""
+    """Return why `training.fsdp` or `training.fsdp_config` cannot have this value, as a clause; empty where it can."""
     if value is None:
         return ""
     if key == "fsdp":
@@ -112,7 +109,8 @@ def problem(key: str, value: Any) -> str:
         if bare not in KEYS:
             return f"has {name}; allowed: {', '.join(KEYS)}{nearest(bare, KEYS)}"
         if KEYS[bare] and given not in KEYS[bare]:
-            return f"has {name} {given!r}; allowed: {', '.join(_word(each) for each in KEYS[bare])}"
+            allowed = (str(each).lower() if isinstance(each, bool) else str(each) for each in KEYS[bare])
+            return f"has {name} {given!r}; allowed: {', '.join(allowed)}"
     return ""
 
 
@@ -125,5 +123,53 @@ def refuse_fsdp1() -> None:
         )
 
 
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+BLOCKS = "FSDP_TRANSFORMER_CLS_TO_WRAP"
+
+
+@contextmanager
+def ready(model: Any, device: str) -> Iterator[None]:
+    """Around the making of a Trainer under FSDP: its accelerator takes the plugin on a CPU too, and blocks that can be.
+
+    Accelerate 1.15 takes FSDP on GPUs alone (state.py, AcceleratorState.__init__) and trains with DDP on a CPU, without
+    a word. Raises UserError where PyTorch would take a GPU beside the CPU.
+    """
+    if os.environ.get(ASKED) and (names := blocks(model)):
+        os.environ.setdefault(BLOCKS, ",".join(names))
+    if device != "cpu":
+        yield
+        return
+    import torch
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    beside = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if beside is not None and beside.type != "cpu":
+        raise UserError(f"FSDP would take the device {beside.type} beside the CPU that trains; next: without use_cpu")
+    stock = AcceleratorState.__init__
+
+    def __init__(state: Any, *arguments: Any, **said: Any) -> None:
+        stock(state, *arguments, **said)
+        plugin = said.get("fsdp_plugin")
+        if plugin is not None and state.distributed_type == DistributedType.MULTI_CPU:  # as on a GPU
+            if state._mixed_precision != "no":
+                plugin.set_mixed_precision(state._mixed_precision)
+            state.fsdp_plugin = plugin
+            state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    with patch.object(AcceleratorState, "__init__", __init__):
+        yield
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Suppress FSDP2's warning of a module that returns a view, which nobody changes: a deferred head does."""
+    return ignoring(UserWarning, r"FSDP2-wrapped module .*DeferredHead.* returned a view tensor")
+
+
+def save_whole(trainer: Any, folder: Path) -> None:
+    """Write the whole model as `from_pretrained` reads it; called by every rank, written by the main one.
+
+    Trainer.save_model writes nothing where checkpoints are of parts (SHARDED_STATE_DICT).
+    """
+    state = trainer.accelerator.get_state_dict(trainer.model)
+    if trainer.args.should_save:
+        trainer._save(str(folder), state_dict=state)

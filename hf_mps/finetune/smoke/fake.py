@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -59,17 +62,17 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Any:
         losses = [module for name, module in list(sys.modules.items()) if name.startswith(LOSSES)]
-        around: list[tuple[Any, str, Any]] = [(one, PAIRING, _first_queries) for one in losses if hasattr(one, PAIRING)]
-        around.append((torch, "tensor", _of_values))
-        self._stock = [(module, name, getattr(module, name)) for module, name, _ in around]
-        for (module, name, ours), (_, _, stock) in zip(around, self._stock, strict=True):
-            setattr(module, name, ours(stock))
+        with ExitStack() as entered:
+            for module in losses:
+                if hasattr(module, PAIRING):
+                    entered.enter_context(patch.object(module, PAIRING, _first_queries(getattr(module, PAIRING))))
+            entered.enter_context(_OfValues())
+            self._entered = entered.pop_all()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
-        for module, name, stock in self._stock:
-            setattr(module, name, stock)
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._entered.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -181,15 +184,14 @@ def _first_queries(stock: Any) -> Any:
     return assigned
 
 
-def _of_values(stock: Any) -> Any:
-    """Return torch.tensor, which reads fake numbers in a list as the step would: PyTorch's looks for them in memory."""
+class _OfValues(TorchFunctionMode):
+    """Lets torch.tensor read fake numbers in a list as the step would: PyTorch's own looks for them in memory."""
 
-    def made(data: Any, *arguments: Any, **settings: Any) -> Any:
-        if isinstance(data, (list, tuple)):
-            data = tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, data)
-        return stock(data, *arguments, **settings)
-
-    return made
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
+            data = tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, args[0])
+            args = (data, *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 def _followed(count: int, dtype: torch.dtype | None) -> bool:

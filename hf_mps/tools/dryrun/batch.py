@@ -35,23 +35,26 @@ def width(recipe: Any, prepared: Prepared, length: int | None = None) -> Width:
 
     Raises UserError where rows have no tokens, and for more tokens than the model has positions.
     """
-    limit = getattr(recipe, "max_duration_in_seconds", None)
+    limit, lengths = getattr(recipe, "max_duration_in_seconds", None), prepared.choices.get("lengths")
+    answers = prepared.choices.get("target_lengths")  # None where answers have no lengths of their own
+    targets = int(answers.value.longest) if answers else None
     if prepared.token_counts is None or limit is not None:
         if length is not None:
             set_by = "max_duration_in_seconds=N" if limit is not None else "the model's configuration"
             raise UserError(f"--length {length}: rows of {recipe.task} have no tokens; their size is set by {set_by}")
-        return Width(None, _targets(prepared), round(limit * _rate(prepared)) if limit is not None else None)
+        rate = int(lengths.value.rate) if lengths is not None and limit is not None else 0
+        return Width(None, targets, round(limit * rate) if limit is not None else None)
     positions = _positions(prepared.model)
     if length is not None and positions is not None and length > positions:
         raise UserError(f"--length {length}: allowed: at most {positions}, the positions that this model has")
     if length is None:
         length = max(prepared.choices["lengths"].value.longest, getattr(recipe, "max_length", None) or 0)
         length = min(length, positions or length)
-    return Width(length, _targets(prepared))
+    return Width(length, targets)
 
 
 def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int = 0) -> dict[str, Any]:
-    """A batch of `rows` training rows as the trainer collates them, from row `first` on, begun again at the end.
+    """Return a batch of `rows` training rows as the trainer collates them, from row `first` on, begun again at the end.
 
     The batch is widened to `wide` afterwards, since collators pad to the lengths of the rows at hand.
     """
@@ -61,7 +64,7 @@ def collate(prepared: Prepared, trainer: Any, rows: int, wide: Width, first: int
 
 
 def widened(batch: Mapping[str, Any], wide: Width) -> dict[str, Any]:
-    """The batch with each tensor of tokens (…, T) or samples repeated or cut to its width, labels of each token
+    """Return the batch with each tensor of tokens (…, T) or samples repeated or cut to its width, labels of each token
     (…, T, labels) too; others stay as they are.
 
     Tensors that are as wide as the ids whose prefix they share (`anchor_input_ids`) belong to them. Where answers have
@@ -96,23 +99,11 @@ def _repeated(tensor: Any, width: int) -> Any:
 def _continued(tensor: Any, width: int) -> Any:
     import torch
 
-    last = tensor[..., -1:]
-    missing = max(0, width - tensor.shape[-1])
-    return torch.cat([tensor, last.expand(*tensor.shape[:-1], missing)], dim=-1)
-
-
-def _targets(prepared: Prepared) -> int | None:
-    """The tokens that answers are cut to; None where rows have none with lengths of their own."""
-    targets = prepared.choices.get("target_lengths")
-    return int(targets.value.longest) if targets else None
-
-
-def _rate(prepared: Prepared) -> int:
-    return int(prepared.choices["lengths"].value.rate)
+    return torch.cat([tensor, tensor[..., -1:].expand(*tensor.shape[:-1], max(0, width - tensor.shape[-1]))], dim=-1)
 
 
 def _positions(model: Any) -> int | None:
-    """The positions of a model that has so many and no more; None where its configuration names no number."""
+    """Return the positions of a model that has so many and no more; None where its configuration names no number."""
     positions: Any = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if not isinstance(positions, int) or positions <= 0:
         return None

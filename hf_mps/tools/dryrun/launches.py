@@ -58,26 +58,20 @@ class Launches:
 
     @property
     def choice(self) -> Choice[str]:
-        """The most of it in a line, and what it is known from."""
+        """Return the most of it in a line, and what it is known from."""
         found = sorted((each for each in LAUNCHED if self.classes.get(each)), key=lambda each: -self.classes[each])
         parts = ", ".join(f"{self.classes[each]:,} {each}" for each in found)
-        graphs = f"{counted(self.graphs, 'graph')} to compile"
-        beside = f"{self.blits:,} blits, {self.encoders:,} encoders"
-        said = f"{self.total:,} a step: {parts}; {beside}; {graphs}; at least {_time(self.floor)} of dispatch"
+        graphs, floor = counted(self.graphs, "graph"), _time(self.floor)
+        said = f"{self.total:,} a step: {parts}; {self.beside}; {graphs} to compile; at least {floor} of dispatch"
         return Choice(said, f"as torch {self.release} launches them; {MEASURED}")
 
-    def lines(self) -> Iterator[str | tuple[str, ...]]:
-        """The lines of a report's table."""
-        beside = f"{self.blits:,} blits, {self.encoders:,} encoders"
-        yield from ("", f"{self.total:,} launches a step on torch {self.release}; {beside}")
-        for each, what in CLASSES.items():
-            if count := self.classes.get(each):
-                shapes = f": {self.graphs:,} for this batch" if each == "graph" else ""
-                yield (each, f"{count:>5,}", f"{what}{shapes}")
-        yield f"at least {_time(self.floor)} to hand them to the GPU: {MEASURED}"
+    @property
+    def beside(self) -> str:
+        """Return what is encoded besides kernels and graphs, in words."""
+        return f"{self.blits:,} blits, {self.encoders:,} encoders"
 
     def values(self) -> dict[str, Any]:
-        """The JSON object's part; `dispatch_floor` in seconds."""
+        """Return the JSON object's part; `dispatch_floor` in seconds."""
         return {
             "release": self.release,
             "launches": self.total,
@@ -91,7 +85,7 @@ class Launches:
 
 
 def of_calls(calls: Sequence[Call], table: LaunchTable) -> Launches:
-    """The launches of some calls, in the order in which they are made, by a release's table."""
+    """Return the launches of some calls, in the order in which they are made, by a release's table."""
     classes: Counter[LaunchClass] = Counter()
     operators: dict[str, Counter[Choice[LaunchClass]]] = {}
     graphs: dict[object, int] = {}
@@ -107,7 +101,7 @@ def of_calls(calls: Sequence[Call], table: LaunchTable) -> Launches:
 
 
 def table_of(release: str | None) -> LaunchTable | Choice[None]:
-    """The launch table of `release`, by default the installed torch's; where that one has none, why.
+    """Return the launch table of `release`, by default the installed torch's; where that one has none, why.
 
     Raises UserError for a release that was asked for and is not known.
     """
@@ -122,7 +116,7 @@ def table_of(release: str | None) -> LaunchTable | Choice[None]:
 
 
 def asked_for(release: str | None, table: LaunchTable | Choice[None] | None) -> dict[str, Choice[str]]:
-    """The fact to tell where another release than the installed one was asked for."""
+    """Return the fact to tell where another release than the installed one was asked for."""
     if release is None or not isinstance(table, LaunchTable):
         return {}
     return {
@@ -132,10 +126,15 @@ def asked_for(release: str | None, table: LaunchTable | Choice[None] | None) -> 
 
 def launch_lines(launches: Launches | Choice[None]) -> Iterator[str | tuple[str, ...]]:
     """The lines of a report's table: what is launched, or why nobody knows."""
-    if isinstance(launches, Launches):
-        yield from launches.lines()
-    else:
+    if isinstance(launches, Choice):
         yield from ("", f"what this step launches is not known: {launches.reason}")
+        return
+    yield from ("", f"{launches.total:,} launches a step on torch {launches.release}; {launches.beside}")
+    for each, what in CLASSES.items():
+        if count := launches.classes.get(each):
+            shapes = f": {launches.graphs:,} for this batch" if each == "graph" else ""
+            yield (each, f"{count:>5,}", f"{what}{shapes}")
+    yield f"at least {_time(launches.floor)} to hand them to the GPU: {MEASURED}"
 
 
 def _time(seconds: float) -> str:

@@ -9,16 +9,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-GENERATION, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN = (
-    "generation",
-    "forward",
-    "loss",
-    "backward",
-    "clipping",
-    "optimizer",
-    "between",
-)
-PHASES = (GENERATION, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN)
+PHASES = ("generation", "forward", "loss", "backward", "clipping", "optimizer", "between")
+GENERATION, FORWARD, LOSS, BACKWARD, CLIPPING, OPTIMIZER, BETWEEN = PHASES
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -81,5 +73,5 @@ class ModuleTracker:
 
 
 def family(name: str) -> str:
-    """A module's name without the number of its layer: `bert.encoder.layer.*.output`."""
+    """Return a module's name without the number of its layer: `bert.encoder.layer.*.output`."""
     return _NUMBER.sub("*", name)

@@ -38,12 +38,12 @@ class Parts:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that the rows and the model were prepared for."""
+        """Return the recipe that the rows and the model were prepared for."""
         return self.run.resolved.recipe
 
     @property
     def prepared(self) -> Prepared:
-        """The task's part."""
+        """Return the task's part."""
         return self.run.prepared
 
 
@@ -94,7 +94,8 @@ def with_weights(target: Target, device: Choice[str]) -> Iterator[Parts]:
             source.config()
             run = prepare_run(target.resolved, source, device=device)
         except UserError as error:
-            if not _out_of_reach(error):
+            missing = ("is not in the local cache", "cannot be had from the hub")  # as opposed to said wrongly
+            if not any(words in str(error) for words in missing):
                 raise
         else:
             yield Parts(run, {**target.facts, "model": run.prepared.choices["model"]}, recipe)
@@ -140,9 +141,7 @@ def shape_batches(
 ) -> None:
     """Give it the batches of `steps`: of `rows` (default: the plan's), as wide as `wide` (default: as they are)."""
     import torch
-    from torch.utils._pytree import tree_map
-
-    from hf_mps.tools.dryrun.step import leaves
+    from torch.utils._pytree import tree_leaves, tree_map
 
     arguments, mode = step.trainer.args, step.fake
     size = rows or arguments.per_device_train_batch_size
@@ -151,20 +150,14 @@ def shape_batches(
     step.batches = found
     if mode is not None:
         step.batches = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
-        step.numbers = list(zip(leaves(step.batches), leaves(found), strict=True))
+        both = zip(tree_leaves(step.batches), tree_leaves(found), strict=True)
+        step.numbers = [pair for pair in both if isinstance(pair[0], torch.Tensor)]
 
 
 def _framed(target: Target, config: Any) -> dict[str, int]:
     """The tokens of a row, where a recipe that is only the frame of a model says more than that has positions."""
-    said, positions = (
-        getattr(target.resolved.recipe, "max_length", None),
-        getattr(config, "max_position_embeddings", None),
-    )
+    said = getattr(target.resolved.recipe, "max_length", None)
+    positions = getattr(config, "max_position_embeddings", None)
     if "recipe" not in target.facts or not said or not positions or "max_length" in target.resolved.changed:
         return {}
     return {"max_length": positions} if 0 < positions < said else {}  # XLNet's -1 is no limit
-
-
-def _out_of_reach(error: UserError) -> bool:
-    """Whether something of the hub cannot be had, as opposed to something said wrongly."""
-    return "is not in the local cache" in str(error) or "cannot be had from the hub" in str(error)

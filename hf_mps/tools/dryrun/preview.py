@@ -13,12 +13,13 @@ from hf_mps.core.files import plain
 from hf_mps.core.text import first_line, summary
 from hf_mps.distributed.world import World
 from hf_mps.finetune import sharding
-from hf_mps.finetune.run.stages import locate, make_plan, prepare_run
+from hf_mps.finetune.run import processes
+from hf_mps.finetune.run.record import header
+from hf_mps.finetune.run.stages import locate, make_plan, prepare_run, training_arguments
 from hf_mps.layer.fused_step import switch
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
-    from hf_mps.finetune.tasks._base import Prepared
 
 UNKNOWN = "not known"
 
@@ -36,68 +37,49 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     settings.refuse_unknown()
     source, run_dir = locate(resolved, fresh=fresh)
     from hf_mps.finetune.run.logging import no_bars
-    from hf_mps.finetune.run.stages import training_arguments
     from hf_mps.layer.activation import activate
     from hf_mps.metal.device import simulated
 
     with status.shown("loading PyTorch, the rows and the model …"), no_bars():
         activate.activate()
-        from hf_mps.finetune.run import processes, tables
         from hf_mps.tools.dryrun.memory import adjust  # which imports torch
 
         run = prepare_run(resolved, source, run_dir)
-        device, prepared = run.device, run.prepared
-        run = replace(run, adjustments=adjust.estimate_fit(run))
-        plan = processes.go_on(
-            make_plan(run, Choice(run_dir.path, run_dir.reason)), run_dir.checkpoint, World.here().size
-        )
-        training_arguments(plan, prepared)
-        trainable, frozen = _parameters(prepared.model)
+        run, world = replace(run, adjustments=adjust.estimate_fit(run)), World.here()
+        plan = make_plan(run, Choice(run_dir.path, run_dir.reason))
+        plan = processes.go_on(plan, run_dir.checkpoint, world.size)
+        training_arguments(plan, run.prepared)
+        status.now("tracing a training step …")
+        counts = [0, 0]  # frozen and trainable parameters, each counted once where two layers share it
+        for parameter in run.prepared.model.parameters():
+            counts[parameter.requires_grad] += parameter.numel()
+        share = f"{counts[1] / max(1, sum(counts)):.1%} of {type(run.prepared.model).__name__}'s are trained"
+        plan.choices["parameters"] = Choice(f"{counts[1]:,} trainable, {counts[0]:,} frozen", share)
         as_made = resolved.with_overrides(run.adjustments.overrides)
-        plan.choices.update(_foreseen(as_made, prepared, device.value, (trainable, frozen)))
-        if sharding.KEY in plan.choices:
-            plan.choices["memory"] = _of_each_rank(resolved)
-        plan.choices["launches"] = _unfused(plan.choices["launches"], plan.choices["fused_step"])
+        if sharding.KEY in plan.choices:  # which is traced in a process that no launcher has made one of several
+            ranks = resolved.command("plan", "--ranks", str(world.size))
+            plan.choices["memory"] = Choice(UNKNOWN, f"what each rank holds: {ranks}")
+        else:
+            plan.choices["memory"] = _memory(as_made, run.device.value)
+        plan.choices.update(_operators(as_made, plan.choices["fused_step"].value != switch.OFF))
     content = {
         "name": resolved.name,
         "recipe": resolved.recipe.model_dump(exclude_none=True),
-        "simulated": simulated(device.value),
+        "simulated": simulated(run.device.value),
         "choices": plan.shown(),
-        "parameters": {"trainable": trainable, "frozen": frozen},
+        "parameters": {"trainable": counts[1], "frozen": counts[0]},
         "buckets": list(getattr(plan.choices["lengths"].value, "shapes", ())) if "lengths" in plan.choices else [],
     }
     result: dict[str, Any] = plain(content)
     if as_json:
         print(json.dumps(result, indent=2, ensure_ascii=False))
     else:
-        tables.header(resolved, plan, verb="plan of")
+        header(resolved, plan, verb="plan of")
     return result
 
 
-def _foreseen(
-    resolved: ResolvedRecipe, prepared: Prepared, device: str, parameters: tuple[int, int]
-) -> dict[str, Choice[Any]]:
-    """What a run will need that only shows once it runs."""
-    status.now("tracing a training step …")
-    trainable, frozen = parameters
-    share = f"{trainable / max(1, trainable + frozen):.1%} of {type(prepared.model).__name__}'s are trained"
-    return {
-        "parameters": Choice(f"{trainable:,} trainable, {frozen:,} frozen", share),
-        "memory": _memory(resolved, device),
-        **_operators(resolved),
-    }
-
-
-def _parameters(model: Any) -> tuple[int, int]:
-    """The number of trainable and of frozen parameters, each counted once where two layers share it."""
-    counts = [0, 0]
-    for parameter in model.parameters():
-        counts[not parameter.requires_grad] += parameter.numel()
-    return counts[0], counts[1]
-
-
 def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
-    """The peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
+    """Return the peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
     from hf_mps.tools.dryrun import metal_device, prepare
     from hf_mps.tools.dryrun.memory.fit import gib
     from hf_mps.tools.dryrun.memory.machine import present
@@ -106,47 +88,23 @@ def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
 
     try:
         with prepare.weightless(Target(resolved.name, resolved)) as parts:
-            estimate = Tracer(parts, metal_device())()
-    except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stands
+            size = Tracer(parts, metal_device())().bytes
+    except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stays
         return _not_known(error)
-    reason = f"estimated from a traced step; what it is made of: {resolved.command('plan')}"
-    if device == "mps":
-        machine = present()
-        share = f"{estimate.bytes / machine.comfortable:.0%} of what {machine.name} may use"
-        return Choice(f"{gib(estimate.bytes)} live at peak: {machine.verdict(estimate.bytes)}", f"{share}; {reason}")
-    return Choice(f"{gib(estimate.bytes)} live at peak", reason)
+    told, reason = f"{gib(size)} live at peak", "estimated from a traced step; what it is made of: "
+    reason += resolved.command("plan")
+    if device != "mps":
+        return Choice(told, reason)
+    machine = present()
+    share = f"{size / machine.comfortable:.0%} of what {machine.name} may use"
+    return Choice(f"{told}: {machine.verdict(size)}", f"{share}; {reason}")
 
 
-def _of_each_rank(resolved: ResolvedRecipe) -> Choice[Any]:
-    """The peak of a training step on each rank, as `hf-mps plan --ranks` tells it in a process without a launcher."""
-    from hf_mps.tools.dryrun.memory import sharded
-    from hf_mps.tools.dryrun.memory.fit import gib
+def _operators(resolved: ResolvedRecipe, fused: bool) -> dict[str, Choice[Any]]:
+    """The operators of a training step that have no Metal kernel, those that the recipe names marked; its launches.
 
-    ranks = World.here().size
-    try:
-        estimate = sharded.told_apart(resolved, ranks)
-    except RunError as error:
-        return _not_known(error)
-    reason = f"of each rank; what it is made of: {resolved.command('plan', '--ranks', str(ranks))}"
-    return Choice(f"{gib(estimate['bytes'])} live at peak", reason)
-
-
-def _unfused(launches: Choice[Any], fused_step: Choice[str]) -> Choice[Any]:
-    """Say what a trace counts of a step that is to be fused: the parts act on tensors that hold numbers alone."""
-    if fused_step.value == switch.OFF or launches.value == UNKNOWN:
-        return launches
-    return Choice(
-        launches.value, f"of a first step as the plain Trainer makes it, before it is fused; {launches.reason}"
-    )
-
-
-def _not_known(error: Exception) -> Choice[Any]:
-    ours = isinstance(error, (UserError, RunError))
-    return Choice(UNKNOWN, first_line(error) if ours else f"it cannot be traced: {summary(error)}")
-
-
-def _operators(resolved: ResolvedRecipe) -> dict[str, Choice[Any]]:
-    """The operators of a training step that have no Metal kernel, those that the recipe names marked; its launches."""
+    A step that is to be `fused` is traced as it is before: the parts act on tensors that hold numbers alone.
+    """
     from hf_mps.tools.dryrun.audit import audit
     from hf_mps.tools.dryrun.launches import Launches
     from hf_mps.tools.dryrun.resolve import Target
@@ -161,6 +119,13 @@ def _operators(resolved: ResolvedRecipe) -> dict[str, Choice[Any]]:
     ]
     reason = f"of {len(result.entries)} in a training step; with their places: {resolved.command('audit')}"
     without = f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel"
-    launches = result.launches
-    told = launches.choice if isinstance(launches, Launches) else Choice(UNKNOWN, launches.reason if launches else "")
-    return {"operators": Choice(without, reason), "launches": told}
+    launches: Choice[Any] = Choice(UNKNOWN, result.launches.reason if isinstance(result.launches, Choice) else "")
+    if isinstance(result.launches, Launches):
+        before = "of a first step as the plain Trainer makes it, before it is fused; " if fused else ""
+        launches = Choice(result.launches.choice.value, f"{before}{result.launches.choice.reason}")
+    return {"operators": Choice(without, reason), "launches": launches}
+
+
+def _not_known(error: Exception) -> Choice[Any]:
+    ours = isinstance(error, (UserError, RunError))
+    return Choice(UNKNOWN, first_line(error) if ours else f"it cannot be traced: {summary(error)}")

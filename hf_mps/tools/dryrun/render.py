@@ -44,7 +44,7 @@ class Report:
 
 
 def form(*, json: bool = False, github: bool = False, badge: bool = False) -> Form:
-    """The form that a verb's options ask for. Raises UserError where they ask for more than one."""
+    """Return the form that a verb's options ask for. Raises UserError where they ask for more than one."""
     if sum((json, github, badge)) > 1:
         raise UserError("--json, --github and --badge are three forms of one result; give one of them")
     return "json" if json else "github" if github else "badge" if badge else "table"
@@ -58,7 +58,7 @@ def show(report: Report, form: Form = "table") -> None:
 
 
 def render(report: Report, form: Form = "table") -> str:
-    """The report's text in one form, without a newline at its end."""
+    """Return the report's text in one form, without a newline at its end."""
     return _RENDERERS[form](report)
 
 
@@ -86,7 +86,7 @@ def _github(report: Report) -> str:
 
 
 def _badge(report: Report) -> str:
-    """A line of Markdown with a static badge of shields.io."""
+    """Return a line of Markdown with a static badge of shields.io."""
     words, colour = report.badge
     return f"![Metal: {words}](https://img.shields.io/badge/Metal-{words.replace(' ', '_')}-{colour})"
 

@@ -25,18 +25,18 @@ class Target:
     facts: dict[str, Choice[Any]] = field(default_factory=dict)
 
     def varied(self, values: Mapping[str, Any]) -> Target:
-        """The same target with other values of dotted keys. Raises UserError for what the recipe refuses."""
+        """Return the same target with other values of dotted keys. Raises UserError for what the recipe refuses."""
         return replace(self, resolved=self.resolved.with_overrides(values))
 
 
 def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = None) -> Target:
-    """The target called `name`: a recipe, its YAML file, or with `task` a hub id, a folder, or pypi:PACKAGE.
+    """Return the target called `name`: a recipe, its YAML file, or with `task` a hub id, a folder, or pypi:PACKAGE.
 
     Imports no torch. Raises UserError for a name or task that there is not, and for what the recipe refuses.
     """
     wrong = [word for word in overrides if "=" not in word]
     if wrong:
-        raise UserError(f"'{wrong[0]}' is no KEY=VALUE; a script to look at stands behind --")
+        raise UserError(f"'{wrong[0]}' is not KEY=VALUE; put a script to look at behind --")
     if task is None:
         try:
             return Target(name, load_recipe(name, overrides))
@@ -46,7 +46,7 @@ def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = 
             raise
     if task not in tasks.names():
         allowed = ", ".join(tasks.names())
-        raise UserError(f"--task {task} is no task; allowed: {allowed}{nearest(task, tasks.names())}")
+        raise UserError(f"--task {task} is not a task; allowed: {allowed}{nearest(task, tasks.names())}")
     frame = next((each for each in catalogue.entries() if read_yaml(each.path).values.get("task") == task), None)
     if frame is None:
         raise UserError(f"--task {task}: no recipe that comes with hf_mps has it; next: a YAML file of your own")

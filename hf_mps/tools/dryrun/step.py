@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import TrainerCallback
@@ -26,7 +27,6 @@ from hf_mps.finetune.smoke.fake import FakeScalars
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
-from hf_mps.tools.dryrun import generation
 from hf_mps.tools.dryrun.modules import BETWEEN, CLIPPING, FORWARD, GENERATION, OPTIMIZER, ModuleTracker
 
 # What changes the batch before the device sees it stays on; the other guards look at values, which fake tensors lack.
@@ -38,6 +38,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[2])
 _LOSS = str(Path(_PACKAGE, "finetune", "loss", "chunked.py"))
 
 
+# An exception, since Trainer's loop logs, saves and evaluates behind its last step whatever a callback asks for.
 class _Done(Exception):
     """Ends Trainer's loop after the last step that was asked for, before it logs and evaluates."""
 
@@ -59,7 +60,7 @@ class TrainingStep:
 
     @property
     def model(self) -> Any:
-        """The model that trains."""
+        """Return the model that trains."""
         return self.trainer.model
 
     def run(
@@ -94,16 +95,12 @@ class TrainingStep:
             tracker.phase = BETWEEN
 
     def _loader(self, steps: int) -> Any:
-        """The batches of some steps: through Accelerate's loader, which moves them, where they are real."""
+        """Return the batches of some steps: through Accelerate's loader, which moves them, where they are real."""
         count = steps * self.trainer.args.gradient_accumulation_steps
         batches = [self.batches[number % len(self.batches)] for number in range(count)]
         if self.fake is not None:
             return batches
         return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_NewTensors(batches), batch_size=None))
-
-    def begins(self) -> bool:
-        """Whether the batch at hand is the first of an optimizer step."""
-        return bool(self.trainer._step % self.trainer.args.gradient_accumulation_steps == 0)
 
     @contextmanager
     def _tensors(self) -> Iterator[None]:
@@ -112,11 +109,13 @@ class TrainingStep:
             return
         with ExitStack() as stack:
             off = [name for name in GUARDS.names if name not in WITHOUT_VALUES]
-            stack.enter_context(guards.suspended(*off))
-            stack.enter_context(guards.suspended(kind="sentinel"))
-            stack.enter_context(self.fake)
+            for context in (guards.suspended(*off), guards.suspended(kind="sentinel"), self.fake):
+                stack.enter_context(context)
             stack.enter_context(FakeScalars(self.numbers))
-            stack.enter_context(generation.without_extremes(self.trainer))
+            if generates(self.trainer):
+                # TRL logs the extremes of its measures with NaN among them, and leaves out what a trace does not know.
+                for name, function in (("nanmin", torch.min), ("nanmax", torch.max)):
+                    stack.enter_context(patch(f"trl.trainer.grpo_trainer.{name}", function))
             yield
 
 
@@ -126,17 +125,16 @@ class _Watched(StepMethod):
     def __init__(
         self, step: TrainingStep, step_method: StepMethod, after_backward: Callable[[Any], None] | None
     ) -> None:
-        self._step = step
-        self._method = step_method
-        self._after_backward = after_backward
+        self._step, self._method, self._after_backward = step, step_method, after_backward
         self.clip_grad_norm, self.grad_norm = step_method.clip_grad_norm, step_method.grad_norm  # type: ignore[method-assign]
 
     def training_step(self, stock: Callable[..., Any], model: Any, inputs: Any, items: Any) -> Any:
         """Return the loss of a batch; a trainer that generates first does so in a phase of its own."""
         trainer, tracker = self._step.trainer, self._step.tracker
-        if generation.generates(trainer) and self._step.begins():
+        # At the first batch of an optimizer step.
+        if generates(trainer) and trainer._step % trainer.args.gradient_accumulation_steps == 0:
             tracker.phase = GENERATION
-            generation.first_and_last_pass(trainer, trainer._prepare_input(inputs))
+            first_and_last_pass(trainer, trainer._prepare_input(inputs))
         tracker.phase = FORWARD
         loss = self._method.training_step(stock, model, inputs, items)
         tracker.phase = CLIPPING
@@ -183,7 +181,7 @@ class _StepCallback(TrainerCallback):  # type: ignore[misc]
 def make(
     run: PreparedRun, device: Choice[str], *, fake: Any = None, changes: Mapping[str, Any] | None = None
 ) -> TrainingStep:
-    """The training step of `run` on `device`: the runner's own plan and trainer, without their files and logs.
+    """Return the training step of `run` on `device`: the runner's own plan and trainer, without their files and logs.
 
     `fake` is a FakeTensorMode whose tensors the model gets; `changes` are further training arguments. The caller gives
     it `batches`. Raises UserError for what the runner refuses.
@@ -206,10 +204,14 @@ def make(
 
         models = models_of(prepared)
         ignore_moves(models)
-        with torch.device("meta"):  # it may add adapters to the model
+        # The trainer may add adapters to the model, which have to be without weights too.
+        with torch.device("meta"):
             trainer = make_trainer(plan, prepared, Stopwatch())
         make_fake([trainer.model, *models], fake, device.value)
-    facts = {"precision": plan.choices["precision"], **generation.told(trainer)}
+    facts = {"precision": plan.choices["precision"]}
+    if generates(trainer):
+        reason = "of each completion the first and the last are looked at; those between are like the last"
+        facts["generation"] = Choice(f"2 of {trainer.args.max_completion_length} passes", reason)
     return TrainingStep(trainer, [], ModuleTracker(), fake, facts)
 
 
@@ -228,16 +230,9 @@ QUIET = {
 
 
 def models_of(prepared: Prepared) -> list[Any]:
-    """The model that trains, and any further one that its trainer is given (a reference model)."""
+    """Return the model that trains, and any further one that its trainer is given (a reference model)."""
     others = [each for each in prepared.trainer_settings.values() if isinstance(each, torch.nn.Module)]
     return [prepared.model, *others]
-
-
-def leaves(batches: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """Every tensor of some batches."""
-    from torch.utils._pytree import tree_leaves
-
-    return (each for each in tree_leaves(list(batches)) if isinstance(each, torch.Tensor))
 
 
 @contextmanager
@@ -250,7 +245,10 @@ def model_errors(resolved: ResolvedRecipe) -> Iterator[None]:
     except RunError:
         raise
     except Exception as error:
-        if failures.describe(error) is not None or not _of_a_model(error):
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        # An architecture's code, its call, or a Trainer that it does not suit; below the loss in chunks it is our own.
+        ours = files[-1].startswith(_PACKAGE) or _LOSS in files
+        if failures.describe(error) is not None or ours:
             raise
         recipe = resolved.recipe
         raise UserError(
@@ -259,10 +257,37 @@ def model_errors(resolved: ResolvedRecipe) -> Iterator[None]:
         ) from error
 
 
-def _of_a_model(error: Exception) -> bool:
-    """Whether an error comes from the libraries: an architecture's code, its call, or a Trainer that it does not suit.
+# A trace has no numbers to draw tokens by, so of what a trainer generates within a step (GRPO's completions) the first
+# pass and the last one are looked at: the last has the longest cache of keys and values, which is what generation needs
+# most memory for, and all passes between are like it.
 
-    Below the loss in chunks it is our own.
+
+def generates(trainer: Any) -> bool:
+    """Return whether a step of `trainer` begins with completions of its prompts: GRPO's do, every so many batches."""
+    return getattr(trainer.args, "steps_per_generation", None) is not None
+
+
+@torch.no_grad()
+def first_and_last_pass(trainer: Any, batch: Mapping[str, Any]) -> None:
+    """Run the prompts of `batch` (input_ids, attention_mask) and a completion's last token, with all that is cached.
+
+    The batch's last tokens count as the completion. All batches that a generation is for are run together.
     """
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return not files[-1].startswith(_PACKAGE) and _LOSS not in files
+    from transformers import DynamicCache
+    from trl.models.utils import disable_gradient_checkpointing
+
+    args, model = trainer.args, trainer.model
+    ids, mask = (batch[name].repeat(args.steps_per_generation, 1) for name in ("input_ids", "attention_mask"))
+    said = min(args.max_completion_length, ids.shape[1] - 1)
+    cache = DynamicCache(config=model.config)
+    with disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
+        prompt = {"input_ids": ids[:, :-said], "attention_mask": mask[:, :-said]}
+        model(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for layer in cache.layers:
+            if said > 1 and getattr(layer, "keys", None) is not None:  # (rows, heads, length, width)
+                sizes = ((*states.shape[:-2], said - 1, states.shape[-1]) for states in (layer.keys, layer.values))
+                layer.update(*map(layer.keys.new_zeros, sizes))
+        last = {"input_ids": ids[:, -1:], "attention_mask": mask}
+        logits = model(**last, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        scores = logits.to(copy=True, dtype=torch.float32) / args.temperature
+        torch.multinomial(torch.nn.functional.softmax(scores, dim=-1), num_samples=1)

@@ -26,8 +26,8 @@ def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict
 
     Libraries' bars are off, and a failure of the machine inside ends in one line (RunError).
     """
+    from hf_mps.finetune.features.machine import expected_operators
     from hf_mps.finetune.run.logging import no_bars
-    from hf_mps.finetune.run.stages import expected_operators
     from hf_mps.layer.activation import activate
 
     settings.refuse_unknown()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from hf_mps.finetune.run import ranks_record
+from hf_mps.finetune.run import record
 from tests.finetune.cuda_graphs.recorders import Rerun, captured, history, trainer, weights
 
 CASES: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ def main() -> None:
         }
         account.close()
         said[case]["nodes"] = [*nodes, kept(weight)]
-        said[case]["waited"] = [ranks_record.waited(each, 0) for each in (plain, ours)]
+        said[case]["waited"] = [record.waited(each, 0) for each in (plain, ours)]
     (folder / f"rank{plain.args.process_index}.json").write_text(json.dumps(said), encoding="utf-8")
     torch.distributed.destroy_process_group()
 

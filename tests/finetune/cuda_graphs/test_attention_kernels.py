@@ -10,7 +10,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.features import attention_kernels
+from hf_mps.finetune.features import attention
 from hf_mps.finetune.text.lengths import Lengths
 from tests.finetune import builders
 
@@ -44,7 +44,7 @@ def decided(
     }
     plan = SimpleNamespace(device=Choice(device, ""), choices=choices, arguments={})
     prepared = SimpleNamespace(token_counts=counts, model=SimpleNamespace(config=config or BertConfig()))
-    return str(attention_kernels.decide(plan, prepared, recipe))  # type: ignore[arg-type]
+    return str(attention.choose_kernels(plan, prepared, recipe))  # type: ignore[arg-type]
 
 
 def test_a_short_run_goes_without_cudnn_and_a_long_one_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,12 +91,12 @@ def test_images_have_as_many_tokens_as_patches(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_users_own_switch_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(attention_kernels.USERS, "1")
+    monkeypatch.setenv(attention.USERS, "1")
     assert decided(monkeypatch) == "None"
 
 
 def test_cudnn_is_back_after_the_training() -> None:
-    with attention_kernels.chosen(Choice(attention_kernels.OWN, "")):
+    with attention.with_kernels(Choice(attention.OWN, "")):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
@@ -104,7 +104,7 @@ def test_cudnn_is_back_after_the_training() -> None:
 def test_a_user_who_left_it_out_keeps_it_out() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
-        with attention_kernels.chosen(Choice(attention_kernels.OWN, "")):
+        with attention.with_kernels(Choice(attention.OWN, "")):
             assert not torch.backends.cuda.cudnn_sdp_enabled()
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:

@@ -12,7 +12,7 @@ from datasets import Dataset
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.run import fingerprints
+from hf_mps.finetune.run import run_dir
 from hf_mps.finetune.tasks.text_classification import Data
 
 COLUMNS = {"text": "sentence1", "text_pair": "sentence2", "label": "label"}
@@ -32,7 +32,7 @@ def sentences(split: Dataset) -> list[str]:
 
 
 def test_the_rows_are_those_of_the_published_result(rows: dict[str, Rows]) -> None:
-    assert fingerprints.digest_rows(rows) == {
+    assert run_dir.digest_rows(rows) == {
         "train": {"rows": 2500, "digest": "c3d40cd53fe91a35af3cfbe1dc949d37"},
         "validation": {"rows": 500, "digest": "5bc17f3f8637582d86c08201bb5318cd"},
     }

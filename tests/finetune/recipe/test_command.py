@@ -33,7 +33,7 @@ def test_a_copy_is_the_recipe_with_its_own_name_in_the_commands(
 
     assert main(["recipes", "copy", "quickstart", "mrpc.yaml"]) == 2
     assert capsys.readouterr().err == snapshot(
-        "hf-mps: mrpc.yaml is there already, and a copy takes no file's place; give another name\n"
+        "hf-mps: mrpc.yaml exists already, and a copy never overwrites a file; give another name\n"
     )
     assert (tmp_path / "mrpc.yaml").read_text(encoding="utf-8") == copied
     assert main(["recipes", "copy", "quickstart", "mine.txt"]) == 2
@@ -69,7 +69,7 @@ def test_every_mistake_is_told_at_once_with_its_line(desk: Path, capsys: Printed
     assert told[0] == snapshot("seed is given twice, first in line 6; give it once")
     assert told[1].startswith("metrics has 'acuracy'; allowed: ")
     assert told[2].startswith("sed is not a key here; allowed: ")
-    assert told[3].startswith("training.learning_rat is no field of TrainingArguments; ")
+    assert told[3].startswith("training.learning_rat is not a field of TrainingArguments; ")
     assert told[4].startswith("training.warmup_ratio was removed in transformers 5; in its place: warmup_steps")
     assert told[5] == snapshot("training.learning_rate is 'fast'; allowed: a number")
 
@@ -110,23 +110,21 @@ def test_a_metric_that_the_rows_decide_on_is_not_refused_unread(desk: Path, caps
     assert main(["recipes", "validate", "my.yaml"]) == 0
     (desk / "my.yaml").write_text(text.replace("f1_macro", "f1_makro"), encoding="utf-8")
     assert main(["recipes", "validate", "my.yaml"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "it is no number that text-classification reports; did you mean 'f1_macro'?\n"
-    )
+    assert capsys.readouterr().err.endswith("text-classification does not report it; did you mean 'f1_macro'?\n")
 
 
 def test_the_projects_recipes_are_valid_without_an_extra(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.recipe import fields
+    from hf_mps.finetune.recipe import training_section
 
-    found = fields.find_spec
+    found = training_section.find_spec
     monkeypatch.setattr(
-        fields, "find_spec", lambda name: None if name in ("sentence_transformers", "trl") else found(name)
+        training_section, "find_spec", lambda name: None if name in ("sentence_transformers", "trl") else found(name)
     )
-    fields.fields.cache_clear()
+    training_section.fields.cache_clear()
     try:
         assert main(["recipes", "validate"]) == 0
     finally:
-        fields.fields.cache_clear()
+        training_section.fields.cache_clear()
     out, err = capsys.readouterr()
     assert err == ""
     lines = {line.partition(" ")[0]: line for line in out.splitlines()}

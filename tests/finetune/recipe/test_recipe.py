@@ -87,7 +87,7 @@ def test_a_recipe_is_found_by_name_or_by_path_and_the_nearest_name_is_offered() 
     for wrong, near in (("glue/mrcp", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("quikstart", "quickstart")):
         with pytest.raises(UserError, match=f"^'{wrong}' is not a recipe; allowed: .*; did you mean '{near}'\\?$"):
             load_recipe(wrong)
-    with pytest.raises(UserError, match=r"^no/such.yaml: there is no such recipe file; next: hf-mps recipes list$"):
+    with pytest.raises(UserError, match=r"^no/such.yaml: no such recipe file; next: hf-mps recipes list$"):
         load_recipe("no/such.yaml")
 
 
@@ -119,12 +119,12 @@ def test_an_unknown_key_deep_inside_is_named_with_its_dots(tmp_path: Path) -> No
 
 def test_a_key_of_the_command_line_is_called_so(tmp_path: Path) -> None:
     assert refused(tmp_path, PLAIN, "training.learning_rat=1").startswith(
-        "command line: training.learning_rat is no field of TrainingArguments"
+        "command line: training.learning_rat is not a field of TrainingArguments"
     )
     assert refused(tmp_path, PLAIN, "sed=1").endswith("; did you mean 'seed'?")
     # What has no near name still leads to a page that lists what there is.
     assert refused(tmp_path, PLAIN, "training.zzz=1") == snapshot(
-        "command line: training.zzz is no field of TrainingArguments; next, to see all: hf-mps recipes keys"
+        "command line: training.zzz is not a field of TrainingArguments; next, to see all: hf-mps recipes keys"
         " text-classification"
     )
 
@@ -132,8 +132,8 @@ def test_a_key_of_the_command_line_is_called_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("training={1: 2}", "training.1 is no text; allowed: keys that are text (also wrong: training.1)"),
-        ("data={1: 2}", "data.1 is no text; allowed: keys that are text"),
+        ("training={1: 2}", "training.1 is not text; allowed: keys that are text (also wrong: training.1)"),
+        ("data={1: 2}", "data.1 is not text; allowed: keys that are text"),
         ("expect={f1: {a: 1}}", "expect.f1 is a section; allowed: a number or a list, such as [a, b]"),
         ("metrics=[]", "metrics is []; allowed: at least 1 of them"),
         ("seed=-1", "seed is -1; allowed: 0 or more"),
@@ -193,7 +193,7 @@ def test_several_mistakes_are_counted_in_one_line(tmp_path: Path) -> None:
         ("seed: 1\nseed: 2\n", "my.yaml:2: seed is given twice, first in line 1; give it once"),
         ("model: m\n", f"my.yaml: task is missing; allowed: {TASKS}"),
         ("task: text-clasification\n", None),
-        ("a: &x {b: *x}\n", "my.yaml:1: is not valid YAML: *x stands inside itself; write it flatter"),
+        ("a: &x {b: *x}\n", "my.yaml:1: is not valid YAML: *x contains itself; write it flatter"),
     ],
 )
 def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str | None) -> None:
@@ -205,7 +205,7 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        ({}, "data names no source; give exactly one of hub, files, folder, generated, sources"),
+        ({}, "data has no source; give exactly one of hub, files, folder, generated, sources"),
         (
             {"hub": "a/b", "generated": "pairs"},
             "data has hub and generated; give exactly one of hub, files, folder, generated, sources",
@@ -214,15 +214,15 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
             {"generated": "pairs", "config": "x"},
             "data has config, which belongs to hub, beside generated; leave config out",
         ),
-        ({"files": {"validation": "x.csv"}}, "data names no train split; give one"),
+        ({"files": {"validation": "x.csv"}}, "data has no train split; give one"),
         (
             {"files": {"train": "x.csv"}},
-            "data names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it",
+            "data has no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it",
         ),
         ({"generated": "pears"}, "data.generated is 'pears'; allowed: pairs; did you mean 'pairs'?"),
         (
             {"files": {"train": "a", "dev": "b"}},
-            "data names no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
+            "data has no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
             " (dev is a further split, measured after training)",
         ),
         (
@@ -272,7 +272,7 @@ def test_an_override_is_split_at_the_first_equals_sign(tmp_path: Path) -> None:
         ("seed", "'seed' is not an override; allowed: key=value, for example training.learning_rate=2e-5"),
         (
             "model.size=3",
-            "command line: model.size: model is a value here ('some/model'), not a section with keys of its own",
+            "command line: model.size: model is a value here ('some/model'), not a section with keys",
         ),
         ("seed=[1", None),
     ],

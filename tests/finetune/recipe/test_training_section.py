@@ -69,7 +69,7 @@ def test_a_removed_name_gets_its_replacement_named(key: str, instead: str) -> No
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("learning_rat", 1, f"is no field of TrainingArguments; {ALL_FIELDS}; did you mean 'learning_rate'?"),
+        ("learning_rat", 1, f"is not a field of TrainingArguments; {ALL_FIELDS}; did you mean 'learning_rate'?"),
         ("learning_rate", "fast", "is 'fast'; allowed: a number"),
         ("learning_rate", True, "is True; allowed: a number"),
         ("learning_rate", -1, "is -1; allowed: 0 or more"),
@@ -80,7 +80,7 @@ def test_a_removed_name_gets_its_replacement_named(key: str, instead: str) -> No
         ("bf16", "yes", "is 'yes'; allowed: true or false"),
         ("eval_strategy", "epochs", "is 'epochs'; allowed: no, steps, epoch; did you mean 'epoch'?"),
         ("eval_strategy", True, "is True; allowed: no, steps, epoch"),
-        ("output_dir", "x", "is not set here: it stands at the top level of a recipe: output_dir: PATH"),
+        ("output_dir", "x", "is not set here: it is a top-level key of a recipe: output_dir: PATH"),
         ("hub_token", "secret", "is not set here: a recipe holds no token; log in once with: hf auth login"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_subclass_has_the_fields_of_its_bases_and_its_own(
     real = [field.name for field in dataclasses.fields(getattr(library, source[1]))]
     assert set(training_section.fields(source)) == set(real)
     assert training_section.problems({"learning_rate": 1e-4}, source) == []
-    words = f"is no field of {source[1]}; {ALL_FIELDS}; did you mean 'learning_rate'?"
+    words = f"is not a field of {source[1]}; {ALL_FIELDS}; did you mean 'learning_rate'?"
     assert training_section.problems({"learning_rat": 1}, source)[0][1] == words
 
 

@@ -13,7 +13,8 @@ import torch
 from inline_snapshot import snapshot
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArguments
 
-from hf_mps.finetune.report.screen import StepLines, final_table, header
+from hf_mps.finetune.report.screen import final_table, header
+from hf_mps.finetune.report.step_lines import StepLines
 from tests.finetune.terminals import Piped, Terminal
 
 GIB = 2**30
@@ -245,12 +246,15 @@ def test_where_nothing_can_be_drawn_lines_are_plain(
         out = Piped()
     Run(out).begin().steps(1).log(loss=0.5)
     header([("device", "mps", "the probe — answered")], title="run", stream=out)
-    final_table({"f1": 0.5}, stream=out)
+    told = {"metrics": {"f1": 0.5}, "baseline": None, "expectation": None, "peak_memory": None}
+    record: Any = SimpleNamespace(**told, train_seconds=60.0, samples_per_second=6.4)
+    final_table(record, stream=out)
     dash = "?" if kind == "terminal that is not UTF-8" else "—"
     assert out.getvalue() == (
         "step   1/345  loss  0.5000       6.4 samples/s  eta 57:20\n"
         f"run\n  device  mps  the probe {dash} answered\n"
         "metric  this run\nf1        0.5000\n"
+        "training  1 min 00 s, 6.4 samples/s\n"
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.report import Expectation
+from hf_mps.finetune.report import Baseline, Expectation
 from hf_mps.finetune.report.screen import final_table, header
 from tests.finetune.terminals import Piped, Terminal
 
@@ -73,20 +74,20 @@ def test_on_a_narrow_terminal_each_reason_follows_its_value(
     )
 
 
-FINAL: dict[str, Any] = {
-    "baseline": {"f1": 0.8122, "accuracy": 0.6838},
-    "baseline_is": "always answers 1, the label of 67.4% of the training rows",
-    "expectation": Expectation("f1", 0.85, None, True),
-    "seconds": 192.3,
-    "samples_per_second": 57.24,
-    "peak_memory": 2_085_000_000,
-    "files": [Path("out/results.json"), Path("out/training.png")],
-}
+BASELINE = Baseline("always answers 1, the label of 67.4% of the training rows", {"f1": 0.8122, "accuracy": 0.6838})
+FILES = [Path("out/results.json"), Path("out/training.png")]
+
+
+def ended(expectation: Expectation, **metrics: float) -> Any:
+    """What the table reads of a run's record."""
+    told = {"train_seconds": 192.3, "samples_per_second": 57.24, "peak_memory": 2_085_000_000}
+    return SimpleNamespace(metrics=metrics, baseline=BASELINE, expectation=expectation, **told)
 
 
 def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -> None:
     out = Piped()
-    final_table({"f1": 0.8821, "accuracy": 0.8431, "loss": 0.41}, **FINAL, stream=out)
+    met = Expectation("f1", 0.85, None, True)
+    final_table(ended(met, f1=0.8821, accuracy=0.8431, loss=0.41), files=FILES, stream=out)
     assert out.lines() == snapshot(
         [
             "metric    this run  baseline",
@@ -103,8 +104,7 @@ def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -
 
 
 def test_the_closing_table_is_drawn_on_a_terminal_and_a_missed_expectation_is_red(terminal: Terminal) -> None:
-    missed = {**FINAL, "expectation": Expectation("f1", 0.9, 0.95, False)}
-    final_table({"f1": 0.8821}, **missed, stream=terminal)
+    final_table(ended(Expectation("f1", 0.9, 0.95, False), f1=0.8821), files=FILES, stream=terminal)
     assert terminal.lines()[:6] == snapshot(
         [
             "╭────────┬──────────┬──────────╮",

@@ -343,8 +343,8 @@ def test_a_checkpoint_to_go_on_from_that_is_not_there(finetune: Command) -> None
     assert (ended.code, ended.err) == (
         2,
         snapshot(
-            "hf-mps: training.resume_from_checkpoint: runs/my/checkpoint-6 is no whole checkpoint; allowed: a run's"
-            " checkpoint-N folder\n"
+            "hf-mps: training.resume_from_checkpoint: runs/my/checkpoint-6 is not a complete checkpoint; allowed: a"
+            " run's checkpoint-N folder\n"
         ),
     )
 

@@ -206,11 +206,11 @@ def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
     from datasets import Dataset
 
     from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.run import fingerprints
+    from hf_mps.finetune.run import run_dir
 
     def digest(*names: str) -> str:
         dataset = Dataset.from_dict({"image": list(names), "label": ["a"] * len(names)})
-        return str(fingerprints.digest_rows({"train": Rows(dataset, "here", folder=tmp_path)})["train"]["digest"])
+        return str(run_dir.digest_rows({"train": Rows(dataset, "here", folder=tmp_path)})["train"]["digest"])
 
     for name, content in (("1.png", b"one"), ("2.png", b"two"), ("moved.png", b"one")):
         (tmp_path / name).write_bytes(content)
@@ -227,7 +227,7 @@ def test_bytes_and_nested_columns_have_a_digest(tmp_path: Path) -> None:
     from datasets import Dataset
 
     from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.run import fingerprints
+    from hf_mps.finetune.run import run_dir
 
     rows = [
         {
@@ -242,6 +242,6 @@ def test_bytes_and_nested_columns_have_a_digest(tmp_path: Path) -> None:
     for day in (days, days[::-1]):
         dataset = Dataset.from_list(rows).add_column("day", day)
         picked = Rows(dataset, "here").sample([1, 0]).sample([1, 0])  # through an index and back
-        assert fingerprints.digest_rows({"a": Rows(dataset, "here")}) == fingerprints.digest_rows({"a": picked})
-        digests.add(fingerprints.digest_rows({"a": picked})["a"]["digest"])
+        assert run_dir.digest_rows({"a": Rows(dataset, "here")}) == run_dir.digest_rows({"a": picked})
+        digests.add(run_dir.digest_rows({"a": picked})["a"]["digest"])
     assert len(digests) == 2

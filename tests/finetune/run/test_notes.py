@@ -9,7 +9,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core import notices
-from hf_mps.finetune.report import screen
+from hf_mps.finetune.report.step_lines import StepLines
 from hf_mps.layer.guards.sentinels import numbers
 from hf_mps.layer.guards.sentinels.stream import STREAM
 from tests.finetune.tiny import Command
@@ -36,7 +36,7 @@ def test_what_a_sentinel_finds_is_a_line_of_the_run(
 
 def test_a_note_goes_where_the_other_lines_go() -> None:
     out = io.StringIO()
-    lines = screen.StepLines(stream=out)
+    lines = StepLines(stream=out)
     notices.forget()
     with notices.redirected(lines.note):
         notices.warn_user("2 parameters were made contiguous")

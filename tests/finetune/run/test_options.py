@@ -102,8 +102,8 @@ def test_what_cannot_be_is_told_before_the_training(desk: Path, finetune: Comman
 @pytest.mark.parametrize(
     ("word", "line"),
     [
-        ("fallback=[aten::nope]", "fallback has 'aten::nope', which is no operator of PyTorch 2."),
-        ("fallback=[aten::add.Tensr]", "fallback has 'aten::add.Tensr', which is no operator of PyTorch 2."),
+        ("fallback=[aten::nope]", "fallback has 'aten::nope', which is not an operator of PyTorch 2."),
+        ("fallback=[aten::add.Tensr]", "fallback has 'aten::add.Tensr', which is not an operator of PyTorch 2."),
         ("model_type=gpt2", "model_type is gpt2, and model holds a bert; leave model_type out"),
         ("config_overrides.num_hidden_layers=-1", "config_overrides.num_hidden_layers is -1; allowed: an integer of 1"),
         ("config_overrides.num_attention_heads=0", "config_overrides.num_attention_heads is 0; allowed: an integer of"),
@@ -220,7 +220,7 @@ def test_evaluation_sees_every_row_in_its_order_however_training_draws(
 def test_a_process_by_itself_trains_on_one_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from hf_mps.finetune.features.arguments import gpus
+    from hf_mps.finetune.features.machine import gpus
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert {name: str(choice) for name, choice in gpus("cuda").items()} == snapshot(

@@ -115,7 +115,7 @@ def test_a_sweep_that_was_stopped_goes_on(desk: Path, finetune: Command, monkeyp
         (("seed=1,,2",), "--sweep '1,,2' has an empty value between commas; allowed: VALUE,VALUE"),
         (("seed=1", "seed=2"), "--sweep seed is given twice; give it once"),
         (("training.max_steps=1,2",), "--sweep training.max_steps is given twice; give it once"),
-        (("output_dir=a,b",), "--sweep output_dir: each run has a folder of its own below one; give output_dir=PATH"),
+        (("output_dir=a,b",), "--sweep output_dir: every run gets its own folder below it; give output_dir=PATH"),
         (("sed=1,2",), None),
         (("seed=1,x",), "command line: seed is 'x'; allowed: a whole number"),
     ],

@@ -35,13 +35,32 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
     from hf_mps.tools.dryrun import metal_device
 
     device = metal_device()
+    from hf_mps.finetune.smoke.fake import needs_numbers
+    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.tools.dryrun.launches import asked_for
     from hf_mps.tools.dryrun.step import model_errors
 
     support, launches = _tables(torch_table, release)
-    facts = {"device": device, **asked_for(release, launches)}
+    training, accumulated = _traced(target.resolved.recipe)
+    facts = {"device": device, **asked_for(release, launches), **accumulated}
+
+    def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
+        step = prepare.step(parts, device, fake=tensors is FAKE)
+        recorder = OperatorRecorder(step.tracker)
+        step.run(1, watch=[recorder])
+        return audit_of(target.name, recorder, support, {**facts, **step.facts, "tensors": tensors}, launches)
+
     with model_errors(target.resolved):
-        return _audit(target, facts, support, launches)
+        with prepare.weightless(target, training=training) as parts:
+            try:
+                return audited(parts, FAKE)
+            except Exception as error:
+                if not needs_numbers(error):
+                    raise
+                why = summary(error)
+        with prepare.small(target, device) as parts:
+            return audited(parts, Choice("real", f"a small real step; fake tensors cannot run this one: {why}"))
 
 
 def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupport, LaunchTable | Choice[None] | None]:
@@ -57,38 +76,6 @@ def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupp
     launches = table_of(release)
     of_release = launches if release is not None and isinstance(launches, LaunchTable) else None
     return OperatorSupport(launches=of_release), launches
-
-
-def _audit(
-    target: Target,
-    facts: dict[str, Choice[str]],
-    support: OperatorSupport,
-    launches: LaunchTable | Choice[None] | None,
-) -> Audit:
-    from hf_mps.finetune.smoke.fake import needs_numbers
-    from hf_mps.tools.dryrun import prepare
-    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
-
-    device = facts["device"]
-
-    def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
-        step = prepare.step(parts, device, fake=tensors is FAKE)
-        recorder = OperatorRecorder(step.tracker)
-        step.run(1, watch=[recorder])
-        told = {**facts, **step.facts, "tensors": tensors}
-        return audit_of(target.name, recorder, support, told, launches)
-
-    training, accumulated = _traced(target.resolved.recipe)
-    facts = {**facts, **accumulated}
-    with prepare.weightless(target, training=training) as parts:
-        try:
-            return audited(parts, FAKE)
-        except Exception as error:
-            if not needs_numbers(error):
-                raise
-            why = summary(error)
-    with prepare.small(target, device) as parts:
-        return audited(parts, Choice("real", f"a small real step; fake tensors cannot run this one: {why}"))
 
 
 def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
@@ -110,7 +97,7 @@ def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
+    """Return whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
     first = words[0].rpartition("/")[2] if words else ""
     return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.text import aligned, counted
 from hf_mps.metal.fallback.accounting import TRACKER
 from hf_mps.metal.operators.calls import call_of
-from hf_mps.metal.operators.launch_class import Call, LaunchClass, LaunchTable
-from hf_mps.metal.operators.table import FINDINGS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
-from hf_mps.tools.dryrun.launches import Launches, of_calls
+from hf_mps.metal.operators.launch_class import CLASSES, Call, LaunchClass, LaunchTable
+from hf_mps.metal.operators.table import FINDINGS, KINDS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
+from hf_mps.tools.dryrun.launches import Launches, launch_lines, of_calls
 from hf_mps.tools.dryrun.modules import ModuleTracker, family
+from hf_mps.tools.dryrun.render import Annotation, Report
 
 # Where a finding is tracked, or what mends it.
 LINKS = {"fallback": TRACKER, "refused": "Metal has no float64; next: convert it before it reaches the device"}
@@ -26,17 +28,10 @@ LACKING = (torch.float64, torch.complex128)
 """The dtypes that no Metal kernel takes."""
 
 
-@dataclass
-class OperatorCalls:
-    """The calls of one operator ("aten::add.Tensor") for each (phase, module), and their dtypes on the device."""
-
-    name: str
-    places: dict[tuple[str, str], int] = field(default_factory=dict)
-    dtypes: set[torch.dtype] = field(default_factory=set)
-
-
 class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it around a step; `seen` maps each operator's name to its calls, `calls` has all in their order.
+    """Enter it around a step; `calls` has all calls in their order.
+
+    `places` has the calls of an operator ("aten::add.Tensor") for each (phase, module), `dtypes` those of its tensors.
 
     It does not see what a composite kernel calls inside, in C++; of a structured operator's forms the table knows that
     (`OperatorSupport.kernel_owner`).
@@ -44,7 +39,8 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, tracker: ModuleTracker, device: str = "mps") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: dict[str, OperatorCalls] = {}
+        self.places: dict[str, Counter[tuple[str, str]]] = {}
+        self.dtypes: dict[str, set[torch.dtype]] = {}
         self.calls: list[Call] = []
         self._tracker, self._device = tracker, device
 
@@ -55,27 +51,18 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name.startswith(NO_OPERATORS):
             return result
         # What a call without arguments made, or moved here, counts as the device's too.
-        if dtypes := [tensor.dtype for tensor in self._on_device((args, kwargs, result))]:
-            self._note(name, dtypes)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        if dtypes := {tensor.dtype for tensor in tensors if tensor.device.type == self._device}:
+            phase, module = self._tracker.here()
+            self.places.setdefault(name, Counter())[phase, family(module)] += 1
+            self.dtypes.setdefault(name, set()).update(dtypes)
             self.calls.append(call_of(name, (args, kwargs), result))
         return result
 
     def forget(self) -> None:
         """Begin again: what was seen was of another step."""
-        self.seen.clear()
-        self.calls.clear()
-
-    def _on_device(self, tree: Any) -> Iterator[torch.Tensor]:
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
-                yield leaf
-
-    def _note(self, name: str, dtypes: list[torch.dtype]) -> None:
-        seen = self.seen.setdefault(name, OperatorCalls(name))
-        phase, module = self._tracker.here()
-        place = (phase, family(module))
-        seen.places[place] = seen.places.get(place, 0) + 1
-        seen.dtypes.update(dtypes)
+        for seen in (self.places, self.dtypes, self.calls):
+            seen.clear()
 
 
 @dataclass(frozen=True)
@@ -91,7 +78,7 @@ class Entry:
 
     @property
     def link(self) -> str | None:
-        """Where its absence is tracked, or what mends it; None for what runs on Metal."""
+        """Return where its absence is tracked, or what mends it; None for what runs on Metal."""
         return LINKS.get(self.kind)
 
     @property
@@ -106,7 +93,7 @@ class Entry:
 
     @property
     def where(self) -> str:
-        """The places in words: `forward: bert.encoder.layer.*.output`."""
+        """Return the places in words: `forward: bert.encoder.layer.*.output`."""
         shown = [f"{phase}: {module}" if module else phase for phase, module, _ in self.places[:PLACES_SHOWN]]
         more = len(self.places) - len(shown)
         return "; ".join(shown) + (f"; {more} more" if more > 0 else "")
@@ -125,12 +112,12 @@ class Audit:
     launches: Launches | Choice[None] | None = None
 
     def of(self, *kinds: Kind) -> list[Entry]:
-        """The entries of some kinds."""
+        """Return the entries of some kinds."""
         return [entry for entry in self.entries if entry.kind in kinds]
 
     @property
     def findings(self) -> list[Entry]:
-        """What falls back or is refused."""
+        """Return what falls back or is refused."""
         return self.of(*FINDINGS)
 
 
@@ -141,19 +128,19 @@ def audit_of(
     facts: Mapping[str, Choice[Any]],
     table: LaunchTable | Choice[None] | None = None,
 ) -> Audit:
-    """The audit of what was recorded, what Metal lacks first; `table` says what the calls launch."""
+    """Return the audit of what was recorded, what Metal lacks first; `table` says what the calls launch."""
     launches = of_calls(recorder.calls, table) if isinstance(table, LaunchTable) else table
     places: dict[str, Counter[tuple[str, str]]] = {}
     dtypes: dict[str, set[torch.dtype]] = {}
     classes: dict[str, Counter[Choice[LaunchClass]]] = {}
-    for seen in recorder.seen.values():
-        owner = support.kernel_owner(seen.name)
-        # The out= form stands for its operator where it is the one that Metal lacks.
-        name = owner if support.kind(owner) == "fallback" else seen.name
-        places.setdefault(name, Counter()).update(seen.places)
-        dtypes.setdefault(name, set()).update(seen.dtypes)
+    for called, of_places in recorder.places.items():
+        owner = support.kernel_owner(called)
+        # The out= form is named as its operator where that is the one that Metal lacks.
+        name = owner if support.kind(owner) == "fallback" else called
+        places.setdefault(name, Counter()).update(of_places)
+        dtypes.setdefault(name, set()).update(recorder.dtypes[called])
         if isinstance(launches, Launches):
-            classes.setdefault(name, Counter()).update(launches.operators.get(seen.name, {}))
+            classes.setdefault(name, Counter()).update(launches.operators.get(called, {}))
     entries = []
     for name, calls in places.items():
         kind = support.kind(name, [str(dtype) for dtype in dtypes[name] if dtype in LACKING])
@@ -162,3 +149,56 @@ def audit_of(
         entries.append(Entry(name, kind, calls.total(), names, tuple((*at, n) for at, n in calls.most_common()), told))
     entries.sort(key=lambda entry: (entry.kind not in FINDINGS, -entry.calls, entry.operator))
     return Audit(target, tuple(entries), facts, launches)
+
+
+def report(audit: Audit, *, every: bool = False) -> Report:
+    """Return the number of operators of each kind and what was found; with `every` the table has each operator."""
+    counts, launches = Counter(entry.kind for entry in audit.entries), audit.launches
+    refused, fallbacks = counts["refused"], counts["fallback"]
+    notes = [] if audit.findings else [Annotation("notice", f"all {len(audit.entries)} operators run on Metal")]
+    for entry in audit.findings:
+        what = KINDS[entry.kind].partition(":")[0]
+        text = f"{entry.operator}: {what}; {entry.calls} calls ({entry.where}); {entry.link}"
+        notes.append(Annotation("error" if entry.kind == "refused" else "warning", text))
+    if isinstance(launches, Launches):
+        notes.append(Annotation("notice", f"launches: {launches.choice}"))
+    names = ", ".join(entry.operator for entry in audit.findings)
+    problem = f"{len(audit.findings)} of {len(audit.entries)} operators do not run on Metal: {names}"
+    badge = (counted(fallbacks, "fallback"), "yellow") if fallbacks else ("runs on Metal", "brightgreen")
+    return Report(
+        "audit",
+        audit.target,
+        audit.facts,
+        list(_lines(audit, counts, every)),
+        {
+            "counts": {kind: counts[kind] for kind in KINDS},
+            "launches": launches.values() if isinstance(launches, Launches) else launches,
+            "operators": [
+                {
+                    "operator": entry.operator,
+                    "kind": entry.kind,
+                    "calls": entry.calls,
+                    "dtypes": entry.dtypes,
+                    "places": [dict(zip(("phase", "module", "calls"), place, strict=True)) for place in entry.places],
+                    "link": entry.link,
+                    "launches": [dict(zip(("class", "calls", "reason"), of, strict=True)) for of in entry.launches],
+                }
+                for entry in audit.entries
+            ],
+        },
+        names=(*KINDS, *CLASSES),
+        annotations=notes,
+        badge=(f"{refused} refused", "red") if refused else badge,
+        problem=problem if audit.findings else "",
+    )
+
+
+def _lines(audit: Audit, counts: Counter[Kind], every: bool) -> Iterator[str | tuple[str, ...]]:
+    yield from ("", f"one training step: {len(audit.entries)} operators, {sum(e.calls for e in audit.entries):,} calls")
+    yield from ((k, f"{counts[k]:>4}", what) for k, what in KINDS.items() if counts[k] or k in FINDINGS)
+    if shown := audit.entries if every else audit.of(*FINDINGS, "unknown"):
+        rows = [(e.operator, e.kind, e.launched, f"{e.calls:,}", ", ".join(e.dtypes), e.where) for e in shown]
+        yield from ("", *aligned([("operator", "kind", "launches", "calls", "dtypes", "where"), *rows], widest=1000))
+    if audit.launches is not None:
+        yield from launch_lines(audit.launches)
+    yield from dict.fromkeys(f"next: {entry.link}" for entry in audit.findings)

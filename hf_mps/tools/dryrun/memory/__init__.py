@@ -36,7 +36,7 @@ def estimate(
 def plan(
     target: Target, machine: Machine | None = None, *, length: int | None = None, release: str | None = None
 ) -> MemoryPlan:
-    """The estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
+    """Return the estimate against `machine` (default: the present one), the largest batch, and what would make it fit.
 
     Where it does not fit as it is, of what the run itself would change so that it does: `facts` has those choices.
     And what the step launches on the PyTorch `release` (default: the installed one). Raises as `estimate` does, and
@@ -51,38 +51,38 @@ def plan(
     from hf_mps.tools.dryrun.audit.record import OperatorRecorder
     from hf_mps.tools.dryrun.memory import adjust
     from hf_mps.tools.dryrun.memory.fit import MemoryPlan, ranked
-    from hf_mps.tools.dryrun.memory.machine import present
-    from hf_mps.tools.dryrun.memory.search import largest
+    from hf_mps.tools.dryrun.memory.machine import largest, present
     from hf_mps.tools.dryrun.memory.trace import Tracer
     from hf_mps.tools.dryrun.step import model_errors
 
     machine = machine or present()
     table = launches.table_of(release)
-    recorders: list[OperatorRecorder] = []
 
-    def of_the_first(step: TrainingStep) -> OperatorRecorder | None:
-        if recorders:
-            return None
-        recorders.append(OperatorRecorder(step.tracker))
-        return recorders[0]
+    def traced(target: Target) -> tuple[Estimate, int, OperatorRecorder]:
+        recorders: list[OperatorRecorder] = []
 
-    def traced(target: Target) -> tuple[Estimate, int]:
+        def of_the_first(step: TrainingStep) -> OperatorRecorder | None:
+            if recorders:
+                return None
+            recorders.append(OperatorRecorder(step.tracker))
+            return recorders[0]
+
         with prepare.weightless(target) as parts:
             tracer = Tracer(parts, device, length, of_the_first)
             estimate = tracer()
-            return estimate, largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
+            most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
+        return estimate, most, recorders[0]
 
     made = MemoryAdjustments()
     with model_errors(target.resolved):
-        estimate, most = traced(target)
+        estimate, most, recorder = traced(target)
         if machine.verdict(estimate.bytes) != "fits":
             made = adjust.make(target, machine, device, length, estimate)
         if made.overrides:
-            recorders.clear()
             target = target.varied(made.overrides)
-            estimate, most = traced(target)
+            estimate, most, recorder = traced(target)
     fits = machine.verdict(estimate.bytes) == "fits"
     options = () if fits else tuple(ranked(target, machine, device, length, made.overrides))
-    found = launches.of_calls(recorders[0].calls, table) if isinstance(table, LaunchTable) else table
+    found = launches.of_calls(recorder.calls, table) if isinstance(table, LaunchTable) else table
     facts = {"device": device, **launches.asked_for(release, table), **estimate.facts, **made.choices}
     return MemoryPlan(target.name, machine, estimate, most, options, facts, found)

@@ -52,7 +52,7 @@ def estimate_fit(run: PreparedRun) -> MemoryAdjustments:
 
     A step that cannot be traced is left as it is.
     """
-    if run.device.value != "mps" or run.resolved.smoke is not None:
+    if run.device.value != "mps":
         return MemoryAdjustments()
     size, machine = at_most(run.prepared, run.resolved.recipe), present()
     if size is None or size <= machine.comfortable:
@@ -71,7 +71,7 @@ def estimate_fit(run: PreparedRun) -> MemoryAdjustments:
 def make(
     target: Target, machine: Machine, device: Choice[str], length: int | None = None, before: Estimate | None = None
 ) -> MemoryAdjustments:
-    """What makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
+    """Return what makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
 
     Where nothing makes it fit, what needs least, if that is less by a tenth. `before` is the estimate as it is, where
     that is known. Raises as `Tracer` does.
@@ -80,27 +80,32 @@ def make(
     if machine.verdict(before.bytes) == "fits":
         return MemoryAdjustments(bytes=before.bytes)
     best: tuple[int, dict[str, Any]] = (int(WORTH * before.bytes), {})
-    for changes in STEPS:
-        if any(not changes_something(target, {key: value}) for key, value in changes.items()):
+    for further in STEPS:
+        if any(not changes_something(target, {key: value}) for key, value in further.items()):
             continue
         try:
-            size = _estimate(target.varied(changes), device, length).bytes
+            size = _estimate(target.varied(further), device, length).bytes
         except UserError:  # the model has no such attention, or no such layers
             continue
         if size < best[0]:
-            best = (size, changes)
+            best = (size, further)
         if machine.verdict(size) == "fits":
             break
     if not best[1]:
         return MemoryAdjustments(bytes=before.bytes)
-    clips = early_steps.words(target.resolved.recipe.training)
-    return MemoryAdjustments(
-        best[1], _choices(best[1], before.bytes, best[0], machine, WORDS | {early_steps.KEY: clips}), best[0]
-    )
+    size, changes = best
+    told = f"{gib(before.bytes)} of a step {machine.verdict(before.bytes)} on {machine.name}"
+    told += f", {gib(size)} {machine.verdict(size)}" + ("", " with both", " with all three")[len(changes) - 1]
+    words = WORDS | {early_steps.KEY: early_steps.words(target.resolved.recipe.training)}
+    choices: dict[str, Choice[Any]] = {}
+    for key, value in changes.items():
+        name = key if key in words else "checkpointing"
+        choices[name] = Choice(value, f"{told}: {words[name]}; to refuse it: {REFUSED_BY[name]}")
+    return MemoryAdjustments(changes, choices, size)
 
 
 def proposed(target: Target, machine: Machine, device: Choice[str], made: MemoryAdjustments) -> dict[str, Choice[Any]]:
-    """What the user could choose where `made` is not enough, in one line: what fits, or else needs least."""
+    """Return what the user could choose where `made` is not enough, in one line: what fits, or else needs least."""
     if machine.verdict(made.bytes) == "fits":
         return {}
     found: list[tuple[int, dict[str, Any]]] = []
@@ -116,28 +121,14 @@ def proposed(target: Target, machine: Machine, device: Choice[str], made: Memory
             continue
         if machine.verdict(found[-1][0]) == "fits":
             break
-    even_so = f"{gib(made.bytes)} of a step, even so" if made.overrides else f"{gib(made.bytes)} of a step"
-    if not found:
-        return {MEMORY: Choice(machine.verdict(made.bytes), f"{even_so}; next: {PLAN} {target.name}")}
-    least, further = min(found, key=lambda each: each[0])
-    words, verdict = " ".join(fit.words(further)), machine.verdict(least)
-    reason = f"{even_so}; {words} would need {gib(least)}, which {verdict}, and trains to other numbers; next: {PLAN}"
-    return {MEMORY: Choice(machine.verdict(made.bytes), f"{reason} {target.name}")}
+    reason = f"{gib(made.bytes)} of a step" + (", even so" if made.overrides else "")
+    if found:
+        least, further = min(found, key=lambda each: each[0])
+        words, verdict = " ".join(fit.words(further)), machine.verdict(least)
+        reason += f"; {words} would need {gib(least)}, which {verdict}, and trains to other numbers"
+    return {MEMORY: Choice(machine.verdict(made.bytes), f"{reason}; next: {PLAN} {target.name}")}
 
 
 def _estimate(target: Target, device: Choice[str], length: int | None) -> Estimate:
     with prepare.weightless(target) as parts:
         return Tracer(parts, device, length)()
-
-
-def _choices(
-    changes: dict[str, Any], before: int, after: int, machine: Machine, words: dict[str, str]
-) -> dict[str, Choice[Any]]:
-    told = f"{gib(before)} of a step {machine.verdict(before)} on {machine.name}"
-    ends = f"{gib(after)} {machine.verdict(after)}"
-    found: dict[str, Choice[Any]] = {}
-    for key, value in changes.items():
-        name = key if key in words else "checkpointing"
-        together = ("", " with both", " with all three")[len(changes) - 1]
-        found[name] = Choice(value, f"{told}, {ends}{together}: {words[name]}; to refuse it: {REFUSED_BY[name]}")
-    return found

@@ -18,8 +18,7 @@ from hf_mps.metal.device.memory import beside_live
 from hf_mps.metal.operators.launch_class import CLASSES
 from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.launches import Launches, launch_lines
-from hf_mps.tools.dryrun.memory.machine import Machine
-from hf_mps.tools.dryrun.memory.search import largest
+from hf_mps.tools.dryrun.memory.machine import Machine, largest
 from hf_mps.tools.dryrun.memory.trace import PARTS, Estimate, Tracer
 from hf_mps.tools.dryrun.render import Report
 
@@ -140,12 +139,12 @@ def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: s
 
 
 def _steps_early(changes: Mapping[str, Any]) -> bool:
-    """Whether a step with them cannot accumulate."""
+    """Return whether a step with them cannot accumulate."""
     return any(changes.get(key) for key in EARLY | HALVES) and (LORA | QUANTIZED).keys().isdisjoint(changes)
 
 
 def words(changes: dict[str, Any]) -> tuple[str, ...]:
-    """Overrides as a person writes them."""
+    """Return overrides as a person writes them."""
     made = of_values(changes).items()
     return tuple(f"{key}={one.value}" if isinstance(one.value, str) else one.word for key, one in made)
 
@@ -153,33 +152,25 @@ def words(changes: dict[str, Any]) -> tuple[str, ...]:
 def changes_something(target: Target, changes: Mapping[str, Any]) -> bool:
     """Whether each of the changes is one, the user's own words say nothing of it, and the recipe's task knows it."""
     recipe, training = target.resolved.recipe, target.resolved.recipe.training
-    if changes.keys() & target.resolved.overrides.keys():
-        return False
-    if CHECKPOINTING.keys() <= changes.keys() and training.get(training_section.checkpointing()):
-        return False
-    if "attention" in changes and recipe.attention != "auto":
-        return False
-    if "training.optim" in changes and training.get("optim"):
-        return False
-    if changes.get(early_steps.KEY) and recipe.step_in_backward is not None:
-        return False
-    if early_steps.WEIGHTS in changes and recipe.weights == early_steps.HALVES:
-        return False
-    if "training.bf16" in changes and (training.get("bf16") or training.get("fp16")):
-        return False
-    if quantization.KEY in changes and getattr(recipe, quantization.KEY, quantization.NF4) is not None:
-        return False  # quantized already, or a task that has no such weights
-    if quantization.KEY in changes and "lora" not in changes and getattr(recipe, "lora", None) is None:
-        return False  # rounded weights do not step themselves
-    return "lora" not in changes or ("lora" in type(recipe).model_fields and getattr(recipe, "lora", None) is None)
+    lora, rounded = getattr(recipe, "lora", None), getattr(recipe, quantization.KEY, quantization.NF4)
+    has_it = {
+        **dict.fromkeys(CHECKPOINTING, training.get(training_section.checkpointing())),
+        "attention": recipe.attention != "auto",
+        "training.optim": training.get("optim"),
+        early_steps.KEY: recipe.step_in_backward is not None,
+        early_steps.WEIGHTS: recipe.weights == early_steps.HALVES,
+        "training.bf16": training.get("bf16") or training.get("fp16"),
+        # Quantized already, a task that has no such weights, or whole weights, which could not step once rounded.
+        quantization.KEY: rounded is not None or ("lora" not in changes and lora is None),
+        "lora": "lora" not in type(recipe).model_fields or lora is not None,
+    }
+    return not changes.keys() & target.resolved.overrides.keys() and not any(has_it.get(key) for key in changes)
 
 
 def report(plan: MemoryPlan) -> Report:
     """The peak with its parts, what the machine has, the largest batch, and what would make it fit; sizes in bytes."""
     machine, estimate = plan.machine, plan.estimate
-    step = (
-        f"{estimate.accumulation} of them make an optimizer step" if estimate.accumulation > 1 else "an optimizer step"
-    )
+    several = f"{estimate.accumulation} of them make" if estimate.accumulation > 1 else ""
     limits = f"{gib(machine.recommended)} recommended for one process, {gib(machine.memory)} in all"
     return Report(
         "plan",
@@ -192,18 +183,14 @@ def report(plan: MemoryPlan) -> Report:
             "estimate": _values(estimate),
             "largest_batch": plan.largest,
             "options": [
-                {
-                    "overrides": option.overrides,
-                    "reason": option.reason,
-                    "largest_batch": option.largest,
-                    "estimate": _values(option.estimate),
-                }
-                for option in plan.options
+                {"overrides": one.overrides, "reason": one.reason, "largest_batch": one.largest}
+                | {"estimate": _values(one.estimate)}
+                for one in plan.options
             ],
             "launches": plan.launches.values() if isinstance(plan.launches, Launches) else plan.launches,
         },
         table_facts={
-            "batch": Choice(_shape(estimate, estimate.rows), step),
+            "batch": Choice(_shape(estimate, estimate.rows), f"{several} an optimizer step".strip()),
             "machine": Choice(machine.name, f"{limits}; above {gib(machine.comfortable)} {machine.beyond}"),
         },
         names=(*PARTS, *CLASSES),
@@ -212,14 +199,19 @@ def report(plan: MemoryPlan) -> Report:
 
 
 def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
+    import torch
+
     estimate, share = plan.estimate, plan.estimate.bytes / plan.machine.comfortable
     peak = f"peak {gib(estimate.bytes)} of live memory, {plan.verdict}"
     yield from ("", f"{peak}: {share:.0%} of what may be used; at {estimate.where}")
     yield from (
         (part, f"{gib(estimate.parts[part]):>9}", what) for part, what in PARTS.items() if estimate.parts.get(part)
     )
+    release = plan.launches.release if isinstance(plan.launches, Launches) else str(torch.__version__)
+    more = "Python and PyTorch hold some hundred megabytes more"
+    yield f"  live memory, of tensors alone: {beside_live(release)}; {more}"
     most = _shape(estimate, plan.largest) if plan.largest else "none: one row alone is too much"
-    yield from (f"  {_beside(plan)}", "", f"largest batch that fits: {most}")
+    yield from ("", f"largest batch that fits: {most}")
     if plan.options:
         yield from ("", "what would make it fit, the least change first:")
     for number, option in enumerate(plan.options, 1):
@@ -229,15 +221,8 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
         yield from launch_lines(plan.launches)
 
 
-def _beside(plan: MemoryPlan) -> str:
-    import torch
-
-    release = plan.launches.release if isinstance(plan.launches, Launches) else str(torch.__version__)
-    return f"live memory, of tensors alone: {beside_live(release)}; Python and PyTorch hold some hundred megabytes more"
-
-
 def gib(size: int) -> str:
-    """Bytes for a person."""
+    """Return bytes for a person."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 100 else f"{size / MIB:.2f} MiB"
 
 

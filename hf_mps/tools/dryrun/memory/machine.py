@@ -1,8 +1,9 @@
-"""The memory that a training may take: of a named Mac, of so many gigabytes, or of the present machine."""
+"""The memory that a training may take, of a named or the present machine, and the largest batch that fits into it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hf_mps.core.errors import UserError, nearest
@@ -40,15 +41,14 @@ class Machine:
 
 def named(text: str) -> Machine:
     """The machine that `text` names: 16gb, or a profile's name (m2-pro-16gb). Raises UserError for anything else."""
-    size_given = _SIZE.fullmatch(text.strip())
-    if size_given and int(size_given[1]) > 0:
-        size = int(size_given[1]) * GIB
-        profile = profiles.Profile(f"{size_given[1]} GB", "Apple silicon", 0, size, (0, 0))
-        return Machine(f"a Mac with {size_given[1]} GB", size, profile.recommended_max)
+    given = _SIZE.fullmatch(text.strip())
+    if given and int(given[1]) > 0:
+        profile = profiles.Profile(f"{given[1]} GB", "Apple silicon", 0, int(given[1]) * GIB, (0, 0))
+        return Machine(f"a Mac with {given[1]} GB", profile.memory, profile.recommended_max)
     word = text.strip().lower()
     if word not in profiles.PROFILES:
         allowed = f"a size as 16gb, or {', '.join(profiles.PROFILES)}"
-        raise UserError(f"--memory {text} is no machine; allowed: {allowed}{nearest(word, profiles.PROFILES)}")
+        raise UserError(f"--memory {text} is not a machine; allowed: {allowed}{nearest(word, profiles.PROFILES)}")
     profile = profiles.PROFILES[word]
     return Machine(profile.name, profile.memory, profile.recommended_max)
 
@@ -62,7 +62,7 @@ def present() -> Machine:
 
 
 def of_ranks(ranks: int) -> Machine:
-    """What one of `ranks` may take: a GPU's memory where CUDA is there, else its share of the machine's."""
+    """Return what one of `ranks` may take: a GPU's memory where CUDA is there, else its share of the machine's."""
     import torch
 
     from hf_mps.metal.device import machine, memory
@@ -72,3 +72,34 @@ def of_ranks(ranks: int) -> Machine:
         return Machine(torch.cuda.get_device_name(), total, total, "fragments and NCCL have little left")
     total = memory.total("cpu") // ranks
     return Machine(f"one of {ranks} parts of {machine.present().chip}", total, total, "it begins to swap")
+
+
+LARGEST_BATCH, TRACES = 4096, 8
+"""Rows of the largest batch that is looked for, and traces that the search may take beside the first two."""
+
+
+def largest(peak_of: Callable[[int], int], limit: int, first: int, most: int = LARGEST_BATCH) -> int:
+    """Return the most rows of a batch whose peak is within `limit` bytes, 0 where not even one is; at most `most`.
+
+    Peaks grow by the same bytes for each row over long stretches, so a line through two of them leads near the answer;
+    at most TRACES more are made. The answer was traced, and is the largest or within a fiftieth of it.
+    """
+    if peak_of(1) > limit:
+        return 0
+    low, high = 1, most + 1  # what fits, and what does not
+    guess = min(max(first, 2), most)
+    for _ in range(TRACES):
+        size = peak_of(guess)
+        if size > limit:
+            high = guess
+            slope = (size - peak_of(low)) / (high - low)
+        else:
+            slope, low = (size - peak_of(low)) / (guess - low), guess
+            if high <= most:
+                slope = max(slope, (peak_of(high) - size) / (high - low))
+        if high - low <= max(1, low // 50):
+            break
+        # Level where another moment than the batch's is the highest: then in large strides.
+        reach = low + (limit - peak_of(low)) / slope if slope > 0 else 8 * low
+        guess = min(max(int(reach), low + 1), high - 1)
+    return low

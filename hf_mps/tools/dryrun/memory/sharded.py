@@ -7,11 +7,6 @@ answers every collective at once with whatever lies in the output.
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -20,37 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
-from hf_mps.finetune.sharding import engine, settings
+from hf_mps.finetune.sharding import settings
 from hf_mps.tools.dryrun import prepare
-from hf_mps.tools.dryrun.memory.machine import Machine, of_ranks
-from hf_mps.tools.dryrun.memory.peak import Peak
-from hf_mps.tools.dryrun.memory.search import largest
-from hf_mps.tools.dryrun.memory.trace import Tracer, peak
+from hf_mps.tools.dryrun.memory.machine import Machine, largest, of_ranks
+from hf_mps.tools.dryrun.memory.trace import Peak, Tracer, peak
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
     from hf_mps.tools.dryrun.memory.fit import MemoryPlan
     from hf_mps.tools.dryrun.resolve import Target
     from hf_mps.tools.dryrun.step import TrainingStep
 
 DIMENSION = "dp_shard"
-LAUNCHERS = (
-    "RANK",
-    "LOCAL_",
-    "WORLD_SIZE",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "TORCH_NCCL",
-    "PMI_",
-    "OMPI_",
-)
-"""How the variables begin that tell a process which of several it is (`hf_mps.distributed.world`)."""
-LONGEST = 600
-"""Seconds that a trace may take."""
 DEVICE = Choice(
     "cpu", "FSDP asks a device for streams, which the CPU plays and Metal has not; CUDA's tensors are alike"
 )
@@ -77,7 +54,7 @@ class ShardedTracer(Tracer):
             step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
             with step.fake:
                 shard(step.model, mesh, settings.plugin(self._training, step.model), precision)
-            with engine.quiet():
+            with settings.quiet():
                 return step, peak(step, device=DEVICE.value)
 
 
@@ -107,23 +84,6 @@ def plan(target: Target, ranks: int, machine: Machine | None = None, *, length: 
     if (precision := _precision(training)) != "no":
         facts["precision"] = Choice(precision, "weights are gathered in it, and kept and stepped in float32")
     return MemoryPlan(target.name, machine, estimate, most, facts=facts)
-
-
-def told_apart(resolved: ResolvedRecipe, ranks: int) -> dict[str, Any]:
-    """`plan`'s estimate for a process that is one of several: from another one, which no launcher started.
-
-    Raises RunError where that one fails.
-    """
-    words = shlex.split(resolved.command("plan", "--ranks", str(ranks), "--json"))[1:]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    done = subprocess.run(
-        [sys.executable, "-m", "hf_mps", *words], env=environment, capture_output=True, text=True, timeout=LONGEST
-    )
-    found = done.stdout.find("{")
-    if found < 0:
-        raise RunError(first_line(done.stderr or f"hf-mps plan ended with {done.returncode}"))
-    said: dict[str, Any] = json.loads(done.stdout[found:])["estimate"]
-    return said
 
 
 def _precision(training: Mapping[str, Any]) -> str:

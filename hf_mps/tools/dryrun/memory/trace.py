@@ -1,15 +1,22 @@
 """The memory of a training step, followed tensor by tensor: its peak, of what it is made, and the largest batch.
 
 Fake tensors hold nothing: a laptop's memory is enough to find the peak of a 7-billion-parameter model.
+
+The peak of a deep model comes from traces of a few of its layers, which are all alike: a moment's bytes grow by the
+same number with each layer: its weights, gradients and moments, and what it keeps for the backward pass. Which moment
+is the highest changes with the depth, so each is scaled by itself, told by its phase, its module (in the first layer,
+the last one, or between) and its operator.
 """
 
 from __future__ import annotations
 
+import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,24 +27,100 @@ from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
 from hf_mps.finetune.smoke.fake import needs_numbers
 from hf_mps.metal.operators.table import NO_OPERATORS
-from hf_mps.tools.dryrun import batch, generation, prepare, quantized
-from hf_mps.tools.dryrun.memory import layers
-from hf_mps.tools.dryrun.memory.peak import Peak
+from hf_mps.tools.dryrun import batch, meta_model, prepare
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
+from hf_mps.tools.dryrun.step import generates
 
 if TYPE_CHECKING:
     from hf_mps.tools.dryrun.step import TrainingStep
 
-WEIGHTS, GRADIENTS, STATE, CACHE, ACTIVATIONS, LOGITS, WORKING, GATHERED = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "generation",
-    "activations",
-    "logits",
-    "working",
-    "gathered",
-)
+
+@dataclass
+class Peak:
+    """The highest moment: bytes in all and by part, and where it was: phase and module."""
+
+    bytes: int = 0
+    parts: dict[str, int] = field(default_factory=dict)
+    where: tuple[str, str] = ("", "")
+
+
+FEW = (3, 4)
+"""Layers of the two traces: with three there is one between the first and the last."""
+LEAST = 10
+"""Layers of a model for which two short traces cost less than a whole one."""
+FIRST_LAYER, INNER_LAYER, LAST_LAYER = "first", "between", "last"
+Key = tuple[str, str, str]
+
+
+def identical_layers(model: Any) -> str | None:
+    """The name of the longest list of at least LEAST layers that differ in their numbers alone; None without one."""
+    lists = {
+        name: len(module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) >= LEAST and len(set(map(_signature, module))) == 1
+    }
+    return max(lists, key=lambda name: lists[name], default=None)
+
+
+@contextmanager
+def few(model: Any, name: str, count: int) -> Iterator[None]:
+    """Leave `model` the first `count` layers of the list `name` while the context lasts."""
+    parent = model.get_submodule(name.rpartition(".")[0])
+    own = name.rpartition(".")[2]
+    whole = parent._modules[own]
+    parent._modules[own] = torch.nn.ModuleList(list(whole)[:count])
+    try:
+        yield
+    finally:
+        parent._modules[own] = whole
+
+
+def folded(moments: Mapping[tuple[tuple[str, str], str], Peak], name: str, count: int) -> dict[Key, Peak]:
+    """The highest moments of a trace of `count` layers by what they have in common with those of a trace of more."""
+
+    def position(match: re.Match[str]) -> str:
+        number = int(match[1])
+        return f"{name}.{FIRST_LAYER if number == 0 else LAST_LAYER if number == count - 1 else INNER_LAYER}"
+
+    layer = re.compile(rf"{re.escape(name)}\.(\d+)")
+    found: dict[Key, Peak] = {}
+    for ((phase, module), operator), one in moments.items():
+        each = (phase, layer.sub(position, module), operator)
+        found[each] = max(found.get(each, one), one, key=lambda peak: peak.bytes)
+    return found
+
+
+def scaled(found: Mapping[int, Mapping[Key, Peak]], depth: int) -> Peak | None:
+    """The highest moment of `depth` layers, from those of the traces of FEW; None where they are not the same ones."""
+    fewer, more = (found[count] for count in FEW)
+    if fewer.keys() != more.keys():
+        return None
+    steps = (depth - FEW[1]) / (FEW[1] - FEW[0])
+    made = (_further(fewer[each], more[each], steps) for each in more)
+    return max(made, key=lambda one: one.bytes, default=None)
+
+
+def _further(fewer: Peak, more: Peak, steps: float) -> Peak:
+    parts = {part: round(size + steps * (size - fewer.parts.get(part, 0))) for part, size in more.parts.items()}
+    return Peak(sum(parts.values()), parts, more.where)
+
+
+def _signature(layer: Any) -> tuple[Any, ...]:
+    """Return what a layer is made of and how it is set, without its number."""
+    modules = [(name, type(one), _settings(one)) for name, one in layer.named_modules()]
+    tensors = [*layer.named_parameters(), *layer.named_buffers()]
+    held = [(name, one.shape, one.dtype, one.stride(), one.requires_grad) for name, one in tensors]
+    return (*modules, *held)
+
+
+def _settings(module: Any) -> tuple[Any, ...]:
+    values = sorted(vars(module).items())
+    plain = (bool, int, float, str, type(None))
+    return tuple((name, value) for name, value in values if name != "layer_idx" and isinstance(value, plain))
+
+
+WEIGHTS, GRADIENTS, STATE, CACHE = "weights", "gradients", "optimizer", "generation"
+ACTIVATIONS, LOGITS, WORKING, GATHERED = "activations", "logits", "working", "gathered"
 PARTS = {
     WEIGHTS: "parameters and buffers",
     GRADIENTS: "of the parameters that train",
@@ -79,7 +162,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             return args[place].add_(args[1 - place])
         self._operator = func.name()
-        if func.namespace == quantized.NAMESPACE:
+        if func.namespace == meta_model.NAMESPACE:
             return self._expanded(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if func.namespace in SENDING:
@@ -93,7 +176,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _expanded(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of one of bitsandbytes' operators, with what its kernel makes on the way.
+        """Return the result of one of bitsandbytes' operators, with what its kernel makes on the way.
 
         That is followed once for each shape of what goes in: a model has few, in many layers.
         """
@@ -103,7 +186,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key not in self._passing:
             now, peak, self.peak = self._now, self.peak, Peak(self._now)
             with self:
-                result = quantized.expanded(func, *args, **kwargs)
+                result = meta_model.expanded(func, *args, **kwargs)
             self._passing[key] = self.peak.bytes - now
             self.peak = max(peak, self.peak, key=lambda one: one.bytes)
             return result
@@ -215,7 +298,7 @@ def _alone(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a sharded tensor that this rank holds; any other tensor as it is."""
+    """Return the part of a sharded tensor that this rank holds; any other tensor as it is."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
@@ -226,16 +309,17 @@ def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
 
 
 def _told(highest: Peak) -> Peak:
-    """A peak without empty parts, at a kind of module."""
+    """Return a peak without empty parts, at a kind of module."""
     phase, module = highest.where
     return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
 
 
 def followed(step: TrainingStep, *others: Any, device: str = "mps", moments: bool = False) -> Memory:
     """Run a step twice and return its memory, with the highest of all `moments` where they are asked for."""
-    memory = Memory(step.tracker, device, vocabulary=_vocabulary(step.model))
+    words = getattr(getattr(step.model, "config", None), "vocab_size", None)
+    memory = Memory(step.tracker, device, vocabulary=words if isinstance(words, int) and words > 64 else None)
     memory.moments = {} if moments else None
-    memory.hold([*step.model.parameters(), *step.model.buffers(), *quantized.statistics(step.model)])
+    memory.hold([*step.model.parameters(), *step.model.buffers(), *meta_model.statistics(step.model)])
     with ExitStack() as hooks:
         hooks.enter_context(resizes(memory.resized))
         for parameter in step.model.parameters():
@@ -256,7 +340,7 @@ def followed(step: TrainingStep, *others: Any, device: str = "mps", moments: boo
 @contextmanager
 def resizes(told: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
     """Call `told(storage, bytes before)` whenever a storage is given another size, which no operator does."""
-    stock, inherited = torch.UntypedStorage.resize_, "resize_" not in vars(torch.UntypedStorage)
+    stock = torch.UntypedStorage.resize_
 
     def resize_(storage: Any, size: int) -> Any:
         before = storage.nbytes()
@@ -264,20 +348,8 @@ def resizes(told: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]
         told(storage, before)
         return result
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
-    try:
+    with patch.object(torch.UntypedStorage, "resize_", resize_):
         yield
-    finally:
-        if inherited:
-            del torch.UntypedStorage.resize_
-        else:
-            torch.UntypedStorage.resize_ = stock  # type: ignore[method-assign]
-
-
-def _vocabulary(model: Any) -> int | None:
-    config = getattr(model, "config", None)
-    size = getattr(config, "vocab_size", None)
-    return int(size) if isinstance(size, int) and size > 64 else None
 
 
 @dataclass(frozen=True)
@@ -320,7 +392,7 @@ class Tracer:
         self.accumulation = self._setting("gradient_accumulation_steps", 1)
 
     def __call__(self, rows: int | None = None) -> Estimate:
-        """The estimate for a batch of `rows`, by default the recipe's."""
+        """Return the estimate for a batch of `rows`, by default the recipe's."""
         rows = rows or self.rows
         if rows not in self._known:
             self._known[rows] = self._trace(rows)
@@ -350,29 +422,27 @@ class Tracer:
 
     def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
         step = self._step(changes, rows)
-        other = self._also(step) if self._also is not None else None
-        if other is None and (highest := self._of_few(step, changes, rows)) is not None:
-            return step, highest
-        return step, peak(step, *([] if other is None else [other]))
+        others = list(filter(None, (self._also(step),) if self._also is not None else ()))
+        return step, (None if others else self._of_few(step, changes, rows)) or peak(step, *others)
 
     def _step(self, changes: dict[str, Any], rows: int) -> TrainingStep:
         return prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
 
     def _of_few(self, step: TrainingStep, changes: dict[str, Any], rows: int) -> Peak | None:
-        """The peak scaled from traces of a few layers; None for a model without many that are alike.
+        """Return the peak scaled from traces of a few layers; None for a model without many that are alike.
 
         A step that generates is traced whole: its keys and values are kept for as many layers as the configuration
         says.
         """
-        name = layers.identical_layers(step.model)
-        if name is None or generation.generates(step.trainer):
+        name = identical_layers(step.model)
+        if name is None or generates(step.trainer):
             return None
         found = {}
-        for count in layers.FEW:
+        for count in FEW:
             shorter = self._step(changes, rows)
-            with layers.few(shorter.model, name, count):
-                found[count] = layers.folded(followed(shorter, moments=True).moments or {}, name, count)
-        highest = layers.scaled(found, len(step.model.get_submodule(name)))
+            with few(shorter.model, name, count):
+                found[count] = folded(followed(shorter, moments=True).moments or {}, name, count)
+        highest = scaled(found, len(step.model.get_submodule(name)))
         return highest and _told(highest)
 
     def _setting(self, name: str, default: int) -> int:

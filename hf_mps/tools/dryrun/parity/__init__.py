@@ -29,7 +29,7 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
     device = metal_device()
     from hf_mps.tools.dryrun import prepare
     from hf_mps.tools.dryrun.parity.compare import compare, once_or_twice
-    from hf_mps.tools.dryrun.parity.run import IN_FLOAT32, NO_DROPOUT, Weights, trace
+    from hf_mps.tools.dryrun.parity.trace import IN_FLOAT32, NO_DROPOUT, Weights, trace_steps
 
     target, facts = _whole(target)
     with prepare.with_weights(target, device) as parts:
@@ -42,8 +42,8 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
             facts.update(step.facts)
             return step
 
-        reference = trace(lambda: make(REFERENCE, IN_FLOAT32), "cpu", steps, seed)
-        metal_trace, again = once_or_twice(reference, lambda: trace(lambda: make(device, {}), "mps", steps, seed))
+        reference = trace_steps(lambda: make(REFERENCE, IN_FLOAT32), "cpu", steps, seed)
+        metal_trace, again = once_or_twice(reference, lambda: trace_steps(lambda: make(device, {}), "mps", steps, seed))
     facts = {"device": device, **facts, "dropout": NO_DROPOUT}
     return compare(reference, metal_trace, str(facts["precision"].value), again), facts
 

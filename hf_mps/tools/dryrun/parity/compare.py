@@ -10,10 +10,9 @@ from hf_mps.core.choice import Choice
 from hf_mps.tools.dryrun.parity.trace import BACKWARD, GRADIENT, UPDATE, Digest, Key, Trace
 from hf_mps.tools.dryrun.render import Report
 
+SUMS = "float32 rounds at 1e-7; sums in another order, through some dozen layers, stay within a thousandth"
 TOLERANCES = {
-    "fp32": Choice(
-        1e-3, "float32 rounds at 1e-7; sums in another order, through some dozen layers, stay within a thousandth"
-    ),
+    "fp32": Choice(1e-3, SUMS),
     "fp16": Choice(2e-2, "float16 rounds at 1e-3, and the CPU's reference is float32"),
     "bf16": Choice(1e-1, "bfloat16 rounds at 8e-3, and the CPU's reference is float32"),
 }
@@ -40,7 +39,7 @@ class Step:
 
     @property
     def rel_error(self) -> float:
-        """The larger relative error of loss and gradient norm; infinite where one of the devices has a NaN."""
+        """Return the larger relative error of loss and gradient norm; infinite where one of the devices has a NaN."""
         return max(_relative(*self.losses), _relative(*self.norms))
 
 
@@ -98,7 +97,7 @@ class Parity:
 
 
 def once_or_twice(reference: Trace, on_device: Callable[[], Trace]) -> tuple[Trace, Trace | None]:
-    """The device's trace, and that of a second run; None where the first run had the CPU's results to the bit.
+    """Return the device's trace, and that of a second run; None where the first run had the CPU's results to the bit.
 
     A device that adds in any order cannot be held to its own last bits.
     """
@@ -112,7 +111,11 @@ def compare(reference: Trace, metal: Trace, precision: str = "fp32", again: Trac
     `again` is a second run on the device: by as much as the two differ, `metal` may differ from the reference too.
     """
     tolerance = TOLERANCES[precision]
-    spread = None if again is None else _spread_of(metal, again, tolerance.value)
+    spread = None
+    if again is not None:
+        beyond = _first(metal, again, lambda key: _rounding(key, tolerance.value))
+        steps = tuple(step.rel_error for step in _steps(metal, again))
+        spread = Spread(steps, _first(metal, again, lambda _: 0.0), beyond)
 
     def allowed(key: Key) -> float:
         own = 0.0 if again is None or key not in again.events else _rel_error(metal, key, again)
@@ -123,19 +126,11 @@ def compare(reference: Trace, metal: Trace, precision: str = "fp32", again: Trac
 
 
 def equal(first: Trace, second: Trace) -> bool:
-    """Whether two traces are the same to the bit."""
+    """Return whether two traces are the same to the bit."""
     if (first.losses, first.norms, first.failure) != (second.losses, second.norms, second.failure):
         return False
     return first.events.keys() == second.events.keys() and all(
         bool((digest.values == second.events[key].values).all()) for key, digest in first.events.items()
-    )
-
-
-def _spread_of(metal: Trace, again: Trace, tolerance: float) -> Spread:
-    return Spread(
-        tuple(step.rel_error for step in _steps(metal, again)),
-        _first(metal, again, lambda _: 0.0),
-        _first(metal, again, lambda key: _rounding(key, tolerance)),
     )
 
 
@@ -176,20 +171,19 @@ def _rel_error(reference: Trace, key: Key, metal: Trace) -> float:
     ours, theirs = reference.events[key], metal.events[key]
     norm = reference.norms[step - 1] if len(reference.norms) >= step else 0.0
     loss = abs(reference.losses[step - 1]) if len(reference.losses) >= step else 0.0
+    floor = max(NOISE_FLOOR * norm, CANCELLATION_FLOOR * loss)
     if what in (GRADIENT, BACKWARD):
-        return ours.rel_error(theirs, floor=max(NOISE_FLOOR * norm, CANCELLATION_FLOOR * loss))
+        return ours.rel_error(theirs, floor=floor)
     if what == UPDATE:
         gradient = reference.events.get((step, GRADIENT, module, which))
         if gradient is None:
             return 0.0
         size = gradient.values.abs()
-        largest = float(size.max()) if size.numel() else 0.0
-        significant = size > SIGNIFICANT_GRADIENT * max(largest, NOISE_FLOOR * norm, CANCELLATION_FLOOR * loss)
+        significant = size > SIGNIFICANT_GRADIENT * max(float(size.max()) if size.numel() else 0.0, floor)
         if not bool(significant.any()):
             return 0.0
-        return Digest(float("nan"), ours.values[significant]).rel_error(
-            Digest(float("nan"), theirs.values[significant])
-        )
+        mine, other = (Digest(float("nan"), each.values[significant]) for each in (ours, theirs))
+        return mine.rel_error(other)
     return ours.rel_error(theirs)
 
 
@@ -200,7 +194,7 @@ def _relative(first: float, second: float) -> float:
 
 
 def report(target: str, parity: Parity, facts: Mapping[str, Choice[Any]]) -> Report:
-    """A line for each step, and the verdict with the tolerance's reason."""
+    """Return a line for each step, and the verdict with the tolerance's reason."""
     spread = parity.spread
     return Report(
         "parity",
@@ -227,24 +221,19 @@ def verdict(parity: Parity) -> str:
     """One line: the same, or where they first differ; it says where no Mac's GPU took part."""
     from hf_mps.metal.device import simulated
 
-    return _difference(parity) + (" (mps is simulated)" if simulated() else "")
-
-
-def _difference(parity: Parity) -> str:
+    spread = parity.spread
     if parity.same:
-        return f"the same: {len(parity.steps)} steps, within {parity.tolerance.value:g}"
-    ended = f"; the run on mps ended: {parity.failure}" if parity.failure else ""
-    if parity.spread is not None and parity.spread.beyond is not None:
-        return f"different: two runs on mps differ from each other, first at {parity.spread.beyond}"
-    if parity.divergence is not None:
-        return f"different, first at {parity.divergence}{ended}"
-    if parity.failure:
-        return f"different{ended}"
-    worst = max(parity.steps, key=lambda step: step.rel_error)
-    return (
-        f"different: loss or gradient norm of step {worst.number} is off by {worst.rel_error:.2g},"
-        " and no module's values are"
-    )
+        told = f"the same: {len(parity.steps)} steps, within {parity.tolerance.value:g}"
+    elif spread is not None and spread.beyond is not None:
+        told = f"different: two runs on mps differ from each other, first at {spread.beyond}"
+    elif parity.divergence is not None or parity.failure:
+        first = f", first at {parity.divergence}" if parity.divergence is not None else ""
+        told = f"different{first}" + (f"; the run on mps ended: {parity.failure}" if parity.failure else "")
+    else:
+        worst = max(parity.steps, key=lambda step: step.rel_error)
+        told = f"different: loss or gradient norm of step {worst.number} is off by {worst.rel_error:.2g},"
+        told += " and no module's values are"
+    return told + (" (mps is simulated)" if simulated() else "")
 
 
 def _lines(parity: Parity) -> Iterator[str]:

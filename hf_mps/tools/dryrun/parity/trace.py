@@ -1,15 +1,26 @@
-"""The trace of some training steps, module by module, in order: what goes in, forward, backward, update."""
+"""A target's steps on one device, module by module, in order: what goes in, forward, backward, update.
+
+Each run has the same weights, rows and seed, and no dropout.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.text import summary
+from hf_mps.tools.dryrun.step import TrainingStep, models_of
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.tasks._base import Prepared
+
 
 INPUT, FORWARD, BACKWARD, GRADIENT, UPDATE = "input", "forward", "backward", "gradient", "update"
 # (step, what, module, which): `which` is an argument's or parameter's name, or the number of the call.
@@ -27,7 +38,7 @@ class Digest:
     values: Any
 
     def rel_error(self, other: Digest, floor: float = 0.0) -> float:
-        """The relative error of `other`: the larger of norm's and values', by this one's size, at least `floor`.
+        """Return the relative error of `other`: the larger of norm's and values', by this one's size, at least `floor`.
 
         Infinite where the shapes differ, or one holds a NaN or an infinity and the other does not.
         """
@@ -43,7 +54,7 @@ class Digest:
 
 
 def digest(tensor: Any) -> Digest:
-    """The digest of a tensor on any device; waits for the device."""
+    """Return the digest of a tensor on any device; waits for the device."""
     flat = tensor.detach().reshape(-1)
     count = flat.numel()
     some = flat if count <= SAMPLES else flat[torch.arange(SAMPLES, device=flat.device) * (count - 1) // (SAMPLES - 1)]
@@ -99,8 +110,8 @@ class Recorder:
     def about_to_step(self) -> None:
         """All batches of an optimizer step are done: its loss, and the norm of its gradients as they stand."""
         self._trace.losses.append(sum(self._batch))
-        squares = [float(p.grad.float().norm()) ** 2 for p in self._model.parameters() if p.grad is not None]
-        self._trace.norms.append(math.sqrt(sum(squares)))
+        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
+        self._trace.norms.append(math.hypot(*(float(each.float().norm()) for each in gradients)))
 
     def step_done(self, number: int) -> None:
         """An optimizer step is done: what it changed."""
@@ -151,8 +162,77 @@ class Recorder:
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
-    """The floating-point tensors at the top of a module's output."""
+    """Return the floating-point tensors at the top of a module's output."""
     if isinstance(output, torch.Tensor):
         output = [output]
     values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else []
     return [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
+
+
+NO_DROPOUT = Choice("0", "devices draw different random numbers, so every dropout is off")
+IN_FLOAT32 = {"bf16": False, "fp16": False, "bf16_full_eval": False, "fp16_full_eval": False}
+
+
+class Weights:
+    """The weights and buffers of a prepared task as they are now, kept on the CPU, to begin again from."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._model = prepared.model
+        self._adapters = set(getattr(prepared.model, "peft_config", ()))
+        models = models_of(prepared)
+        tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
+        self._kept = [(tensor, tensor.detach().cpu().clone()) for tensor in tensors]
+
+    def restore(self) -> None:
+        """Put them back, in place, on whatever device they are; gradients are dropped."""
+        for added in set(getattr(self._model, "peft_config", ())) - self._adapters:
+            self._model.delete_adapter(added)  # a trainer's own (DPO's reference), which it makes anew
+        with torch.no_grad():
+            for tensor, value in self._kept:
+                tensor.copy_(value)
+                tensor.grad = None
+
+
+def trace_steps(make: Callable[[], TrainingStep], device: str, steps: int, seed: int) -> Trace:
+    """Take `steps` steps of what `make` gives, on `device`, and return their trace.
+
+    `make` is called with the random numbers of `seed`. A failure on the way ends the trace and stands in it.
+    """
+    from transformers import set_seed
+
+    set_seed(seed)
+    step = make()
+    without_dropout(step.model)
+    result = Trace(device)
+    recorder = Recorder(step.model, result)
+    accelerator = step.trainer.accelerator
+    if accelerator.scaler is not None:
+        # With its first scales float16 overflows, and the optimizer skips steps that the reference takes.
+        accelerator.scaler = torch.amp.GradScaler(device, init_scale=1.0)
+
+    def backward_done(loss: Any) -> None:
+        recorder.backward_done(loss)
+        if accelerator.sync_gradients:
+            recorder.about_to_step()
+
+    set_seed(seed)
+    with recorder.watching():
+        try:
+            step.run(steps, after_backward=backward_done, after_step=recorder.step_done)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            result.failure = summary(error)
+    return result
+
+
+def without_dropout(model: Any) -> None:
+    """Set every rate of dropping something to 0: in `model`'s modules, and in the configurations that they read."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for owner in (module, getattr(module, "config", None)):
+            if owner is None or id(owner) in seen or not hasattr(owner, "__dict__"):
+                continue
+            seen.add(id(owner))
+            for name, value in list(vars(owner).items()):
+                rate = "drop" in name or (name == "p" and "Dropout" in type(owner).__name__)
+                if rate and isinstance(value, float) and 0 < value <= 1:
+                    setattr(owner, name, 0.0)

@@ -18,8 +18,7 @@ from hf_mps.metal.operators import launch_class
 from hf_mps.metal.operators.table import OperatorSupport, functions_file
 from hf_mps.tools.dryrun import metal_device, prepare
 from hf_mps.tools.dryrun.audit import audit
-from hf_mps.tools.dryrun.audit.record import Audit, Entry
-from hf_mps.tools.dryrun.audit.report import report
+from hf_mps.tools.dryrun.audit.record import Audit, Entry, report
 from hf_mps.tools.dryrun.launches import Launches
 from hf_mps.tools.dryrun.render import render
 from hf_mps.tools.dryrun.resolve import resolve_target
@@ -129,8 +128,8 @@ def test_a_file_that_is_no_table_is_refused(content: str | None, words: str, tmp
     [
         (["glue/mrcp"], "'glue/mrcp' is not a recipe"),
         (["org/model"], "for a model, say what it is to learn: --task TASK"),
-        (["org/model", "--task", "speech"], "--task speech is no task"),
-        (["quickstart", "more"], "'more' is no KEY=VALUE; a script to look at stands behind --"),
+        (["org/model", "--task", "speech"], "--task speech is not a task"),
+        (["quickstart", "more"], "'more' is not KEY=VALUE; put a script to look at behind --"),
         (["quickstart", "--json", "--badge"], "--json, --github and --badge are three forms of one result"),
         (["--task", "sft", "--", "python", "train.py"], "--task belongs to a model, and a script has its own"),
     ],

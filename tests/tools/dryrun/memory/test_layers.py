@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_mps.tools.dryrun import metal_device, prepare
-from hf_mps.tools.dryrun.memory import layers
+from hf_mps.tools.dryrun.memory import trace
 from hf_mps.tools.dryrun.memory.trace import Tracer, peak
 from hf_mps.tools.dryrun.resolve import resolve_target
 
@@ -54,8 +54,8 @@ def test_a_few_layers_tell_the_peak_of_all(
     words: list[str], config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[int] = []
-    stock = layers.scaled
-    monkeypatch.setattr(layers, "scaled", lambda found, depth: used.append(depth) or stock(found, depth))
+    stock = trace.scaled
+    monkeypatch.setattr(trace, "scaled", lambda found, depth: used.append(depth) or stock(found, depth))
     planned, whole = both(tmp_path, words, **config)
     assert used == [config.get("num_hidden_layers", 12)]
     assert planned.bytes == pytest.approx(whole.bytes, rel=0.001)
@@ -69,13 +69,13 @@ def test_layers_that_differ_and_shallow_models_are_traced_whole() -> None:
         made.layers = torch.nn.ModuleList(torch.nn.Linear(8, size) for size in sizes)
         return made
 
-    assert layers.identical_layers(model(*[8] * 12)) == "layers"
-    assert layers.identical_layers(model(*[8] * 9)) is None
-    assert layers.identical_layers(model(*[8] * 11, 16)) is None
+    assert trace.identical_layers(model(*[8] * 12)) == "layers"
+    assert trace.identical_layers(model(*[8] * 9)) is None
+    assert trace.identical_layers(model(*[8] * 11, 16)) is None
     gemma = model(*[8] * 12)
     for number, layer in enumerate(gemma.layers):  # type: ignore[arg-type]
         layer.attention_type = "full" if number % 2 else "sliding"
-    assert layers.identical_layers(gemma) is None
+    assert trace.identical_layers(gemma) is None
 
 
 def test_a_model_is_whole_again_after_a_short_trace() -> None:
@@ -83,7 +83,7 @@ def test_a_model_is_whole_again_after_a_short_trace() -> None:
     made.inner = torch.nn.Module()
     made.inner.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(12))
     whole = made.inner.layers
-    short = layers.few(made, "inner.layers", 3)
+    short = trace.few(made, "inner.layers", 3)
     with short:
         assert len(made.inner.layers) == 3
     assert made.inner.layers is whole

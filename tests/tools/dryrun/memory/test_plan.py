@@ -13,9 +13,9 @@ import torch
 from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
 from hf_mps.tools.dryrun import metal_device
-from hf_mps.tools.dryrun.memory import estimate, fit, machine, plan, search, trace
+from hf_mps.tools.dryrun.memory import estimate, fit, machine, plan, trace
 from hf_mps.tools.dryrun.memory.fit import MemoryPlan, report
-from hf_mps.tools.dryrun.memory.search import largest
+from hf_mps.tools.dryrun.memory.machine import largest
 from hf_mps.tools.dryrun.memory.trace import Estimate
 from hf_mps.tools.dryrun.modules import ModuleTracker
 from hf_mps.tools.dryrun.render import render
@@ -117,7 +117,7 @@ def test_a_machine_by_its_memory_or_its_name(text: str, memory: int, recommended
 
 @pytest.mark.parametrize("text", ["much", "0gb", "-3", "m2-por-16gb"])
 def test_no_machine_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=f"--memory {text} is no machine; allowed: a size as 16gb, or m1-8gb"):
+    with pytest.raises(UserError, match=f"--memory {text} is not a machine; allowed: a size as 16gb, or m1-8gb"):
         machine.named(text)
 
 
@@ -149,7 +149,7 @@ def test_a_plan_says_that_it_counts_live_memory_and_what_a_mac_s_driver_adds() -
 
 @pytest.mark.slow
 def test_what_would_make_it_fit_the_least_change_first(tight: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "TRACES", 2)
+    monkeypatch.setattr(machine, "TRACES", 2)
     target, small = tight
     refused = {"attention": "sdpa", next(iter(fit.CHECKPOINTING)): False}  # what a run would do itself
     found = plan(target.varied(refused), small)
@@ -177,7 +177,7 @@ def test_weights_in_4_bits_are_proposed_below_adapters_alone(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_plan_is_of_the_step_that_the_run_takes_and_says_why(tight: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "TRACES", 1)
+    monkeypatch.setattr(machine, "TRACES", 1)
     target, small = tight
     found = plan(target, small)
     assert (found.verdict, found.options) == ("fits", ())
@@ -219,9 +219,9 @@ print(seen.facts["model"].value, found.bytes, len(seen.findings))
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["glue/mrpc", "--memory", "big"], "--memory big is no machine"),
+        (["glue/mrpc", "--memory", "big"], "--memory big is not a machine"),
         (["glue/mrcp"], "'glue/mrcp' is not a recipe"),
-        (["glue/mrpc", "training.batch=3"], "training.batch is no field of TrainingArguments"),
+        (["glue/mrpc", "training.batch=3"], "training.batch is not a field of TrainingArguments"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_mps.finetune.models import checkpoint, quantization
-from hf_mps.tools.dryrun import metal_device, quantized
+from hf_mps.tools.dryrun import meta_model, metal_device
 from hf_mps.tools.dryrun.memory import trace
 from hf_mps.tools.dryrun.meta_model import MetaCheckpoint
 from hf_mps.tools.dryrun.modules import ModuleTracker
@@ -20,7 +20,7 @@ pytest.importorskip("bitsandbytes")
 
 def held(model: Any) -> list[tuple[Any, ...]]:
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    kept = [("", each.shape, each.dtype) for each in quantized.statistics(model)]
+    kept = [("", each.shape, each.dtype) for each in meta_model.statistics(model)]
     return [(name, each.shape, each.dtype) for name, each in tensors] + kept
 
 

@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from hf_mps.finetune.run.trainer import recipe_trainer
 from hf_mps.tools.dryrun.modules import ModuleTracker
 from hf_mps.tools.dryrun.parity.compare import Parity, compare, once_or_twice
-from hf_mps.tools.dryrun.parity.run import trace
+from hf_mps.tools.dryrun.parity.trace import trace_steps as trace
 from hf_mps.tools.dryrun.step import TrainingStep
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps.finetune.run.caffeinate import awake, decide
+from hf_mps.finetune.features.machine import awake, can_stay_awake
 from hf_mps.metal.device import machine
 from tests.finetune.tiny import Command
 
@@ -102,4 +102,4 @@ def test_other_machines_have_no_such_program(caffeinate: Path, monkeypatch: pyte
     machine.override(PC)
     monkeypatch.setattr(subprocess, "Popen", refused)
     with awake():
-        assert decide() is None
+        assert not can_stay_awake()

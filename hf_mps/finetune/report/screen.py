@@ -1,22 +1,29 @@
-"""The header before a run and the table after it: boxed on a terminal, plain aligned lines otherwise."""
+"""What a person sees of a run: the header of choices before it, its lines, and the closing table.
+
+Boxed and coloured on a terminal, plain aligned lines otherwise. `step_lines` beside it prints training as it goes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hf_mps.core import status
-from hf_mps.core.text import aligned, duration, memory
+from hf_mps.core.text import GIB, MIB, aligned, clock, duration, memory
+from hf_mps.metrics.selection import of_log
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hf_mps.finetune.report import Expectation
+    from hf_mps.finetune.report.results import RunRecord
+
 
 Rows = list[tuple[str, ...]]
 DRAWN = "▲▼╭━"
@@ -50,39 +57,30 @@ def note(line: str, *, stream: TextIO | None = None, console: Console | None = N
 
 
 def final_table(
-    metrics: Mapping[str, float],
-    *,
-    baseline: Mapping[str, float] | None = None,
-    baseline_is: str = "",
-    expectation: Expectation | None = None,
-    seconds: float | None = None,
-    samples_per_second: float | None = None,
-    peak_memory: int | None = None,
+    record: RunRecord,
     notes: Sequence[tuple[str, str]] = (),
     files: Sequence[str | Path] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Print how a run ended: metrics against the baseline, training seconds, samples/s, peak bytes, notes, files.
+    """Print how a run ended: metrics against the baseline, what the training took, notes and files.
 
-    What is None or empty gets no line. Default stream: stdout.
+    Default stream: stdout.
     """
-    stream = stream or sys.stdout
+    stream, expectation = stream or sys.stdout, record.expectation
+    base = record.baseline.metrics if record.baseline else {}
     cells: Rows = [
-        (name, f"{value:.4f}", f"{baseline[name]:.4f}" if baseline and name in baseline else "")
-        for name, value in metrics.items()
+        (name, f"{value:.4f}", f"{base[name]:.4f}" if name in base else "") for name, value in record.metrics.items()
     ]
-    cost = [duration(seconds)] if seconds is not None else []
-    cost += [f"{samples_per_second:.1f} samples/s"] if samples_per_second is not None else []
-    cost += [f"{memory(peak_memory)} at peak"] if peak_memory is not None else []
-    below: Rows = [("baseline", baseline_is)] if baseline and baseline_is else []
+    cost = f"{duration(record.train_seconds)}, {record.samples_per_second:.1f} samples/s"
+    cost += f", {memory(record.peak_memory)} at peak" if record.peak_memory is not None else ""
+    below: Rows = [("baseline", record.baseline.what)] if record.baseline and base else []
     below += [("expected", str(expectation))] if expectation else []
-    below += [("training", ", ".join(cost))] if cost else []
-    below += notes
+    below += [("training", cost), *notes]
     below += [("written" if not index else "", str(file)) for index, file in enumerate(files)]
     if console := terminal(stream):
         _draw_final(console, cells, below, failed=expectation is not None and not expectation.met)
         return
-    heads: Rows = [("metric", "this run", "baseline" if baseline else "")]
+    heads: Rows = [("metric", "this run", "baseline" if base else "")]
     for line in [*aligned(heads + cells, right=(1, 2)), *aligned(below)]:
         say(stream, line)
 
@@ -160,7 +158,7 @@ def _draw_final(console: Console, metrics: Rows, notes: Rows, *, failed: bool) -
 
 
 def takes(stream: TextIO, letters: str = DRAWN) -> bool:
-    """Whether the stream's encoding has a form for these letters; a stream that names none (StringIO) does."""
+    """Return whether the stream's encoding has a form for these letters; a stream that names none (StringIO) does."""
     try:
         letters.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -188,7 +186,7 @@ def unread() -> Iterator[None]:
 
 
 def terminal(stream: TextIO) -> Console | None:
-    """A rich console where the stream is a terminal that can draw, else None; rich itself honours NO_COLOR.
+    """Return a rich console where the stream is a terminal that can draw, else None; rich itself honours NO_COLOR.
 
     FORCE_COLOR is not asked: in a log file a bar that redraws itself is litter.
     """
@@ -216,3 +214,130 @@ class _MayClose:
     def flush(self) -> None:
         with unread():
             self._stream.flush()
+
+
+GAP = "  "
+WIDEST = 160
+"""Columns of a line in a log file: a tagger has measures for each of its classes, the closing table lists them."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A piece of a line: its text, how soon it is dropped on a narrow terminal (0: never), and its arrow's colour."""
+
+    text: str
+    leave: int = 0
+    colour: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The numbers of one training line; None drops the field. Memory in bytes, eta in seconds."""
+
+    step: int
+    total: int
+    loss: float
+    last_loss: float | None = None
+    reward: float | None = None
+    epoch: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    samples_per_second: float | None = None
+    memory: int | None = None
+    peak: int | None = None
+    eta: float | None = None
+
+
+def arrow(now: float, last: float | None, *, drawn: bool = True) -> str:
+    """Return ▲ or ▼ (^ or v where those cannot be written) for a rise or fall, `=` for no change, a space at first."""
+    if last is None or not math.isfinite(now) or not math.isfinite(last):
+        return " "
+    up, down = "▲▼" if drawn else "^v"
+    return up if now > last else down if now < last else "="
+
+
+def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
+    """Return the fields of a training line, left to right."""
+    colour = _judge(row.loss, row.last_loss, greater_is_better=False)
+    fields = [Field(_progress("step", row.step, row.total))]
+    if row.epoch is not None:
+        fields.append(Field(f"epoch {row.epoch:5.2f}", leave=2))
+    fields.append(Field(f"loss {row.loss:7.4f} {arrow(row.loss, row.last_loss, drawn=drawn)}", colour=colour))
+    if row.reward is not None:
+        fields.append(Field(f"reward {row.reward:.4f}"))
+    if row.learning_rate is not None:
+        fields.append(Field(f"lr {row.learning_rate:.2e}", leave=3))
+    if row.grad_norm is not None:
+        small = abs(row.grad_norm) < 10_000 or not math.isfinite(row.grad_norm)
+        fields.append(Field(f"grad {row.grad_norm:{'7.2f' if small else '7.1e'}}", leave=1))
+    if row.samples_per_second is not None:
+        fields.append(Field(f"{row.samples_per_second:6.1f} samples/s", leave=5))
+    if row.memory is not None:
+        small = max(row.memory, row.peak or 0) < GIB / 10
+        size, unit, digits = (MIB, "MiB", 0) if small else (GIB, "GiB", 2)
+        peak = f"/{row.peak / size:.{digits}f}" if row.peak is not None else ""
+        fields.append(Field(f"{row.memory / size:.{digits}f}{peak} {unit}", leave=4))
+    if row.eta is not None:
+        fields.append(Field(f"eta {clock(row.eta)}", leave=6))
+    return fields
+
+
+def eval_fields(
+    logs: Mapping[str, object],
+    last: Mapping[str, object],
+    *,
+    step: int,
+    total: int,
+    main_metric: str | None = None,
+    greater_is_better: bool = True,
+    drawn: bool = True,
+) -> list[Field]:
+    """Return the fields of an evaluation line from Trainer's log of it and the previous evaluation's log (or {})."""
+    fields = [Field(_progress("eval", step, total))]
+    if isinstance(epoch := logs.get("epoch"), (int, float)):
+        fields.append(Field(f"epoch {epoch:5.2f}", leave=2))
+    measures = evaluated(logs)
+    for name in sorted(measures, key=lambda name: (name != "loss", name != main_metric)):
+        value = measures[name]
+        before, wide = last.get(f"eval_{name}"), "7.4f" if name == "loss" else ".4f"
+        earlier = float(before) if isinstance(before, (int, float)) else None
+        if name in ("loss", main_metric):
+            colour = _judge(value, earlier, greater_is_better=greater_is_better and name != "loss")
+            fields.append(Field(f"{name} {value:{wide}} {arrow(value, earlier, drawn=drawn)}", colour=colour))
+        else:
+            fields.append(Field(f"{name} {value:.4f}", leave=1))
+    if isinstance(seconds := logs.get("eval_runtime"), (int, float)):
+        fields.append(Field(f"{seconds:.1f} s", leave=3))
+    return fields
+
+
+def evaluated(logs: Mapping[str, object]) -> dict[str, float]:
+    """Return the metrics of an evaluation's log, without `eval_`, loss first."""
+    metrics = of_log(logs)
+    return {name: float(metrics[name]) for name in sorted(metrics, key=lambda name: name != "loss")}
+
+
+def fit(fields: list[Field], width: int | None) -> list[Field]:
+    """Return the fields that fit into `width` columns (None: no limit); the least important are dropped first."""
+    kept = list(fields)
+    while width is not None and len(line(kept)) > width and any(field.leave for field in kept):
+        # Among equals the last goes first: overall metrics stand before those of a class.
+        kept.remove(min((field for field in reversed(kept) if field.leave), key=lambda field: field.leave))
+    return kept
+
+
+def line(fields: list[Field]) -> str:
+    """Return the fields as one line of plain text."""
+    return GAP.join(field.text for field in fields).rstrip()
+
+
+def _progress(kind: str, step: int, total: int) -> str:
+    return f"{kind} {step:>{len(str(total))}}/{total}" if total else kind
+
+
+def _judge(now: float, last: float | None, *, greater_is_better: bool) -> str:
+    if not math.isfinite(now):
+        return "bold red"
+    if last is None or now == last or not math.isfinite(last):
+        return ""
+    return "green" if (now > last) == greater_is_better else "yellow"

@@ -5,50 +5,45 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from hf_mps.core import text
-from hf_mps.finetune.report.screen import rows
-from hf_mps.finetune.report.screen.tables import note, say, takes, terminal
+from hf_mps.finetune.report import screen
+from hf_mps.finetune.report.screen import note, say, takes, terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+
 Memory = Callable[[], "tuple[int, int | None] | None"]
 
 
+@dataclass(kw_only=True, eq=False)
 class StepLines(TrainerCallback):  # type: ignore[misc]
     """Prints training as it goes; use it as a context manager, so that Ctrl-C leaves the terminal as it was.
 
-    `memory()` returns (bytes now, bytes at peak or None) or None; `stream` defaults to stdout; `clock` is in seconds.
-    Each training entry of the Trainer's log_history gains `samples_per_second`, `memory_bytes`, `peak_memory_bytes`.
-    Samples per second exclude the time of evaluations and checkpoints; the ETA includes it.
+    `memory()` returns (bytes now, bytes at peak or None) or None; `clock` is in seconds. Each training entry of the
+    Trainer's log_history gains `samples_per_second`, `memory_bytes`, `peak_memory_bytes`. Samples per second exclude
+    the time of evaluations and checkpoints; the ETA includes it.
     """
 
-    def __init__(
-        self,
-        *,
-        memory: Memory | None = None,
-        main_metric: str | None = None,
-        greater_is_better: bool = True,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._memory = memory
-        self._main = main_metric
-        self._greater = greater_is_better
-        self._stream = stream or sys.stdout
-        self._console = terminal(self._stream)
-        self._drawn = takes(self._stream)
-        self._clock = clock
+    memory: Memory | None = None
+    main_metric: str | None = None
+    greater_is_better: bool = True
+    stream: TextIO = field(default_factory=lambda: sys.stdout)
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        self._console, self._drawn = terminal(self.stream), takes(self.stream)
         self._last_loss: float | None = None
         self._last_eval: dict[str, Any] = {}
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._eval_task: TaskID | None = None
-        self._begun = self._mark = self._clock()
+        self._begun = self._mark = self.clock()
         self._first_step = self._logged_step = 0
         self._trained = 0.0  # seconds in training steps since the last line
 
@@ -67,7 +62,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
 
     def note(self, line: str) -> None:
         """Print what a guard did or a sentinel found, above the bar where there is one."""
-        note(line, stream=self._stream, console=self._console)
+        note(line, stream=self.stream, console=self._console)
 
     def close(self) -> None:
         """Remove the bar from the terminal; safe to call twice."""
@@ -78,14 +73,14 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
     # Trainer's events, in the order in which they come.
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._begun = self._mark = self._clock()
+        self._begun = self._mark = self.clock()
         self._first_step = self._logged_step = state.global_step  # above 0 where a run is resumed
         self._trained = 0.0
         if self._console is not None and state.is_world_process_zero:
             self._open_bar(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now = self._clock()
+        now = self.clock()
         self._trained += now - self._mark
         self._mark = now
         if self._bar is not None and self._task is not None:
@@ -95,14 +90,14 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         logs = logs or {}
         if "loss" in logs:
             self._log_step(args, state, logs)
-        elif rows.evaluated(logs):
-            fields = rows.eval_fields(
+        elif screen.evaluated(logs):
+            fields = screen.eval_fields(
                 logs,
                 self._last_eval,
                 step=state.global_step,
                 total=state.max_steps,
-                main_metric=self._main,
-                greater_is_better=self._greater,
+                main_metric=self.main_metric,
+                greater_is_better=self.greater_is_better,
                 drawn=self._drawn,
             )
             self._last_eval = dict(logs)
@@ -112,19 +107,23 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         if self._bar is None:
             return
         if self._eval_task is None:
-            self._eval_task = self._bar.add_task("evaluating", total=_length(eval_dataloader), eta="")
+            try:
+                batches = len(eval_dataloader)
+            except TypeError:  # a streamed data set has no length
+                batches = None
+            self._eval_task = self._bar.add_task("evaluating", total=batches, eta="")
         self._bar.advance(self._eval_task)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._bar is not None and self._eval_task is not None:
             self._bar.remove_task(self._eval_task)
         self._eval_task = None
-        self._mark = self._clock()
+        self._mark = self.clock()
 
     on_predict = on_evaluate
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._mark = self._clock()
+        self._mark = self.clock()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.close()
@@ -132,10 +131,10 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
     # What they print.
 
     def _log_step(self, args: Any, state: Any, logs: dict[str, Any]) -> None:
-        used = self._memory() if self._memory is not None else None
+        used = self.memory() if self.memory is not None else None
         steps = state.global_step - self._logged_step
         samples = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        row = rows.Step(
+        row = screen.Step(
             step=state.global_step,
             total=state.max_steps,
             loss=float(logs["loss"]),
@@ -149,38 +148,31 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
             peak=used[1] if used else None,
             eta=self._eta(state),
         )
-        self._remember(state, row)
-        self._last_loss, self._logged_step, self._trained = row.loss, state.global_step, 0.0
-        self._show(state, rows.step_fields(row, drawn=self._drawn))
-
-    def _remember(self, state: Any, row: rows.Step) -> None:
         # The report plots memory and throughput over the steps; checkpoints keep them in log_history.
-        if not state.log_history or state.log_history[-1].get("step") != row.step:
-            return
-        values = {
-            "samples_per_second": row.samples_per_second,
-            "memory_bytes": row.memory,
-            "peak_memory_bytes": row.peak,
-        }
-        state.log_history[-1].update({name: value for name, value in values.items() if value is not None})
+        if state.log_history and state.log_history[-1].get("step") == row.step:
+            values = {"samples_per_second": row.samples_per_second, "memory_bytes": row.memory}
+            values["peak_memory_bytes"] = row.peak
+            state.log_history[-1].update({name: value for name, value in values.items() if value is not None})
+        self._last_loss, self._logged_step, self._trained = row.loss, state.global_step, 0.0
+        self._show(state, screen.step_fields(row, drawn=self._drawn))
 
     def _eta(self, state: Any) -> float | None:
         done = state.global_step - self._first_step
         if done <= 0 or state.max_steps <= 0:
             return None
-        return float((self._clock() - self._begun) / done * (state.max_steps - state.global_step))
+        return float((self.clock() - self._begun) / done * (state.max_steps - state.global_step))
 
-    def _show(self, state: Any, fields: list[rows.Field]) -> None:
+    def _show(self, state: Any, fields: list[screen.Field]) -> None:
         if not state.is_world_process_zero:
             return
         if self._console is None:
-            say(self._stream, rows.line(rows.fit(fields, rows.WIDEST)))
+            say(self.stream, screen.line(screen.fit(fields, screen.WIDEST)))
             return
         from rich.text import Text
 
-        shown = rows.fit(fields, self._console.width)
+        shown = screen.fit(fields, self._console.width)
         texts = [Text(field.text, style=field.colour) for field in shown]
-        self._console.print(Text(rows.GAP).join(texts), no_wrap=True, overflow="crop", soft_wrap=False)
+        self._console.print(Text(screen.GAP).join(texts), no_wrap=True, overflow="crop", soft_wrap=False)
 
     def _open_bar(self, state: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -196,10 +188,3 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         )
         self._task = self._bar.add_task("training", total=state.max_steps, completed=state.global_step, eta="--:--")
         self._bar.start()
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # a streamed data set has no length
-        return None

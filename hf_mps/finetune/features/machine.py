@@ -1,0 +1,101 @@
+"""What a run asks of its machine: one GPU of several, no sleep, and no warnings that its recipe expects."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.notices import ignoring
+from hf_mps.distributed.world import World
+from hf_mps.finetune.features.base import Draft, Feature, Plan
+from hf_mps.metal.device import machine
+
+CAFFEINATE = "caffeinate"
+
+
+class OneGpu(Feature):
+    """The first, of several: Trainer's own way, DataParallel, would copy the model to all of them at every step and
+    multiply the batch.
+    """
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `gpus`; nothing where there is one for each process."""
+        draft.choices |= gpus(draft.device)
+
+
+def gpus(device_type: str) -> dict[str, Choice[str]]:
+    """Return the choice `gpus` of a process on a device of this type."""
+    import torch
+
+    count = torch.cuda.device_count() if device_type == "cuda" and World.here().alone else 1
+    if count < 2:
+        return {}
+    every = f"torchrun --nproc_per_node {count} -m hf_mps.finetune … trains on all"
+    return {"gpus": Choice(f"1 of {count}", f"the first, CUDA_VISIBLE_DEVICES names another; {every}")}
+
+
+class ExpectedFallback(Feature):
+    """Operators that the recipe names in `fallback` run on the CPU without a warning."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `on_the_cpu`, on Metal alone."""
+        if draft.recipe.fallback and draft.device == "mps":
+            reason = "they have no Metal kernel, and the recipe names them: no warning"
+            draft.choices["on_the_cpu"] = Choice(", ".join(draft.recipe.fallback), reason)
+
+    def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
+        """Suppress their warnings."""
+        return expected_operators(plan.recipe.fallback)
+
+
+@contextmanager
+def expected_operators(operators: Sequence[str]) -> Iterator[None]:
+    """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
+    from hf_mps.metal.fallback.warnings import MetalFallbackWarning
+
+    with ExitStack() as ignored:
+        for operator in operators:
+            ignored.enter_context(ignoring(MetalFallbackWarning, re.escape(f"hf_mps: {operator} of ")))
+        yield
+
+
+class NoSleep(Feature):
+    """A Mac stays awake until the run ends: from its loading on, so the runner enters `awake` itself."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `sleep`, on a Mac alone."""
+        if can_stay_awake():
+            draft.choices["sleep"] = Choice("held off", f"{CAFFEINATE} -is, until the run ends")
+
+
+def can_stay_awake() -> bool:
+    """Return whether this is a Mac with macOS's program for it."""
+    return machine.present().mac and shutil.which(CAFFEINATE) is not None
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Keep the Mac awake while the context lasts; do nothing on another machine.
+
+    -i prevents idle sleep, -s any sleep on mains power, -w ends the program with this process however it ends (man
+    caffeinate).
+    """
+    if not can_stay_awake():
+        yield
+        return
+    quiet, words = subprocess.DEVNULL, [CAFFEINATE, "-is", "-w", str(os.getpid())]
+    # In a session of its own: Ctrl-C in the terminal is meant for the run, which saves first.
+    process = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
