@@ -16,6 +16,7 @@ from hf_mps.finetune.models.checkpoint import text_config
 from hf_mps.layer.fused_step.attention import NAME
 
 if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
     from hf_mps.finetune.tasks._base import Prepared
 
 
