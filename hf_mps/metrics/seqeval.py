@@ -152,7 +152,11 @@ def seqeval(
         guessed, truths = (spans(one_row(rows), suffix=suffix) for rows in (predictions, references))
     kinds = [{span[0] for span in side} for side in (guessed, truths)]
     if zero_division == "warn" and (kinds[0] != kinds[1] or not kinds[0]):
-        _warn_undefined()
+        from sklearn.exceptions import UndefinedMetricWarning
+
+        problem = "some kinds of names are never predicted or not there, their precision or recall is set to 0.0"
+        way_on = "zero_division=0 or 1 says what it shall be"
+        warnings.warn(f"seqeval: {problem}; {way_on}", UndefinedMetricWarning, stacklevel=2)
     return report(predictions, references, guessed, truths, nothing=0.0 if zero_division in ("warn", 0) else 1.0)
 
 
@@ -195,14 +199,3 @@ def _scheme_of(rows: Rows, suffix: bool) -> str:
         if prefixes == {alone} or (prefixes >= set(needed) and prefixes <= set(SCHEMES[scheme].prefixes)):
             return scheme
     raise ValueError(f"seqeval: no scheme has the prefixes {', '.join(sorted(prefixes))}; give scheme= as well")
-
-
-def _warn_undefined() -> None:
-    from sklearn.exceptions import UndefinedMetricWarning
-
-    warnings.warn(
-        "seqeval: some kinds of names are never predicted or not there, their precision or recall is set to 0.0; "
-        "zero_division=0 or 1 says what it shall be",
-        UndefinedMetricWarning,
-        stacklevel=3,
-    )

@@ -186,8 +186,10 @@ class Checkpoint:
         """
         from sentence_transformers import CrossEncoder
 
+        from hf_mps.finetune.models import reranking
+
         return self._of_sentence_transformers(
-            CrossEncoder,
+            reranking.encoder(CrossEncoder),
             device,
             num_labels=1,
             model_kwargs={"ignore_mismatched_sizes": True},

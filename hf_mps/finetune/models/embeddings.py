@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +82,7 @@ def encoded(
             made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
         return made
 
-    kinds: dict[str, Any] = {
-        **{NAMES[role]: Value("string") for role in roles},
-        "lengths": List(Value("int32")),
-    }
+    kinds: dict[str, Any] = {NAMES[role]: Value("string") for role in roles} | {"lengths": List(Value("int32"))}
     return tokens.map_cached(
         rows,
         encode,
@@ -97,35 +95,34 @@ def encoded(
 
 def sampling(recipe: Recipe, *, scored: bool) -> Choice[str]:
     """Describe how batches are drawn: of pairs without a score no text comes twice in one."""
-    if said := recipe.training.get("batch_sampler"):
-        return Choice(str(said), "the recipe says so")
+    if asked := recipe.training.get("batch_sampler"):
+        return Choice(str(asked), "the recipe says so")
     if scored:
         return Choice(buckets.RANDOM, "sentence-transformers draws its batches itself")
-    return Choice("random, no text twice", "a text that stands twice in a batch would be its own wrong answer")
+    return Choice("random, no text twice", "a text that comes twice in a batch would be its own wrong answer")
 
 
 def collator(model: Any, length: Lengths, prompts: Any) -> Any:
     """Return sentence-transformers' collator, each column of its batches padded up to a length of the list."""
     from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
+    tokenizer = model.tokenizer
+    pad = PadToBucket(lambda batch: batch, length.target, pad_values(tokenizer), tokenizer.padding_side)
+
     class Padded(SentenceTransformerDataCollator):  # type: ignore[misc]
         def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
             batch: dict[str, Any] = super().__call__(features)
             for prefix in [name.removesuffix("input_ids") for name in batch if name.endswith(IDS)]:
                 column_batch = {name.removeprefix(prefix): batch[name] for name in batch if name.startswith(prefix)}
-                batch |= {f"{prefix}{name}": value for name, value in self.pad(column_batch).items()}
+                batch |= {f"{prefix}{name}": value for name, value in pad(column_batch).items()}
             return batch
 
         def texts(self, texts: Sequence[str], column: str) -> dict[str, Any]:
             """Return the model's inputs for `texts` of one column."""
             given = self.prompts.get(column) if isinstance(self.prompts, dict) else self.prompts
-            made: dict[str, Any] = self.pad(self.preprocess_fn(list(texts), prompt=given))
-            return made
+            return dict(pad(self.preprocess_fn(list(texts), prompt=given)))
 
-    made = Padded(preprocess_fn=model.preprocess, prompts=prompts or {})
-    tokenizer = model.tokenizer
-    made.pad = PadToBucket(lambda batch: batch, length.target, pad_values(tokenizer), tokenizer.padding_side)
-    return made
+    return Padded(preprocess_fn=model.preprocess, prompts=prompts or {})
 
 
 class LossParts(trainer_mixins.KeptInCheckpoints):
@@ -233,7 +230,8 @@ class EmbeddingEvaluator:
         """Yield the rows of predictions.csv."""
         first, second = (self._embedded(model, self._texts[name], name) for name in ("anchor", "positive"))
         cosines = products(first, second)
-        ranks, nearest = (None, None) if self._scores is not None else self._ranks(first, self._candidates(model))
+        candidates = None if self._scores is not None else self._embedded(model, list(self._corpus), "positive")
+        ranks, nearest = (None, None) if candidates is None else self._ranks(first, candidates)
         corpus = list(self._corpus)
         raw = self._rows.dataset["score"][:] if self._scores is not None else None
         for number, cosine in enumerate(cosines.tolist()):
@@ -243,9 +241,6 @@ class EmbeddingEvaluator:
                 yield line | {"score": raw[number]}
             elif ranks is not None and nearest is not None:
                 yield line | {"rank": ranks[number], "nearest": corpus[nearest[number]]}
-
-    def _candidates(self, model: Any) -> Any:
-        return self._embedded(model, list(self._corpus), "positive")
 
     def _metrics(self, embed: Callable[[list[str], str], Any]) -> dict[str, float]:
         """Return the metrics; `embed(texts, column)` gives unit vectors (texts, dimensions), dense or sparse."""
@@ -263,8 +258,7 @@ class EmbeddingEvaluator:
         import numpy
 
         right = numpy.array([self._corpus[text] for text in self._texts["positive"]])
-        ranks: list[int] = []
-        nearest: list[int] = []
+        ranks, nearest = list[int](), list[int]()
         for begin in range(0, len(right), BLOCK):
             cosines = queries[begin : begin + BLOCK] @ corpus.T
             cosines = cosines.toarray() if hasattr(cosines, "toarray") else cosines
@@ -288,9 +282,7 @@ def embedded(model: Any, collator: Any, texts: Sequence[str], column: str, at_on
     import numpy
     import torch
 
-    def unit(made: Any) -> Any:
-        return torch.nn.functional.normalize(made, dim=-1)
-
+    unit = partial(torch.nn.functional.normalize, dim=-1)
     return numpy.stack(vectors(model, collator, texts, column, unit, at_once))
 
 

@@ -38,7 +38,7 @@ def axes(*sections: int, theta: float = 1e6) -> dict[str, Any]:
 
 
 def model_type(recipe: Recipe, stored: Mapping[str, Any]) -> str | None:
-    """Return the architecture that the recipe, the model's `stored` config.json or KNOWN names; None where none does."""
+    """Return the architecture that the recipe, the model's `stored` config.json or KNOWN names, or None."""
     return recipe.model_type or stored.get("model_type") or KNOWN.get(recipe.model, (None,))[0]
 
 

@@ -120,24 +120,16 @@ def settle(model: Any, dtype: str) -> None:
 
     from hf_mps.finetune.models import rounded_layers
 
-    for module in model.modules():
-        if isinstance(module, bitsandbytes.nn.Linear4bit):
-            module.support_avx512bf16_for_cpu = False
-            module.compute_dtype = module.weight.quant_state.dtype = getattr(torch, dtype)  # forward and backward
-            if module.in_features % rounded_layers.BLOCK:
-                module.__class__ = rounded_layers.UnevenLinear4bit
-        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
-            _weights_alone(module)
-
-
-def _weights_alone(layer: Any) -> None:
-    """Let an 8-bit layer round its weights alone; their scales become a buffer, which moves with the layer."""
-    from hf_mps.finetune.models import rounded_layers
-
-    scales = layer.weight.SCB
-    layer.weight.CB = layer.weight.SCB = None
-    layer.register_buffer("scales", scales, persistent=False)
-    layer.__class__ = rounded_layers.Int8Linear
+    for name, layer in layers(model).items():
+        if isinstance(layer, bitsandbytes.nn.Linear8bitLt):
+            model.set_submodule(name, rounded_layers.Int8Linear(layer))
+            continue
+        layer.weight.quant_state.dtype = getattr(torch, dtype)
+        if layer.in_features % rounded_layers.BLOCK:
+            layer = rounded_layers.UnevenLinear4bit(layer)
+            model.set_submodule(name, layer)
+        layer.support_avx512bf16_for_cpu = False
+        layer.compute_dtype = getattr(torch, dtype)
 
 
 def place(model: Any, device: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -54,10 +54,8 @@ class Reward(schema.Section):
                 raise ValueError(f"has {option} beside {self.name}, and it belongs to {owner}; leave it out")
         if self.pattern is not None:
             if any(category(letter) == "Cc" and letter not in "\n\t" for letter in self.pattern):
-                came = (
-                    f"has the pattern {self.pattern!r}, where YAML's double quotes made a control letter of a backslash"
-                )
-                raise ValueError(f"{came}; next: single quotes, '\\bword\\b'")
+                came = f"has the pattern {self.pattern!r}, where YAML's double quotes turned a backslash into a control"
+                raise ValueError(f"{came} character; next: single quotes, '\\bword\\b'")
             try:
                 re.compile(self.pattern)
             except re.error as error:
@@ -112,9 +110,23 @@ def choose(
     to which the user has not `agreed`, and for a comparison with an answer that is not there.
     """
     refuse_unagreed(rewards, agreed)
-    scores = [_score(reward, "answer" in rows[0]) for reward in rewards]
+    scores = []
+    for reward in rewards:
+        if reward.name in WITH_ANSWER and "answer" not in rows[0]:
+            problem = f"rewards has {reward.name}, which compares with a reference answer"
+            raise UserError(f"{problem}; next: data.columns.answer=COLUMN")
+        options = {name: value for name in OPTIONS.values() if (value := getattr(reward, name)) is not None}
+        scores.append(Score(reward.shown, partial(_function, reward.name), options, reward.answer_as))
     value = " + ".join(f"{one.weight:g} x {one.shown}" if one.weight != 1 else one.shown for one in rewards)
-    return scores, Choice(value, "; ".join(_told(one) for one in rewards))
+    words = {
+        "exact": "the completion is the answer",
+        "normalised": "the answer, but for case, punctuation and articles",
+        "number": "the completion ends with the answer's number",
+        "length": "at most {0.most} tokens",
+        "format": "matches {0.pattern}",
+    }
+    told = (f"{one.shown}: {words.get(one.name, 'the installed function {0.name}').format(one)}" for one in rewards)
+    return scores, Choice(value, "; ".join(told))
 
 
 def try_out(rewards: Sequence[Reward], scores: Sequence[Score], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -123,17 +135,20 @@ def try_out(rewards: Sequence[Reward], scores: Sequence[Score], rows: Sequence[M
     Raises UserError for a name without a function, and for one that cannot take the rows or returns something else
     than a number for each completion.
     """
+    # The model is taken to have said each row's answer, or a full stop.
+    said = [[{"role": "assistant", "content": str(row.get("answer") or ".")}] for row in rows]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    prompts = [row["prompt"] for row in rows]
     for reward, score in zip(rewards, scores, strict=True):
-        _try(reward, score, rows)
-
-
-def _score(reward: Reward, answers: bool) -> Score:
-    if reward.name in WITH_ANSWER and not answers:
-        raise UserError(
-            f"rewards has {reward.name}, which compares with a reference answer; next: data.columns.answer=COLUMN"
-        )
-    options = {name: value for name in OPTIONS.values() if (value := getattr(reward, name)) is not None}
-    return Score(reward.shown, partial(_function, reward.name), options, reward.answer_as)
+        lacking = [name for name in score.required() if name not in (*GIVEN, *rows[0], reward.answer_as)]
+        if lacking:
+            has = ", ".join((*GIVEN, *columns))
+            hint = f"; next: {{name: {reward.name}, answer_as: {lacking[0]}}}" if "answer" in rows[0] else ""
+            raise UserError(f"rewards has '{reward.name}', which takes {lacking[0]}; given are {has}{hint}")
+        try:
+            score(prompts=prompts, completions=said, completion_ids=[[0]] * len(rows), **columns)
+        except ScoreError as error:
+            raise UserError(f"rewards has '{reward.name}': {error}") from error
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -168,38 +183,3 @@ def _module(name: str) -> tuple[Any, list[str]]:
             if not (absent and f"{path}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
                 raise UserError(f"rewards has '{name}', and importing {path} fails: {summary(error)}") from error
     raise UserError(f"rewards has '{name}', and no module {parts[0]} is installed; allowed: {ALLOWED}")
-
-
-def _try(reward: Reward, score: Score, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Score each row's answer, or a full stop, as if the model had said it, before anything is trained."""
-    lacking = [name for name in score.required() if name not in (*GIVEN, *rows[0], reward.answer_as)]
-    if lacking:
-        has = ", ".join((*GIVEN, *(name for name in rows[0] if name != "prompt")))
-        hint = f"; next: {{name: {reward.name}, answer_as: {lacking[0]}}}" if "answer" in rows[0] else ""
-        raise UserError(f"rewards has '{reward.name}', which takes {lacking[0]}; given are {has}{hint}")
-    said = [[{"role": "assistant", "content": str(row.get("answer") or ".")}] for row in rows]
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    try:
-        score(prompts=[row["prompt"] for row in rows], completions=said, completion_ids=[[0]] * len(rows), **columns)
-    except ScoreError as error:
-        raise UserError(f"rewards has '{reward.name}': {error}") from error
-
-
-def _told(reward: Reward) -> str:
-    return "".join(_parts(reward))
-
-
-def _parts(reward: Reward) -> Iterator[str]:
-    function = BUILT_IN.get(reward.name)
-    yield f"{reward.shown}: "
-    yield (
-        {
-            "exact": "the completion is the answer",
-            "normalised": "the answer, but for case, punctuation and articles",
-            "number": "the completion ends with the answer's number",
-            "length": f"at most {reward.most} tokens",
-            "format": f"matches {reward.pattern}",
-        }[reward.name]
-        if function
-        else f"the installed function {reward.name}"
-    )

@@ -40,7 +40,11 @@ class Score:
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter] | None:
-        return _parameters(self._function)
+        """The parameters of the function, None where it does not tell them."""
+        try:
+            return list(inspect.signature(self._function).parameters.values())
+        except (TypeError, ValueError):
+            return None
 
     def required(self) -> Iterator[str]:
         """Yield the names of the arguments that the function cannot do without."""
@@ -54,18 +58,16 @@ class Score:
         if "answer" in columns:
             given[self._answer_as] = columns["answer"]
         try:
-            found = self._function(**self._taken(given))
+            known = self._parameters
+            # A function that has `**` or hides its parameters takes everything.
+            if known is not None and not any(one.kind is one.VAR_KEYWORD for one in known):
+                given = {one.name: given[one.name] for one in known if one.name in given}
+            found = self._function(**given)
         except Exception as error:
             raise ScoreError(f"the reward {self.__name__} failed: {summary(error)}") from error
-        return [self._number(one) for one in self._each(found, len(completions))]
+        return [self._number(score) for score in self._scores(found, len(completions))]
 
-    def _taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the function takes of what is given: everything where it has `**` or hides its arguments."""
-        if self._parameters is None or any(one.kind is one.VAR_KEYWORD for one in self._parameters):
-            return dict(given)
-        return {one.name: given[one.name] for one in self._parameters if one.name in given}
-
-    def _each(self, found: Any, count: int) -> list[Any]:
+    def _scores(self, found: Any, count: int) -> list[Any]:
         if isinstance(found, (str, bytes, Mapping)) or not hasattr(found, "__iter__") or not hasattr(found, "__len__"):
             raise ScoreError(f"the reward {self.__name__} returned a {type(found).__name__}; allowed: {ALLOWED}")
         try:
@@ -88,11 +90,3 @@ class Score:
         if not math.isfinite(value):
             raise ScoreError(f"the reward {self.__name__} returned {value}; allowed: a finite number, or None")
         return value
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """The parameters of a function, None where it does not tell them."""
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None

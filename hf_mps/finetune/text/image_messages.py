@@ -113,10 +113,15 @@ def _messages(raw: Any) -> list[dict[str, Any]]:
             parts = [_part(part) for part in content]
         else:
             message = chat.messages([one])[0]
-            named, parts = message["role"], _parts(message["content"])
+            named, parts = message["role"], []
+            for number, piece in enumerate(PLACE.split(message["content"])):
+                parts += [dict(IMAGE)] * (number > 0) + _text(piece)
+            parts = parts or [_part_of("")]
         if named == "assistant" and any(part["type"] == "image" for part in parts):
             raise ConversationError("has an image among the assistant's words; allowed: images in the user's messages")
-        made.append({"role": named, "content": _joined(parts) if named == "assistant" else parts})
+        # Chat templates write the parts of a message one behind the other.
+        joined = [_part_of("".join(part["text"] for part in parts))] if named == "assistant" else parts
+        made.append({"role": named, "content": joined})
     return made
 
 
@@ -128,19 +133,6 @@ def _part(raw: Any) -> dict[str, Any]:
         return dict(IMAGE)
     problem = f"a part of type {kind}" if kind else f"a part that is a {type(raw).__name__}"
     raise ConversationError(f"holds {problem}; allowed: {{type: text, text}} and {{type: image}}")
-
-
-def _parts(text: str) -> list[dict[str, Any]]:
-    """Return the parts of a text with `<image>` in the places of images."""
-    parts: list[dict[str, Any]] = []
-    for number, piece in enumerate(PLACE.split(text)):
-        parts += [dict(IMAGE)] * (number > 0) + _text(piece)
-    return parts or [_part_of("")]
-
-
-def _joined(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one part of text: chat templates write the parts of a message one behind the other."""
-    return [_part_of("".join(part["text"] for part in parts))]
 
 
 def _text(text: str | None) -> list[dict[str, Any]]:

@@ -30,8 +30,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
+from hf_mps.finetune.text.buckets import optimal_buckets
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
-from hf_mps.finetune.text.shapes import optimal_buckets
 from hf_mps.metal.device import choose
 
 Padding = Literal["list", "longest", "max_length"]

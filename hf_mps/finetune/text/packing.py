@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import buckets
+from hf_mps.finetune.text.buckets import optimal_buckets
 from hf_mps.finetune.text.lengths import SHAPES, STEP, Lengths
 from hf_mps.finetune.text.padding import IGNORED
-from hf_mps.finetune.text.shapes import optimal_buckets
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -77,30 +77,24 @@ class QAWindowing:
             return_offsets_mapping=True,
         )
         offsets, sources = encoded.pop("offset_mapping"), encoded.pop("overflow_to_sample_mapping")
-        columns: dict[str, list[Any]] = {name: [] for name in ("starts", "ends", "null", "row")}
-        columns |= {"start_positions": [], "end_positions": []}
-        spans = [
-            _first_answer(rows, context, value, index)
-            for context, value, index in zip(
-                contexts, batch.get("answers", [None] * len(indices)), indices, strict=True
-            )
-        ]
+        names = ("starts", "ends", "null", "row", "start_positions", "end_positions")
+        columns: dict[str, list[Any]] = {name: [] for name in names}
+        answers = zip(contexts, batch.get("answers", [None] * len(indices)), indices, strict=True)
+        spans = [_first_answer(rows, *one) for one in answers]
         for number, source in enumerate(sources):
             inside = [part == int(last) for part in encoded.sequence_ids(number)]
             starts = [pair[0] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
             ends = [pair[1] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
-            null = self._null(encoded["input_ids"][number])
+            # The token that answers "nothing": [CLS], as in BERT, or the first.
+            ids, special = (
+                list(encoded["input_ids"][number]),
+                (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id),
+            )
+            null = next((ids.index(token) for token in special if token is not None and token in ids), 0)
             span_tokens = token_span(starts, ends, spans[source]) or (null, null)
             for name, value in zip(columns, (starts, ends, null, indices[source], *span_tokens), strict=True):
                 columns[name].append(value)
         return {**encoded, **columns}
-
-    def _null(self, ids: Sequence[int]) -> int:
-        """Return the position of the token that answers "nothing": [CLS], as in BERT, or the first."""
-        for token in (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id):
-            if token is not None and token in ids:
-                return list(ids).index(token)
-        return 0
 
     def _refuse_long(self, rows: Rows, questions: list[str], indices: Sequence[int]) -> None:
         capacity = self.longest - self.tokenizer.num_special_tokens_to_add(pair=True)

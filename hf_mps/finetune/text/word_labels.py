@@ -51,9 +51,11 @@ def decide(train: Rows, others: Iterable[Rows], named_in_recipe: Sequence[str] |
         by_name = {labels.key(name): number for number, name in enumerate(classes)}
         by_id = {str(number): number for number in range(len(classes))}
         reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
-        tagset = Tags(tuple(classes), by_name if _are_text(train) and seen & by_name.keys() else by_id, reason)
+        are_words = getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
+        tagset = Tags(tuple(classes), by_name if are_words and seen & by_name.keys() else by_id, reason)
     else:
-        ordered = sorted(seen, key=_order)
+        # O first, then by kind with B before I, so that ids do not depend on the order of the rows.
+        ordered = sorted(seen, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))
         tagset = Tags(tuple(ordered), {tag: number for number, tag in enumerate(ordered)}, f"found in {train.where}")
     for rows in splits:
         _refuse_unknown(rows, tagset)
@@ -77,12 +79,6 @@ def kept(config: Any) -> Tags:
 def described(tagset: Tags) -> Choice[str]:
     """Return the tags in words, as a header shows them."""
     return Choice(f"{len(tagset.names)} tags: {labels.listed(tagset.names)}", tagset.reason)
-
-
-def _are_text(rows: Rows) -> bool:
-    """Whether the tags are words and not ids."""
-    inner = getattr(rows.dataset.features["tags"], "feature", None)
-    return getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
 
 
 def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
@@ -153,9 +149,3 @@ def _refuse_unknown(rows: Rows, tagset: Tags) -> None:
             near = nearest(labels.key(tag), tagset.names)
             name = brief(str(names_of_ids.get(tag, tag)))
             raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
-
-
-def _order(tag: str) -> tuple[bool, str, str]:
-    """Sort O first, then by kind with B before I, so that ids do not depend on the order of the rows."""
-    prefix, kind = seqeval.split(tag)
-    return tag != seqeval.OUTSIDE, kind, prefix

@@ -269,8 +269,8 @@ def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(
     run = place / "run"
     assert results(run)["stream"]["samples"] == 8 * 4 * 2
     before, losses_before = weights(run), losses(run)
-    lanes = [json.loads((run / f"checkpoint-4/stream_{rank}.json").read_text())["lanes"] for rank in range(2)]
-    assert [[lane["number"], lane["lanes"]] for (lane,) in lanes] == [[0, 2], [1, 2]]
+    readers = [json.loads((run / f"checkpoint-4/stream_{rank}.json").read_text())["readers"] for rank in range(2)]
+    assert [[one["number"], one["readers"]] for (one,) in readers] == [[0, 2], [1, 2]]
 
     for name in ("results.json", "model.safetensors", "config.json"):
         (run / name).unlink()
