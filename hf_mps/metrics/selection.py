@@ -154,7 +154,7 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     for name in unique_names:
         if name not in computed():
             near = nearest(name, computed())
-            raise UserError(f"'{name}' is not a metric that it knows; allowed: {', '.join(computed())}{near}")
+            raise UserError(f"'{name}' is not a known metric; allowed: {', '.join(computed())}{near}")
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
     if _UNMEASURED.get():

@@ -139,17 +139,16 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     loss = ChunkedLoss(deferred, None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
     inner.set_output_embeddings(deferred)
     if head.weight.is_meta:  # `hf-mps plan`: a tiny copy is tried in its place
-        obstacle, tied = _try_tiny_copy(inner)
+        obstacle, reaches_embedding = _try_tiny_copy(inner)
     else:
-        obstacle = _chunking_obstacle(inner, loss)
-        tied = not obstacle and _gradient_reaches(inner, loss, inner.get_input_embeddings())
+        obstacle, reaches_embedding = _chunking_obstacle(inner, loss), True
     if obstacle:
         inner.set_output_embeddings(head)
         inner.loss_function = plain
         return Choice(PLAIN, obstacle)
     inner.loss_function = loss
     embedding = inner.get_input_embeddings()
-    if is_tied(embedding, head) and tied:
+    if is_tied(embedding, head) and reaches_embedding and (head.weight.is_meta or _gradient_reaches(inner, loss)):
         loss.embedding = TiedEmbedding(embedding)
         inner.set_input_embeddings(loss.embedding)
     model.register_forward_pre_hook(loss.defer, with_kwargs=True)
@@ -203,9 +202,10 @@ def _chunking_obstacle(model: Any, loss: ChunkedLoss) -> str:
     return ""
 
 
-def _gradient_reaches(model: Any, loss: ChunkedLoss, embedding: Any) -> bool:
+def _gradient_reaches(model: Any, loss: ChunkedLoss) -> bool:
     """Whether the gradient of the hidden states reaches the word embedding."""
     embedded: list[Tensor] = []
+    embedding = model.get_input_embeddings()
     if not embedding.weight.requires_grad:
         return False
     with torch.enable_grad(), embedding.register_forward_hook(lambda _, ids, rows: embedded.append(rows)):

@@ -18,7 +18,14 @@ Object = tuple[list[float], int]
 
 def class_names(rows: Rows) -> list[str] | None:
     """Return the classes that the data set itself names for its objects; None where it names none."""
-    return _names(rows.dataset.features["objects"])
+
+    def names(feature: Any) -> list[str] | None:
+        if getattr(feature, "names", None):
+            return list(feature.names)
+        inside = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
+        return next((found for one in inside if one is not None and (found := names(one))), None)
+
+    return names(rows.dataset.features["objects"])
 
 
 def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format) -> list[Object]:
@@ -36,9 +43,8 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
             near = nearest(str(kind), names)
             raise UserError(f"{place} has an object of class {kind!r}; allowed: 0 to {len(names) - 1}, or a name{near}")
         left, upper, third, fourth = map(float, box)
-        found.append(
-            ([left, upper, third, fourth] if form == "xywh" else [left, upper, third - left, fourth - upper], number)
-        )
+        size = [third, fourth] if form == "xywh" else [third - left, fourth - upper]
+        found.append(([left, upper, *size], number))
     return found
 
 
@@ -54,9 +60,7 @@ class Boxes(images.Varied):
         self, rows: Rows, processor: Any, found: Sequence[Sequence[Object]] | None, *, flip: float = 0.0, seed: int = 0
     ) -> None:
         super().__init__(rows, seed)
-        self._processor = processor
-        self._found = found
-        self._flip = flip
+        self._processor, self._found, self._flip = processor, found, flip
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         from PIL import Image
@@ -111,11 +115,3 @@ def _one_of(raw: Any, keys: Sequence[str], place: str) -> str:
         there = ", ".join(raw) if isinstance(raw, Mapping) else type(raw).__name__
         raise UserError(f"{place} has an object without {keys[0]} ({there}); allowed: {', '.join(keys)}")
     return found
-
-
-def _names(feature: Any) -> list[str] | None:
-    """Return the names of the first column of classes inside a feature of `datasets`."""
-    if getattr(feature, "names", None):
-        return list(feature.names)
-    inside = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
-    return next((names for one in inside if one is not None and (names := _names(one))), None)

@@ -48,7 +48,8 @@ def spoken(checkpoint: Checkpoint, language: str | None, task: Task | None) -> S
         near = nearest(language.lower(), list(TO_LANGUAGE_CODE))
         raise UserError(f"language is '{brief(language)}', which Whisper does not know; allowed: hi or hindi{near}")
     code = names[language.lower()] if language else None
-    if not _multilingual(checkpoint):
+    # generation_config.json says whether a checkpoint knows more than English, else the ending of its name.
+    if not checkpoint.stored_generation().get("is_multilingual", not checkpoint.name.endswith(".en")):
         if code not in (None, "en") or task == "translate":
             asked = "speech_task is translate" if code in (None, "en") else f"language is '{language}'"
             raise UserError(f"{asked}, and model {checkpoint.name} knows English alone; next: one without .en")
@@ -59,11 +60,6 @@ def spoken(checkpoint: Checkpoint, language: str | None, task: Task | None) -> S
     if known and f"<|{code}|>" not in known:
         raise UserError(f"language is '{language}', which model {checkpoint.name} does not know; next: another model")
     return Spoken(LANGUAGES[code], task or "transcribe")
-
-
-def _multilingual(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint knows more than English: its generation_config.json says so, else the name's ending."""
-    return bool(checkpoint.stored_generation().get("is_multilingual", not checkpoint.name.endswith(".en")))
 
 
 def settle(model: Any, tokenizer: Any, said: Spoken) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -39,8 +39,18 @@ class DetectionTrainer(Trainer):  # type: ignore[misc]
         if prediction_loss_only:
             return loss, None, None
         found = self.processing_class.post_process_object_detection(outputs, threshold=0.0)
-        labels = [_truth(one) for one in inputs["labels"]] if "labels" in inputs else None
-        return loss, _filled([_best(one) for one in found], boxes.MOST), None if labels is None else _filled(labels)
+        answers = []
+        for one in found:  # the best first
+            scores, order = one["scores"].float().sort(descending=True, stable=True)
+            scores, order = scores[: boxes.MOST], order[: boxes.MOST]
+            columns = [one["labels"][order].float()[:, None], scores[:, None], one["boxes"][order].float()]
+            answers.append(torch.cat(columns, dim=1))
+        truths = []
+        for one in inputs.get("labels", ()):
+            centre, size = one["boxes"].float().split(2, dim=1)
+            columns = [one["class_labels"].float()[:, None], centre - size / 2, centre + size / 2]
+            truths.append(torch.cat(columns, dim=1))
+        return loss, _filled(answers, boxes.MOST), _filled(truths) if "labels" in inputs else None
 
 
 @contextmanager
@@ -56,19 +66,6 @@ def counted_once(counting: Any) -> Iterator[None]:
         yield
     finally:
         loss_for_object_detection.reduce = stock
-
-
-def _best(found: Mapping[str, Any]) -> Any:
-    """Return the boxes of an image with the highest scores as rows of label, score and box, the best first."""
-    scores, order = found["scores"].float().sort(descending=True, stable=True)
-    order = order[: boxes.MOST]
-    columns = [found["labels"][order].float()[:, None], scores[: boxes.MOST, None], found["boxes"][order].float()]
-    return torch.cat(columns, dim=1)
-
-
-def _truth(labels: Mapping[str, Any]) -> Any:
-    centre, size = labels["boxes"].float().split(2, dim=1)
-    return torch.cat([labels["class_labels"].float()[:, None], centre - size / 2, centre + size / 2], dim=1)
 
 
 def _filled(rows: list[Any], least: int = 1) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +39,14 @@ class PreferenceTrainer(QuietTrl, DPOTrainer):  # type: ignore[misc]
         with torch.no_grad(), self.compute_loss_context_manager():
             reference = self.compute_ref_log_probs(self.ref_model or model, inputs)
             reference_logps = dict(zip(("ref_chosen_logps", "ref_rejected_logps"), reference, strict=True))
-            with self._reference_known():
-                loss = self.compute_loss(recorder, {**inputs, **reference_logps})
+            before, self.precompute_ref_logps = self.precompute_ref_logps, True  # the loss reads them from the batch
+            loss = self.compute_loss(recorder, {**inputs, **reference_logps})
+            self.precompute_ref_logps = before
             policy = recorder.log_probs.sum(dim=1).chunk(2)
         rewards = [self.beta * (ours - theirs).float() for ours, theirs in zip(policy, reference, strict=True)]
         pairs = torch.stack(rewards, dim=1)
-        return (
-            loss.detach().mean(),
-            None if prediction_loss_only else pairs,
-            None if prediction_loss_only else pairs[:, 0],
-        )
+        loss = loss.detach().mean()
+        return (loss, None, None) if prediction_loss_only else (loss, pairs, pairs[:, 0])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not self.model.training:
@@ -60,15 +56,6 @@ class PreferenceTrainer(QuietTrl, DPOTrainer):  # type: ignore[misc]
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """Return the data set unchanged: TRL would render and tokenise texts, and the task has done so."""
         return dataset
-
-    @contextmanager
-    def _reference_known(self) -> Iterator[None]:
-        """Let the loss read the reference's log-probabilities from the batch."""
-        before, self.precompute_ref_logps = self.precompute_ref_logps, True
-        try:
-            yield
-        finally:
-            self.precompute_ref_logps = before
 
 
 class _LogProbRecorder:

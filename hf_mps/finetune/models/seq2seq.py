@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.models.language import Loaded
-    from hf_mps.finetune.text.lengths import Lengths
 
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
 TRUTH = ("target",)
@@ -82,10 +81,15 @@ def prepare(
     settle(loaded.tokenizer, None)
     prefix, loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, task)
     features = {split: _tokenised(rows[split], loaded, prefix, longest_target) for split in rows}
-    sources, targets = (
-        _lengths(recipe, features, column, longest)
-        for column, longest in (("input_ids", loaded.longest), ("labels", longest_target))
-    )
+    # A batch groups sources by length; its targets have any length.
+    of_columns = (("input_ids", loaded.longest, None, "lengths"), ("labels", longest_target, False, "target_lengths"))
+    chosen_lengths = []
+    for column, longest, grouped, name in of_columns:
+        counts = {split: tokens.counts(tokenised, column) for split, tokenised in features.items()}
+        others = [count for some in counts.values() for count in some]
+        settings: dict[str, Any] = {"others": others, "grouped": grouped, "name": name}
+        chosen_lengths.append(lengths.decide(recipe, counts["train"], longest, **settings))
+    sources, targets = chosen_lengths
     model = language.model(recipe, checkpoint, loaded, AUTO_CLASS, chunks=False)
     settle(loaded.tokenizer, model)
     loaded.choices["target_lengths"] = targets
@@ -203,20 +207,6 @@ def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> 
     key = ("seq2seq", longest, longest_target, prefix, languages)
     kinds = Features({name: List(Value("int32")) for name in names})
     return tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
-
-
-def _lengths(recipe: Any, features: Mapping[str, Dataset], column: str, longest: int) -> Choice[Lengths]:
-    counts = {split: tokens.counts(rows, column) for split, rows in features.items()}
-    others = [n for some in counts.values() for n in some]
-    # A batch groups sources by length; its targets have any length.
-    return lengths.decide(
-        recipe,
-        counts["train"],
-        longest,
-        others=others,
-        grouped=None if column == "input_ids" else False,
-        name="lengths" if column == "input_ids" else "target_lengths",
-    )
 
 
 def _generated(trainer: Any, features: Dataset, rows: Rows, tokenizer: Any) -> Iterator[dict[str, Any]]:

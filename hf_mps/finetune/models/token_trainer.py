@@ -37,7 +37,7 @@ class TokenTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         with torch.no_grad(), self.compute_loss_context_manager():
             sums = row_sums(model, inputs, causal=self._causal)
         loss = sums[:, 0].sum() / sums[:, 1].sum().clamp(min=1)
-        return loss, None if prediction_loss_only else sums, None if prediction_loss_only else sums[:, 1]
+        return (loss, None, None) if prediction_loss_only else (loss, sums, sums[:, 1])
 
 
 def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:

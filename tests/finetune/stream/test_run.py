@@ -119,7 +119,9 @@ def test_other_readers_go_on_with_the_rows_that_are_left(place: Path, finetune: 
     assert ended.code == 0
     told = [line for line in (ended.out + ended.err).splitlines() if "readers dealt" in line]
     assert [line.strip() for line in told] == snapshot(
-        ["note  2 readers dealt the streamed rows before, 1 now: the same are left, each has several of them"]
+        [
+            "note  2 readers shared the streamed rows before, 1 now: the rest of the rows is the same, each has several parts of them"
+        ]
     )
 
 
