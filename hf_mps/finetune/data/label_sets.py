@@ -121,9 +121,7 @@ def kept(config: Any) -> LabelSets | None:
     if config.problem_type != PROBLEM:
         return None
     names = labels.classes(config)
-    return LabelSets(
-        names, {labels.key(name): number for number, name in enumerate(names)}, "the model's configuration"
-    )
+    return LabelSets(names, labels.keys(names, {labels.key(name) for name in names}), "the model's configuration")
 
 
 def described(found: LabelSets, train: Rows | None = None) -> dict[str, Choice[Any]]:
@@ -145,11 +143,9 @@ def _of_lists(train: Rows, named_in_recipe: Sequence[str] | None, separator: str
     reader = LabelSets((), {}, "", separator=separator)
     seen = {one for raw in train.dataset["label"] if raw is not None for one in reader.keys_of(raw)} - {""}
     if classes := named_in_recipe or named:
-        by_name = {labels.key(name): number for number, name in enumerate(classes)}
-        by_id = {str(number): number for number in range(len(classes))}
-        are_ids = named is not None or not seen & by_name.keys()
         reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
-        return replace(reader, names=tuple(classes), keys=by_id if are_ids else by_name, reason=reason)
+        keys = labels.keys(classes, seen, ids=named is not None)
+        return replace(reader, names=tuple(classes), keys=keys, reason=reason)
     ordered = labels.in_order(seen)
     if len(ordered) == 1:
         raise UserError(f"{train.where}: the only label is '{brief(ordered[0])}'; allowed: two labels or more")

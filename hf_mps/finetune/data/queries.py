@@ -33,7 +33,13 @@ def read(rows: Rows) -> list[Query]:
     gap, for lists that do not fit, and for a relevance that is no number of 0 or above.
     """
     names = rows.dataset.column_names
-    _refuse_other_types(rows)
+    tokens.refuse_other_than_text(rows, [name for name in ("text", "text_pair", "negative") if name in names])
+    for role, what in (("documents", "texts"), ("label", "numbers")):
+        feature = rows.dataset.features.get(role)
+        if "documents" in names and feature is not None and getattr(feature, "feature", None) is None:
+            kind = getattr(feature, "dtype", type(feature).__name__)
+            allowed = f"a list of {what} in each row, as JSON and Parquet have them"
+            raise UserError(f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: {allowed}")
     return [_query(rows, index, row, names) for index, row in enumerate(rows.dataset)]
 
 
@@ -80,21 +86,3 @@ def _relevance(place: str, raw: Any) -> float:
     if not math.isfinite(value) or value < 0:
         raise UserError(f"{place} has the label {brief(repr(raw))}; allowed: 0 for irrelevant, and numbers above")
     return value
-
-
-def _refuse_other_types(rows: Rows) -> None:
-    tokens.refuse_other_than_text(
-        rows, [name for name in ("text", "text_pair", "negative") if name in rows.dataset.features]
-    )
-    if "documents" not in rows.dataset.features:
-        return
-    for role, what in (("documents", "texts"), ("label", "numbers")):
-        if role not in rows.dataset.features:
-            continue
-        feature = rows.dataset.features[role]
-        if getattr(feature, "feature", None) is None:
-            kind = getattr(feature, "dtype", type(feature).__name__)
-            raise UserError(
-                f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: a list of {what} in each"
-                " row, as JSON and Parquet have them"
-            )

@@ -32,7 +32,7 @@ PAIRS = Path("data", "paraphrases.tsv")
 GENERATED = {"train": 2000, "validation": 500}
 
 
-def read(data: schema.Data, split: str, seed: int) -> Rows:
+def read(data: schema.Data, split: str) -> Rows:
     """Return one split's rows as their source has them, images and sound undecoded. Raises UserError."""
     if data.source == "files":
         name = (data.files or {})[split]

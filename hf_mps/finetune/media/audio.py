@@ -192,7 +192,7 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
     shapes = optimal_buckets(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
     listed = Durations(longest, "list", shapes, hop=hop, rate=rate)
     silence = 1 - sum(counts) / buckets.padded_tokens(counts, batch, listed.target, alike=alike)
-    return Choice(listed, f"{len(shapes)} lengths, laid where the rows are: about {silence:.0%} silence; {summary}")
+    return Choice(listed, f"{len(shapes)} lengths, chosen from your data: about {silence:.0%} silence; {summary}")
 
 
 @dataclass

@@ -107,7 +107,7 @@ def collator(model: Any, length: Lengths, prompts: Any) -> Any:
     from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
     tokenizer = model.tokenizer
-    pad = PadToBucket(lambda batch: batch, length.target, pad_values(tokenizer), tokenizer.padding_side)
+    pad: Any = PadToBucket(lambda batch: batch, length.target, pad_values(tokenizer), tokenizer.padding_side)
 
     class Padded(SentenceTransformerDataCollator):  # type: ignore[misc]
         def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -205,9 +205,8 @@ class EmbeddingEvaluator:
     SIMILARITY = "cosine"
 
     def __init__(self, rows: Rows, data: Any, measured: Metrics | Chosen, collator: Any) -> None:
-        self._rows = rows
+        self._rows, self._collator = rows, collator
         self._measured: Any = measured
-        self._collator = collator
         self._texts: dict[str, list[str]] = {name: data[name][:] for name in data.column_names if name != "score"}
         self._scores: list[float] | None = data["score"][:] if "score" in data.column_names else None
         # The candidates: every right answer and every hard negative, each once.

@@ -110,12 +110,9 @@ class RerankEvaluator:
     def __init__(
         self, found: Sequence[Query], encoded: Any, measured: Chosen | None, pad: Callable[[list[dict[str, Any]]], Any]
     ) -> None:
-        self._queries = found
-        self._measured = measured
-        self._collator = pad
+        self._queries, self._encoded, self._measured, self._collator = found, encoded, measured, pad
         # Documents that are to be judged come by and by: only those of a row are known together.
         self._groups = queries.by_text(found) if measured is not None else queries.by_row(found)
-        self._encoded = encoded
 
     @property
     def without(self) -> int:

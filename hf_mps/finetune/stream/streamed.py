@@ -78,7 +78,12 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     corpora = {split: _corpora(data, split) for split in splits}
     asked = tuple(role for role in columns if role in texts)
     reading = Reading(corpora["train"], columns, asked, seed, data.hold_out, data.max_bad_row_fraction)
-    sample = _sample(reading)
+    sample: list[Row] = []
+    for corpus in reading.corpora:  # as many rows of each source
+        rows = list(islice(_usable(reading, corpus), -(-SAMPLE // len(reading.corpora))))
+        if not rows:
+            raise UserError(_unusable(reading, corpus))
+        sample += rows
     kinds = _kinds(reading, sample)
     where = "; ".join(corpus.name for corpus in reading.corpora)
     stream = Stream(reading, data.shuffle_buffer)
@@ -116,18 +121,6 @@ def _corpora(data: schema.Data, split: str) -> tuple[Corpus, ...]:
             raise UserError(f"{key}: {name}: every file is empty; allowed: at least one row")
         corpora.append(Corpus(kept, source.weight, name))
     return tuple(corpora)
-
-
-def _sample(reading: Reading) -> list[Row]:
-    """Return the first rows to train on, as many of each source. Raises UserError where a column is missing."""
-    sample: list[Row] = []
-    most = -(-SAMPLE // len(reading.corpora))
-    for corpus in reading.corpora:
-        found = list(islice(_usable(reading, corpus), most))
-        if not found:
-            raise UserError(_unusable(reading, corpus))
-        sample += found
-    return sample
 
 
 def _usable(reading: Reading, corpus: Corpus) -> Iterator[Row]:

@@ -43,9 +43,7 @@ class Packed:
 
     def __init__(self, features: Dataset, counts: Sequence[int], capacity: int, filler: int) -> None:
         columns = [name for name in ("input_ids", "labels") if name in features.column_names]
-        self._features = features.select_columns(columns)
-        self._capacity = capacity
-        self._filler = filler
+        self._features, self._capacity, self._filler = features.select_columns(columns), capacity, filler
         self.rows = best_fit(counts, capacity)
         self.waste = 1 - sum(counts) / (len(self.rows) * capacity)
         """The share of padding, 0 to 1."""

@@ -48,11 +48,9 @@ def decide(train: Rows, others: Iterable[Rows], named_in_recipe: Sequence[str] |
     named = getattr(inner, "names", None)
     seen = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
     if classes := named_in_recipe or named:
-        by_name = {labels.key(name): number for number, name in enumerate(classes)}
-        by_id = {str(number): number for number in range(len(classes))}
         reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
         are_words = getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
-        tagset = Tags(tuple(classes), by_name if are_words and seen & by_name.keys() else by_id, reason)
+        tagset = Tags(tuple(classes), labels.keys(classes, seen, ids=not are_words), reason)
     else:
         # O first, then by kind with B before I, so that ids do not depend on the order of the rows.
         ordered = sorted(seen, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))

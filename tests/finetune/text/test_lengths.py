@@ -124,7 +124,7 @@ def test_the_choice_says_what_the_list_saves() -> None:
     assert all(length % 8 == 0 for length in choice.value.shapes)
     assert len(choice.value.shapes) <= lengths.SHAPES
     assert str(choice.value) == ", ".join(map(str, choice.value.shapes)) + " tokens"
-    assert choice.reason.startswith(f"{len(choice.value.shapes)} shapes, laid where the rows are: about ")
+    assert choice.reason.startswith(f"{len(choice.value.shapes)} lengths, chosen from your data: about ")
     assert "padding, where random batches of 32 padded to their longest rows have" in choice.reason
     assert "at the limit of 96 and perhaps cut" in choice.reason
 
