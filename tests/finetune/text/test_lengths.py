@@ -115,7 +115,7 @@ def test_the_padding_that_the_reason_tells_is_what_batches_then_hold(number: int
 
 def test_rows_of_one_length_of_the_list_leave_nothing_to_compare() -> None:
     choice = lengths.decide(recipe(), [16] * 40, 96)
-    assert choice.reason.startswith("one shape: about 0% padding; half of the rows within 16 tokens")
+    assert choice.reason.startswith("one length: about 0% padding; half of the rows within 16 tokens")
 
 
 def test_the_choice_says_what_the_list_saves() -> None:
