@@ -11,6 +11,7 @@ import torch
 from transformers import Trainer
 from transformers.loss import loss_for_object_detection
 
+from hf_mps.distributed.world import World
 from hf_mps.metrics import boxes
 
 NOTHING = -1.0
@@ -57,9 +58,13 @@ class DetectionTrainer(Trainer):  # type: ignore[misc]
 def counted_once(counting: Any) -> Iterator[None]:
     """Let transformers' loss sum its boxes over processes by `counting(stock)` before it divides by their number.
 
+    Of one process nothing is replaced. There is no public hook: the loss makes its own criterion and calls a global.
     Its own call takes accelerate's default, the mean, which it divides once more (loss/loss_for_object_detection.py of
     transformers 5.23, `num_boxes`): with two processes boxes would weigh twice as much beside classes.
     """
+    if World.here().alone:
+        yield
+        return
     stock = loss_for_object_detection.reduce
     loss_for_object_detection.reduce = counting(stock)
     try:
