@@ -97,7 +97,7 @@ def decide(
         for index, raw in enumerate(_all(rows, found)):
             if found.known(raw):
                 continue
-            place = f"{rows.where}: row {rows.number(index)}"
+            place = rows.place(index)
             if raw is None:
                 raise UserError(f"{place} has no labels; allowed: a list in every row, an empty one for none")
             wrong = next(one for one in found.keys_of(raw) if one not in (FLAGS if found.columns else found.keys))

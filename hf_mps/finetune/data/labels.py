@@ -247,7 +247,7 @@ def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (
     for index, raw in enumerate(rows.dataset["label"]):
         if repr(raw) not in bad:
             continue
-        place = f"{rows.where}: row {rows.number(index)}"
+        place = rows.place(index)
         if raw == -1 or key(raw) == "":
             raise UserError(f"{place} has no label; allowed: a label in every row")
         raise UserError(f"{place}: label '{brief(str(raw))}' {problem}{nearest(key(raw), names)}{way_on}")

@@ -60,7 +60,7 @@ def by_row(queries: Sequence[Query]) -> list[list[tuple[int, int]]]:
 
 
 def _query(rows: Rows, index: int, row: Mapping[str, Any], names: Sequence[str]) -> Query:
-    place = f"{rows.where}: row {rows.number(index)}"
+    place = rows.place(index)
     for name in names:
         if row[name] is None or row[name] == "":
             raise UserError(f"{place} has no {name}; allowed: one in every row")

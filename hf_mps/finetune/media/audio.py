@@ -57,7 +57,7 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
     """
     import numpy
 
-    where = f"{rows.where}: row {rows.number(index)}: {role}"
+    where = f"{rows.place(index)}: {role}"
     with _opened(rows, index, role) as sound:
         try:
             channels = sound.read(dtype="float32", always_2d=True)
@@ -106,7 +106,7 @@ class Wav:
 def _opened(rows: Rows, index: int, role: str) -> Any:
     """Open a row's sound with soundfile, or with `Wav` where that is absent. Raises UserError for anything else."""
     content = rows.content(index, role)
-    where = f"{rows.where}: row {rows.number(index)}: {role}"
+    where = f"{rows.place(index)}: {role}"
     try:
         soundfile = library()
     except UserError:

@@ -33,7 +33,7 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
 
     Classes are numbers from 0 on, or names. Raises UserError, naming the row, for what is no box and an unknown class.
     """
-    place = f"{rows.where}: row {rows.number(index)}"
+    place = rows.place(index)
     found = []
     for box, kind in _pairs(raw, place):
         if not isinstance(box, Sequence) or len(box) != 4 or not all(isinstance(one, (int, float)) for one in box):

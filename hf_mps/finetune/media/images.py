@@ -118,7 +118,7 @@ def opened_value(
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     content = rows.content_of(value, index, role)
-    place = f"{rows.where}: row {rows.number(index)}: {role.removesuffix('s')} {named(value)}".rstrip()
+    place = f"{rows.place(index)}: {role.removesuffix('s')} {named(value)}".rstrip()
     try:
         with Image.open(io.BytesIO(content)) as image:
             return (made or rgb)(ImageOps.exif_transpose(image))

@@ -52,7 +52,7 @@ class Masks(images.Varied):
             return made
         found = int(labels[~known].max()) + self._reduce
         raise UserError(
-            f"{self._rows.where}: row {self._rows.number(index)}: mask has class {found}, and data.labels names"
+            f"{self._rows.place(index)}: mask has class {found}, and data.labels names"
             f" {self._classes} classes, from {int(self._reduce)} on; next: name every class, or reduce_labels=true"
             " where 0 stands for none"
         )
@@ -75,7 +75,7 @@ def pair(rows: Rows, index: int) -> tuple[Any, Any]:
     mask = images.opened_value(rows, index, row["mask"], "mask", _numbers)
     if mask.shape != image.size[::-1]:
         raise UserError(
-            f"{rows.where}: row {rows.number(index)}: mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image"
+            f"{rows.place(index)}: mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image"
             f" {image.size[0]} x {image.size[1]}; allowed: the same"
         )
     return image, mask

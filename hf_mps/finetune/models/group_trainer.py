@@ -19,7 +19,7 @@ from trl.trainer.utils import add_fused_lm_head, use_adapter
 from hf_mps.core import notices
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.trainer_mixins import KeptInCheckpoints, MeasuredBefore, PlainArguments, QuietTrl
-from hf_mps.finetune.rewards.score import Score
+from hf_mps.finetune.rewards.choose import Score
 from hf_mps.metrics.selection import Chosen
 
 ALIKE = 8

@@ -1,11 +1,16 @@
-"""The rewards of a recipe: its own words for them, the functions behind the names, and what is refused of either."""
+"""The rewards of a recipe: how it names them, the functions behind the names, and how a trainer calls these.
+
+The built-in functions have the signature of TRL's: every argument is a list with an entry for each completion.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -14,11 +19,163 @@ from unicodedata import category
 from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, nearest
-from hf_mps.core.text import summary
+from hf_mps.core.errors import RunError, UserError, nearest
+from hf_mps.core.text import counted, summary
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.rewards.builtin import BUILT_IN, OPTIONS, WITH_ANSWER
-from hf_mps.finetune.rewards.score import GIVEN, Score, ScoreError
+from hf_mps.metrics import squad
+
+Completion = str | Sequence[Mapping[str, Any]]
+
+# A number as people write it: with a sign, thousands' commas and a fraction.
+_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+_MINUS = "\N{MINUS SIGN}"
+# Where an answer stands: behind GSM8K's four hashes (openai/grade-school-math, dataset.py), or in LaTeX's box.
+_MARKS = (re.compile(r"####\s*(?P<answer>[^\n]*)"), re.compile(r"\\boxed\{(?P<answer>[^{}]*)\}"))
+
+
+def exact(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+    """Return 1.0 where a completion is the answer, white space around both aside, otherwise 0.0."""
+    pairs = zip(completions, answer, strict=True)
+    return [float(words(said).strip() == right.strip()) for said, right in pairs]
+
+
+def normalised(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+    """Return 1.0 where a completion is the answer but for case, punctuation, articles and white space, else 0.0."""
+    return [squad.exact_match(words(said), [right]) for said, right in zip(completions, answer, strict=True)]
+
+
+def number(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+    """Return 1.0 where a completion ends with the answer's number, as `final_number` reads both, otherwise 0.0."""
+    pairs = [(final_number(words(said)), final_number(right)) for said, right in zip(completions, answer, strict=True)]
+    return [float(said is not None and said == right) for said, right in pairs]
+
+
+def length(completion_ids: Sequence[Sequence[int]], most: int, **_: Any) -> list[float]:
+    """Return 1.0 for a completion of at most `most` tokens, and evenly less for longer ones: 0.0 from twice as many."""
+    return [max(0.0, min(1.0, 2.0 - len(ids) / most)) for ids in completion_ids]
+
+
+def matches(completions: Sequence[Completion], pattern: str, **_: Any) -> list[float]:
+    """Return 1.0 where the regular expression `pattern` is found in a completion, otherwise 0.0; a dot is any letter.
+
+    `^` and `$` stand for the completion's beginning and end.
+    """
+    found = re.compile(pattern, re.DOTALL)
+    return [float(found.search(words(said)) is not None) for said in completions]
+
+
+BUILT_IN: Mapping[str, Callable[..., list[float]]] = {
+    "exact": exact,
+    "normalised": normalised,
+    "number": number,
+    "length": length,
+    "format": matches,
+}
+"""By the name that a recipe has."""
+WITH_ANSWER = ("exact", "normalised", "number")
+"""Those that compare with the row's reference answer."""
+OPTIONS = {"length": "most", "format": "pattern"}
+"""What else a reward is told, by the name of both."""
+
+
+def words(completion: Completion) -> str:
+    """Return a completion's text; TRL hands on what answers a conversation as a list with one message."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def final_number(text: str) -> Decimal | None:
+    """Return the number that a text ends with, None where it holds none.
+
+    Where an answer is marked (`#### 72`, `\\boxed{72}`) that is the last number of the last mark; otherwise the text's
+    last one. 1,000 is 1000, and 72.0 is 72.
+    """
+    marked = [match for mark in _MARKS for match in mark.finditer(text)]
+    if marked:
+        text = max(marked, key=lambda match: match.start())["answer"]
+    found: list[str] = _NUMBER.findall(text.replace(_MINUS, "-"))
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+GIVEN = ("prompts", "completions", "completion_ids")
+"""What every function is given, beside the columns of the rows: lists with an entry for each completion."""
+SCORES = "a list with a number, or None, for each completion"
+
+
+class ScoreError(RunError):
+    """A reward function failed, or returned no score for each completion."""
+
+
+class Score:
+    """The reward `name`: calls the function that `find` returns with what it takes, and returns a score a completion.
+
+    `find` is called when the function is first needed: it may import code. `options` are further arguments. The row's
+    reference answer is handed over as `answer_as`. The scores are finite floats, or None where the function says that
+    it does not apply. Raises ScoreError for any other answer, and where the function fails.
+    """
+
+    def __init__(
+        self, name: str, find: Callable[[], Callable[..., Any]], options: Mapping[str, Any], answer_as: str = "answer"
+    ) -> None:
+        self.__name__ = name  # TRL's name in its logs
+        self._find, self._options, self._answer_as = find, options, answer_as
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        return self._find()
+
+    @cached_property
+    def _parameters(self) -> list[inspect.Parameter] | None:
+        """The parameters of the function, None where it does not tell them."""
+        try:
+            return list(inspect.signature(self._function).parameters.values())
+        except (TypeError, ValueError):
+            return None
+
+    def required(self) -> Iterator[str]:
+        """Yield the names of the arguments that the function cannot do without."""
+        for parameter in self._parameters or ():
+            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if named and parameter.default is parameter.empty and parameter.name not in self._options:
+                yield parameter.name
+
+    def __call__(self, *, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        given = {"completions": completions, **columns, **self._options}
+        if "answer" in columns:
+            given[self._answer_as] = columns["answer"]
+        try:
+            known = self._parameters
+            # A function that has `**` or hides its parameters takes everything.
+            if known is not None and not any(one.kind is one.VAR_KEYWORD for one in known):
+                given = {one.name: given[one.name] for one in known if one.name in given}
+            found = self._function(**given)
+        except Exception as error:
+            raise ScoreError(f"the reward {self.__name__} failed: {summary(error)}") from error
+        return [self._number(score) for score in self._scores(found, len(completions))]
+
+    def _scores(self, found: Any, count: int) -> list[Any]:
+        if isinstance(found, (str, bytes, Mapping)) or not hasattr(found, "__iter__") or not hasattr(found, "__len__"):
+            raise ScoreError(f"the reward {self.__name__} returned a {type(found).__name__}; allowed: {SCORES}")
+        try:
+            scores = list(found)
+        except TypeError as error:  # a tensor without dimensions has a length, and none
+            raise ScoreError(f"the reward {self.__name__} returned one number; allowed: {SCORES}") from error
+        if len(scores) != count:
+            came = f"{counted(len(scores), 'score')} for {counted(count, 'completion')}"
+            raise ScoreError(f"the reward {self.__name__} returned {came}; allowed: {SCORES}")
+        return scores
+
+    def _number(self, score: Any) -> float | None:
+        if score is None:
+            return None
+        try:
+            value = float(score)
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(score).__name__
+            raise ScoreError(f"the reward {self.__name__} returned a {kind} as a score; allowed: {SCORES}") from error
+        if not math.isfinite(value):
+            raise ScoreError(f"the reward {self.__name__} returned {value}; allowed: a finite number, or None")
+        return value
+
 
 ALLOWED = f"{', '.join(BUILT_IN)}, or the dotted name of an installed function, such as trl.rewards.think_format_reward"
 ENTRY_POINTS = "hf_mps.rewards"

@@ -103,7 +103,7 @@ class QAWindowing:
             left = capacity - len(question)
             if left <= self.stride:
                 raise UserError(
-                    f"{rows.where}: row {rows.number(index)}: the question has {len(question)} tokens, which leaves"
+                    f"{rows.place(index)}: the question has {len(question)} tokens, which leaves"
                     f" {max(0, left)} of {self.longest} for the text; allowed: more than doc_stride, {self.stride};"
                     " next: a larger max_length or a smaller doc_stride"
                 )
@@ -189,7 +189,7 @@ def _first_answer(rows: Rows, context: str, value: Any, index: int) -> tuple[int
     start, end = starts[0], starts[0] + len(texts[0])
     if context[start:end] != texts[0] or not texts[0]:
         raise UserError(
-            f"{rows.where}: row {rows.number(index)}: the text at answer_start {start} is '{context[start:end]}', not"
+            f"{rows.place(index)}: the text at answer_start {start} is '{context[start:end]}', not"
             f" '{texts[0]}'; allowed: the place of the answer in the text, counted in characters from 0"
         )
     return start, end

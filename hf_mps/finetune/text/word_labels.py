@@ -122,7 +122,7 @@ def refuse_other_than_lists(rows: Rows, role: str = "words") -> None:
 def refuse_uneven(rows: Rows) -> None:
     """Raise UserError where words and tags differ in number in a row, or a word is missing."""
     for index, (words, row) in enumerate(zip(rows.dataset["words"], rows.dataset["tags"], strict=True)):
-        place = f"{rows.where}: row {rows.number(index)}"
+        place = rows.place(index)
         if words is None or row is None:
             raise UserError(f"{place} has no {'words' if words is None else 'tags'}; allowed: a list in every row")
         if len(words) != len(row):
@@ -140,7 +140,7 @@ def _refuse_unknown(rows: Rows, tagset: Tags) -> None:
         for number, tag in enumerate(row):
             if labels.key(tag) in tagset.keys:
                 continue
-            place = f"{rows.where}: row {rows.number(index)}: word {number + 1}"
+            place = f"{rows.place(index)}: word {number + 1}"
             if tag == -1 or labels.key(tag) == "":
                 raise UserError(f"{place} has no tag; allowed: a tag for each word")
             shown = labels.listed(tagset.names)
