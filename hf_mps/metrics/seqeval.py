@@ -53,7 +53,9 @@ def spans(tags: Sequence[str], *, suffix: bool = False) -> set[Span]:
     names: set[Span] = set()
     start, before, kind = 0, OUTSIDE, ""
     for index, tag in enumerate([*tags, OUTSIDE]):
-        prefix, here = _parts(tag, suffix)
+        # By seqeval's rules, which split `NOUN` into N and OUN.
+        prefix, here = (tag[-1:], tag[:-1].rsplit("-", 1)[0]) if suffix else (tag[:1], tag[1:].split("-", 1)[-1])
+        here = here or "_"
         if before in "ES" or (before in "BI" and prefix in "BSO") or (before not in "O." and here != kind):
             names.add((kind, start, index))
         if prefix in "BS" or (before in "ESO" and prefix in "EI") or (prefix not in "O." and here != kind):
@@ -85,13 +87,6 @@ def report(
     figures |= {f"overall_{name}": value for name, value in _scores(guessed, truths, nothing).items()}
     figures["overall_accuracy"] = sum(answer == truth for answer, truth in pairs) / len(pairs) if pairs else 0.0
     return figures
-
-
-def _parts(tag: str, suffix: bool) -> tuple[str, str]:
-    """Return the prefix and the kind of a tag by seqeval's rules, which split `NOUN` into N and OUN."""
-    if suffix:
-        return tag[-1:], tag[:-1].rsplit("-", 1)[0] or "_"
-    return tag[:1], tag[1:].split("-", 1)[-1] or "_"
 
 
 def _scores(guessed: AbstractSet[Any], truths: AbstractSet[Any], nothing: float) -> dict[str, float]:

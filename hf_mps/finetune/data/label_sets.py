@@ -88,11 +88,20 @@ def decide(
             raise UserError(f"{rows.where}: the label column holds {feature}; allowed: a list of labels in each row")
         if not is_text and separator is not None:
             raise UserError(f"{rows.where}: data.separator is for labels in a text, and these are lists; leave it out")
+    found = LabelSets((), {}, "each has a column of 0 and 1", separator=separator)
     if columns:
         roles = tuple(f"{COLUMN}{number}" for number in range(len(columns)))
-        found = LabelSets(tuple(columns), {}, "each has a column of 0 and 1", columns=roles)
+        found = replace(found, names=tuple(columns), columns=roles)
     else:
-        found = _of_lists(train, named_in_recipe, separator)
+        named = getattr(_inner(train), "names", None)
+        seen = {one for raw in train.dataset["label"] if raw is not None for one in found.keys_of(raw)} - {""}
+        reason = labels.NAMED if named else f"{labels.FOUND} {train.where}"
+        reason = "data.labels in the recipe" if named_in_recipe else reason
+        classes = named_in_recipe or named or labels.in_order(seen)
+        if len(classes) == 1 and not (named_in_recipe or named):
+            raise UserError(f"{train.where}: the only label is '{brief(classes[0])}'; allowed: two labels or more")
+        keys = labels.keys(classes, seen, ids=named is not None)
+        found = replace(found, names=tuple(classes), keys=keys, reason=reason)
     for rows in splits:
         for index, raw in enumerate(_all(rows, found)):
             if found.known(raw):
@@ -134,23 +143,6 @@ def described(found: LabelSets, train: Rows | None = None) -> dict[str, Choice[A
 def encoded(rows: Rows, found: LabelSets) -> list[list[float]]:
     """Return every row's labels as numbers of shape (rows, labels), in its order."""
     return [found.encode(raw) for raw in _all(rows, found)]
-
-
-def _of_lists(train: Rows, named_in_recipe: Sequence[str] | None, separator: str | None) -> LabelSets:
-    """Return the set of labels of rows that hold lists: named, or found in the training rows."""
-    inner = _inner(train)
-    named = getattr(inner, "names", None)
-    reader = LabelSets((), {}, "", separator=separator)
-    seen = {one for raw in train.dataset["label"] if raw is not None for one in reader.keys_of(raw)} - {""}
-    if classes := named_in_recipe or named:
-        reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
-        keys = labels.keys(classes, seen, ids=named is not None)
-        return replace(reader, names=tuple(classes), keys=keys, reason=reason)
-    ordered = labels.in_order(seen)
-    if len(ordered) == 1:
-        raise UserError(f"{train.where}: the only label is '{brief(ordered[0])}'; allowed: two labels or more")
-    keys = {name: number for number, name in enumerate(ordered)}
-    return replace(reader, names=tuple(ordered), keys=keys, reason=f"{labels.FOUND} {train.where}")
 
 
 def _inner(rows: Rows) -> Any:

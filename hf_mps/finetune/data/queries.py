@@ -75,14 +75,12 @@ def _query(rows: Rows, index: int, row: Mapping[str, Any], names: Sequence[str])
         documents, raw = (row["text_pair"], row["negative"]), (1.0, 0.0)
     else:
         documents, raw = (row["text_pair"],), (row["label"],) if "label" in names else ()
-    return Query(row["text"], documents, tuple(_relevance(place, one) for one in raw), rows.number(index))
-
-
-def _relevance(place: str, raw: Any) -> float:
-    try:
-        value = float(raw)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise UserError(f"{place} has the label {brief(repr(raw))}; allowed: 0 for irrelevant, and numbers above")
-    return value
+    relevance = []
+    for one in raw:
+        try:
+            relevance.append(float(one))
+        except (TypeError, ValueError):
+            relevance.append(math.nan)
+        if not math.isfinite(relevance[-1]) or relevance[-1] < 0:
+            raise UserError(f"{place} has the label {brief(repr(one))}; allowed: 0 for irrelevant, and numbers above")
+    return Query(row["text"], documents, tuple(relevance), rows.number(index))

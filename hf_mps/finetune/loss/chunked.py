@@ -201,7 +201,11 @@ def _loss_and_gradients(
     size = max(1, CHUNK_BYTES // (4 * words))
     for start in range(0, len(rows), size):
         chunk = slice(start, start + size)
-        part, target = _padded_chunk(rows[chunk].to(dtype), targets[chunk], size, ignore_index)
+        part, target = rows[chunk].to(dtype), targets[chunk]
+        missing = min(size, -(-len(part) // ROW_MULTIPLE) * ROW_MULTIPLE) - len(part)
+        if missing and part.device.type == "mps":  # rows that change neither loss nor gradients
+            part = torch.nn.functional.pad(part, (0, 0, 0, missing))
+            target = torch.nn.functional.pad(target, (0, missing), value=ignore_index)
         logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(dtype)).float()
         losses, gradient = _chunk_loss(logits, target, ignore_index, needs_gradient=any(needs))
         total += losses
@@ -211,22 +215,17 @@ def _loss_and_gradients(
         if rows_gradient is not None:
             target_rows = rows_gradient[chunk]
             target_rows.copy_((gradient @ head)[: len(target_rows)])
-        if weight_gradient is not None:
-            _add_product(weight_gradient, gradient, part)
+        if weight_gradient is not None and part.dtype == torch.float32:
+            weight_gradient.addmm_(gradient.t(), part)
+        elif weight_gradient is not None:  # in float32, without a second tensor of the head's size
+            some = max(1, CHUNK_BYTES // (4 * part.shape[1]))
+            for word in range(0, words, some):
+                weight_gradient[word : word + some] += gradient[:, word : word + some].t() @ part
     if scale > 1:
         for scaled in (rows_gradient, weight_gradient):
             if scaled is not None:
                 scaled.div_(scale)
     return total, [rows_gradient, weight_gradient, bias_gradient]
-
-
-def _padded_chunk(part: Tensor, target: Tensor, size: int, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Return a chunk of at most `size` rows, on Metal padded with rows that change neither loss nor gradients."""
-    missing = min(size, -(-len(part) // ROW_MULTIPLE) * ROW_MULTIPLE) - len(part) if part.device.type == "mps" else 0
-    if missing:
-        part = torch.nn.functional.pad(part, (0, 0, 0, missing))
-        target = torch.nn.functional.pad(target, (0, missing), value=ignore_index)
-    return part, target
 
 
 def _chunk_loss(logits: Tensor, target: Tensor, ignore_index: int, needs_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -243,13 +242,3 @@ def _chunk_loss(logits: Tensor, target: Tensor, ignore_index: int, needs_gradien
         logits.scatter_add_(1, column, torch.full_like(column, -1, dtype=logits.dtype))
         logits *= is_label.unsqueeze(1)
     return losses, logits
-
-
-def _add_product(total: Tensor, gradient: Tensor, part: Tensor) -> None:
-    """Add `gradient.T @ part` (words, width) to `total` in float32 without a second tensor of that size."""
-    if part.dtype == total.dtype:
-        total.addmm_(gradient.t(), part)
-        return
-    size = max(1, CHUNK_BYTES // (4 * part.shape[1]))
-    for start in range(0, len(total), size):
-        total[start : start + size] += gradient[:, start : start + size].t() @ part

@@ -35,7 +35,13 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
     """
     place = rows.place(index)
     found = []
-    for box, kind in _pairs(raw, place):
+    if isinstance(raw, Mapping):
+        pairs = list(zip(*(raw[_one_of(raw, keys, place)] for keys in (BOX, CLASS)), strict=True))
+    elif not isinstance(raw, Sequence) or isinstance(raw, str):
+        raise UserError(f"{place} has no objects; allowed: a list of {{bbox, category}}, empty where there are none")
+    else:
+        pairs = [(one[_one_of(one, BOX, place)], one[_one_of(one, CLASS, place)]) for one in raw]
+    for box, kind in pairs:
         if not isinstance(box, Sequence) or len(box) != 4 or not all(isinstance(one, (int, float)) for one in box):
             raise UserError(f"{place} has a box {brief(str(box))}; allowed: four numbers, {form} in pixels")
         number = names.index(kind) if kind in names else kind
@@ -98,15 +104,6 @@ def square(processor: Any, side: int) -> Any:
     processor.size = type(processor.size)(**size) if not isinstance(processor.size, dict) else size
     processor.do_pad = False
     return processor
-
-
-def _pairs(raw: Any, place: str) -> list[tuple[Any, Any]]:
-    if isinstance(raw, Mapping):
-        box, kind = (_one_of(raw, keys, place) for keys in (BOX, CLASS))
-        return list(zip(raw[box], raw[kind], strict=True))
-    if not isinstance(raw, Sequence) or isinstance(raw, str):
-        raise UserError(f"{place} has no objects; allowed: a list of {{bbox, category}}, empty where there are none")
-    return [(one[_one_of(one, BOX, place)], one[_one_of(one, CLASS, place)]) for one in raw]
 
 
 def _one_of(raw: Any, keys: Sequence[str], place: str) -> str:

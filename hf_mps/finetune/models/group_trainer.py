@@ -98,7 +98,14 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
         with self._greedily():
             prompt_ids, *_ = self._tokenize_prompts(prompts)
             completion_ids, _ = self._generate_single_turn(prompt_ids, None, {}, 1)
-        said = self._messages(prompt_ids, completion_ids)
+        # As rewards get completions in training (GRPOTrainer._generate).
+        reader = self._tokenizer
+        if any(getattr(reader, name, None) is not None for name in ("response_template", "response_schema")):
+            pairs = zip(prompt_ids, completion_ids, strict=True)
+            said = [[parse_response(reader, ids, prefix=before, tools=[])] for before, ids in pairs]
+        else:
+            texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+            said = [[{"role": "assistant", "content": text}] for text in texts]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         each = [
             score(prompts=prompts, completions=said, completion_ids=completion_ids, trainer_state=self.state, **columns)
@@ -120,15 +127,6 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
             }
             for place, ids in enumerate(completion_ids)
         ]
-
-    def _messages(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> list[list[dict[str, Any]]]:
-        """Return completions as rewards get them in training (GRPOTrainer._generate)."""
-        reader = self._tokenizer
-        if any(getattr(reader, name, None) is not None for name in ("response_template", "response_schema")):
-            pairs = zip(prompt_ids, completion_ids, strict=True)
-            return [[parse_response(reader, ids, prefix=before, tools=[])] for before, ids in pairs]
-        texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-        return [[{"role": "assistant", "content": text}] for text in texts]
 
     def _divergences(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> list[float]:
         """Return each completion's mean divergence a token from the reference's distribution, in nats: TRL's estimate.

@@ -43,15 +43,8 @@ def configuration(lora: Lora, task_type: str) -> Any:
         raise UserError(
             f"lora: peft is not installed; next: {extras.install('lora')}, or lora=null to train every weight"
         ) from error
-    return LoraConfig(
-        r=lora.r,
-        # peft only divides by it, and annotates it as an integer.
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=lora.target_modules,
-        use_rslora=lora.use_rslora,
-        task_type=task_type,
-    )
+    # peft annotates lora_alpha as an integer, and only divides by it.
+    return LoraConfig(task_type=task_type, **lora.model_dump(exclude={"export"}))
 
 
 def apply(
@@ -66,7 +59,13 @@ def apply(
     lora_config = configuration(lora, task_type)
     _refuse_unknown(model if part is None else model.get_submodule(part), lora.target_modules)
     if part is not None:
-        lora_config.target_modules = _inside(model.get_submodule(part), part, lora.target_modules)
+        import torch
+
+        # peft's pattern (re.fullmatch of a layer's path) for layers below `part`.
+        inside = model.get_submodule(part).named_modules()
+        linear = {path.rpartition(".")[2] for path, one in inside if isinstance(one, torch.nn.Linear)}
+        names = linear if isinstance(lora.target_modules, str) else lora.target_modules
+        lora_config.target_modules = rf"{re.escape(part)}\.(.*\.)?({'|'.join(map(re.escape, sorted(names)))})"
     from peft import get_peft_model
 
     adapted = get_peft_model(model, lora_config)
@@ -144,15 +143,6 @@ def snippet(lora: Lora, auto_class: str, quantized: str | None = None) -> str | 
         f"from peft import {kind}\nfrom transformers import AutoTokenizer{more}\n"
         f'model, tokenizer = {kind}.from_pretrained("."{settings}), AutoTokenizer.from_pretrained(".")'
     )
-
-
-def _inside(module: Any, part: str, targets: list[str] | str) -> str:
-    """Return the pattern of peft (re.fullmatch of a layer's path) for `targets` below the module named `part`."""
-    import torch
-
-    linear = {path.rpartition(".")[2] for path, one in module.named_modules() if isinstance(one, torch.nn.Linear)}
-    names = linear if isinstance(targets, str) else targets
-    return rf"{re.escape(part)}\.(.*\.)?({'|'.join(re.escape(name) for name in sorted(names))})"
 
 
 def _refuse_unknown(model: Any, targets: list[str] | str) -> None:

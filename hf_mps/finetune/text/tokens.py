@@ -108,7 +108,7 @@ def unknown_tokens(prepared: Prepared) -> dict[str, Choice[str]]:
     # Packed training rows are no table: then those of validation.
     split = next((name for name, rows in prepared.splits.items() if hasattr(rows, "column_names")), None)
     unknown, total = 0, 0
-    for ids in _ids(prepared.splits[split], tokenizer) if split else ():
+    for ids in _sampled_ids(prepared.splits[split], tokenizer) if split else ():
         unknown += sum(1 for one in ids if one == unknown_id)
         total += sum(1 for one in ids if one == unknown_id or one not in special)
     if unknown <= REPORTED_SHARE * total:
@@ -117,7 +117,7 @@ def unknown_tokens(prepared: Prepared) -> dict[str, Choice[str]]:
     return {"unknown_tokens": Choice(f"{unknown / total:.0%} of the {split} tokens", reason)}
 
 
-def _ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
+def _sampled_ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
     """Yield the tokens of the first SAMPLED_ROWS rows; rows of text are tokenised."""
     some = rows.select(range(min(SAMPLED_ROWS, len(rows))))
     for column in some.column_names:

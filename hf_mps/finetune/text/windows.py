@@ -66,7 +66,15 @@ class QAWindowing:
         # Some of SQuAD's questions begin with blanks, enough to fill a window.
         questions = [text.strip() for text in tokens.texts(rows, "question", batch, indices)]
         contexts = tokens.texts(rows, "context", batch, indices)
-        self._refuse_long(rows, questions, indices)
+        capacity = self.longest - self.tokenizer.num_special_tokens_to_add(pair=True)
+        question_ids = self.tokenizer(questions, add_special_tokens=False)["input_ids"]
+        for question, index in zip(question_ids, indices, strict=True):
+            if (left := capacity - len(question)) <= self.stride:
+                raise UserError(
+                    f"{rows.place(index)}: the question has {len(question)} tokens, which leaves {max(0, left)} of"
+                    f" {self.longest} for the text; allowed: more than doc_stride, {self.stride}; next: a larger"
+                    " max_length or a smaller doc_stride"
+                )
         last = self.tokenizer.padding_side == "right"
         encoded = self.tokenizer(
             *((questions, contexts) if last else (contexts, questions)),
@@ -95,18 +103,6 @@ class QAWindowing:
             for name, value in zip(columns, (starts, ends, null, indices[source], *span_tokens), strict=True):
                 columns[name].append(value)
         return {**encoded, **columns}
-
-    def _refuse_long(self, rows: Rows, questions: list[str], indices: Sequence[int]) -> None:
-        capacity = self.longest - self.tokenizer.num_special_tokens_to_add(pair=True)
-        question_ids = self.tokenizer(questions, add_special_tokens=False)["input_ids"]
-        for question, index in zip(question_ids, indices, strict=True):
-            left = capacity - len(question)
-            if left <= self.stride:
-                raise UserError(
-                    f"{rows.place(index)}: the question has {len(question)} tokens, which leaves"
-                    f" {max(0, left)} of {self.longest} for the text; allowed: more than doc_stride, {self.stride};"
-                    " next: a larger max_length or a smaller doc_stride"
-                )
 
 
 def token_span(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,17 @@ def decide(train: Rows, others: Iterable[Rows], named_in_recipe: Sequence[str] |
         ordered = sorted(seen, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))
         tagset = Tags(tuple(ordered), {tag: number for number, tag in enumerate(ordered)}, f"found in {train.where}")
     for rows in splits:
-        _refuse_unknown(rows, tagset)
+        names_of_ids = dict(enumerate(getattr(rows.dataset.features["tags"].feature, "names", ())))
+        for index, row in enumerate(rows.dataset["tags"]):
+            for number, tag in enumerate(row):
+                if labels.key(tag) in tagset.keys:
+                    continue
+                place = f"{rows.place(index)}: word {number + 1}"
+                if tag == -1 or labels.key(tag) == "":
+                    raise UserError(f"{place} has no tag; allowed: a tag for each word")
+                shown, near = labels.listed(tagset.names), nearest(labels.key(tag), tagset.names)
+                name = brief(str(names_of_ids.get(tag, tag)))
+                raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
     return tagset
 
 
@@ -131,19 +141,3 @@ def refuse_uneven(rows: Rows) -> None:
             raise UserError(f"{place} has no words; allowed: one or more in every row")
         if None in words:
             raise UserError(f"{place}: word {words.index(None) + 1} is missing; allowed: a text for each word")
-
-
-def _refuse_unknown(rows: Rows, tagset: Tags) -> None:
-    names = rows.dataset.features["tags"].feature
-    names_of_ids: Mapping[int, str] = dict(enumerate(getattr(names, "names", ())))
-    for index, row in enumerate(rows.dataset["tags"]):
-        for number, tag in enumerate(row):
-            if labels.key(tag) in tagset.keys:
-                continue
-            place = f"{rows.place(index)}: word {number + 1}"
-            if tag == -1 or labels.key(tag) == "":
-                raise UserError(f"{place} has no tag; allowed: a tag for each word")
-            shown = labels.listed(tagset.names)
-            near = nearest(labels.key(tag), tagset.names)
-            name = brief(str(names_of_ids.get(tag, tag)))
-            raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
