@@ -13,7 +13,7 @@ Numbers = Any
 
 
 def accuracy(predictions: Numbers, references: Numbers, **keywords: Any) -> dict[str, float]:
-    """The share of rows answered rightly, or with normalize=False their number."""
+    """Return the share of rows answered rightly, or with normalize=False their number."""
     from sklearn.metrics import accuracy_score
 
     return {"accuracy": float(accuracy_score(references, predictions, **keywords))}
@@ -80,7 +80,7 @@ def spearmanr(predictions: Numbers, references: Numbers, return_pvalue: bool = F
 
 
 def mse(predictions: Numbers, references: Numbers, squared: bool = True, **keywords: Any) -> dict[str, Any]:
-    """The mean squared error, or with squared=False its root."""
+    """Return the mean squared error, or with squared=False its root."""
     from sklearn import metrics
 
     formula = metrics.mean_squared_error if squared else metrics.root_mean_squared_error
@@ -88,19 +88,19 @@ def mse(predictions: Numbers, references: Numbers, squared: bool = True, **keywo
 
 
 def mae(predictions: Numbers, references: Numbers, **keywords: Any) -> dict[str, Any]:
-    """The mean absolute error."""
+    """Return the mean absolute error."""
     from sklearn.metrics import mean_absolute_error
 
     return {"mae": mean_absolute_error(references, predictions, **keywords)}
 
 
 def plain_accuracy(predictions: Any, references: Any) -> dict[str, float]:
-    """The share of rows answered rightly."""
+    """Return the share of rows answered rightly."""
     return {"accuracy": float((predictions == references).mean())}
 
 
 def glue(predictions: Any, references: Any, config_name: str) -> dict[str, Any]:
-    """What the benchmark reports for the task `config_name`: https://gluebenchmark.com/tasks."""
+    """Return what the benchmark reports for the task `config_name`: https://gluebenchmark.com/tasks."""
     if config_name == "cola":
         return matthews_correlation(predictions, references)
     if config_name == "stsb":

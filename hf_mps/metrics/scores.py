@@ -15,7 +15,7 @@ TOP = 10
 
 
 def accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """The share of rows answered rightly, of sets those without a label too many or too few: accuracy_score."""
+    """Return the share of rows answered rightly, of sets those without a label too many or too few: accuracy_score."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(references, predictions))
@@ -75,7 +75,7 @@ def spearmanr(predictions: Numbers, references: Numbers) -> float:
 
 
 def mse(predictions: Numbers, references: Numbers) -> float:
-    """The mean squared error: sklearn.metrics.mean_squared_error; NaN where a value is not finite."""
+    """Return the mean squared error: sklearn.metrics.mean_squared_error; NaN where a value is not finite."""
     from sklearn.metrics import mean_squared_error
 
     return float(mean_squared_error(references, predictions)) if _finite(predictions, references) else float("nan")

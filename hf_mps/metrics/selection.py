@@ -119,7 +119,7 @@ def unmeasured() -> Iterator[None]:
 
 
 def is_metric(name: str) -> bool:
-    """Whether an entry of an evaluation's log measures the model, and not the evaluation itself."""
+    """Return whether an entry of an evaluation's log measures the model, and not the evaluation itself."""
     return name not in ("epoch", "step") and not name.endswith(TIMINGS)
 
 

@@ -129,7 +129,7 @@ def seqeval(
     """Precision, recall, F1 and number of each kind of name, and `overall_` precision, recall, f1, accuracy.
 
     mode="strict" reads the tags by `scheme`, or by the one that the references' prefixes speak of; otherwise the rules
-    of conlleval hold. `suffix`: the prefix stands behind the kind. `zero_division` is 0, 1 or "warn": 0 and a warning.
+    of conlleval hold. `suffix`: the prefix comes after the kind. `zero_division` is 0, 1 or "warn": 0 and a warning.
     `sample_weight` changes none of these figures, as in seqeval. Raises ValueError for a scheme that there is not and
     for a tag that its scheme has not.
     """

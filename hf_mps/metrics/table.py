@@ -28,7 +28,7 @@ class Needs(NamedTuple):
 
     @property
     def missing(self) -> bool:
-        """Whether it is not installed."""
+        """Return whether it is not installed."""
         return find_spec(self.module) is None
 
 

@@ -1,6 +1,6 @@
 """Metrics of texts: ROUGE by rouge-score, BLEU and chrF by SacreBLEU, error rates by jiwer.
 
-Those of recipes, against one reference each, stand first; the others have evaluate's keywords.
+Those of recipes, against one reference each, come first; the others have evaluate's keywords.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ References = Sequence[Any]
 
 
 def mean_rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """The mean F-measure of each kind, 0 to 1, with Porter's stemmer as transformers' run_summarization has it.
+    """Return the mean F-measure of each kind, 0 to 1, with Porter's stemmer as transformers' run_summarization has it.
 
     A plain mean over the rows: `evaluate` takes the median of bootstrap samples, another number in every run. For
     ROUGE-Lsum a text is split into sentences behind a full stop, question or exclamation mark and at line breaks.
@@ -188,7 +188,7 @@ def bleu(
 def wer(predictions: Sequence[str], references: Sequence[str], concatenate_texts: bool = False) -> float:
     """The word error rate: edits of words over the words of the references, 0 where nothing is wrong, perhaps above 1.
 
-    Words stand between white space of any kind; texts in one give the same. Raises ValueError where the references hold
+    White space of any kind separates words; texts in one give the same. Raises ValueError where the references hold
     no word.
     """
     from jiwer import process_words
@@ -197,7 +197,7 @@ def wer(predictions: Sequence[str], references: Sequence[str], concatenate_texts
 
 
 def cer(predictions: Sequence[str], references: Sequence[str], concatenate_texts: bool = False) -> float:
-    """The character error rate: as `wer`, over characters, each run of white space counting as one space.
+    """Return the character error rate: as `wer`, over characters, each run of white space counting as one space.
 
     With concatenate_texts edits may reach from one row into the next. Raises ValueError where the references hold no
     character.
@@ -224,7 +224,7 @@ def _rate(count: Any, predictions: Sequence[str], references: Sequence[str], uni
 
 
 def _streams(references: References, name: str) -> list[list[str]]:
-    """The first reference of each row, the second, …, as SacreBLEU takes them.
+    """Return the first reference of each row, the second, …, as SacreBLEU takes them.
 
     Raises ValueError where some rows have fewer.
     """

@@ -52,7 +52,7 @@ def kind(path: Path) -> str | None:
 
 
 def packed(path: Path) -> bool:
-    """Whether a file is read through gzip."""
+    """Return whether a file is read through gzip."""
     return path.suffix.lower() == GZ
 
 

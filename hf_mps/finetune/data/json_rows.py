@@ -222,7 +222,7 @@ def _table(rows: list[Row], number: int, features: Features, wanted: Collection[
 
 
 def _deeper(value: Any, left: int) -> bool:
-    """Whether lists and objects nest more than `left` deep in `value`."""
+    """Return whether lists and objects nest more than `left` deep in `value`."""
     if not isinstance(value, (list, dict)):
         return False
     inside = value.values() if isinstance(value, dict) else value

@@ -49,11 +49,11 @@ class Labels:
         return "single_label_classification" if self.names else "regression"
 
     def raw(self, batch: Mapping[str, list[Any]]) -> list[Any]:
-        """What each row of a batch holds."""
+        """Return what each row of a batch holds."""
         return batch["label"]
 
     def known(self, raw: Any) -> bool:
-        """Whether `encode` takes a raw label."""
+        """Return whether `encode` takes a raw label."""
         if self.names:
             return key(raw) in self.keys
         try:
@@ -123,7 +123,7 @@ def decide(
         labels = Labels(tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"{FOUND} {train.where}")
         if SHOWN < len(ordered) == len(train.dataset):
             way_on = "give the column of classes with data.columns.label"
-            raise UserError(f"{train.where}: each of its {len(ordered)} rows has a label of its own; next: {way_on}")
+            raise UserError(f"{train.where}: each of its {len(ordered)} rows has another label; next: {way_on}")
     way_on = "; next: correct it, or name every class in data.labels" if labels.reason.startswith(FOUND) else ""
     outside = f"is not in the label set ({listed(labels.names)}), {labels.reason}"
     for rows in splits:
@@ -168,7 +168,7 @@ def choices(labels: Labels) -> dict[str, Choice[str]]:
 
 
 def doubted(what: str, doubts_found: Sequence[str]) -> dict[str, Choice[str]]:
-    """Return the doubts about labels or tags as a choice of their own, so that they stand out in a header."""
+    """Return the doubts about labels or tags as a separate choice, so that a header shows them."""
     reason = "the rows are trained on as they are"
     return {f"{what}_to_check": Choice("; ".join(doubts_found), reason)} if doubts_found else {}
 
@@ -179,7 +179,7 @@ def doubts(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         alike.setdefault("".join(name.split()).casefold(), []).append(name)
     slips = [f"{' and '.join(same)} differ in case or spaces alone" for same in alike.values() if len(same) > 1]
-    return (*slips, *(f"'{name}' is a class, and often stands for a gap" for name in names if name in GAPS))
+    return (*slips, *(f"'{name}' is a class, and often means a gap" for name in names if name in GAPS))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -232,7 +232,7 @@ def _other_than(name: str, now: Any, value: Any) -> str:
 
 
 def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
-    """Whether the labels are floats; in a csv, where all is text, numbers of which one is no integer."""
+    """Return whether the labels are floats; in a csv, where all is text, numbers of which one is no integer."""
     if not train.textual:
         return str(getattr(train.dataset.features["label"], "dtype", "")).startswith(("float", "decimal"))
     values = [raw for raw in seen if key(raw)]

@@ -16,7 +16,7 @@ from hf_mps.finetune.text import tokens
 class Query:
     """A row: its `text`, its `documents` and for each how relevant it is, 0 or above; `number` is its place from 1.
 
-    `relevance` is empty where nobody says it.
+    `relevance` is empty where the data do not say it.
     """
 
     text: str

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Rows:
     """The rows of one split, its columns renamed to their roles ("text", "label", …).
 
-    `where` names the split to a person; `textual` says that every value is text, as in a csv, whatever it stands for.
+    `where` names the split to a person; `textual` says that every value is text, as in a csv, numbers too.
     Paths of images and sound are relative to `folder`, that of the rows' file. `notes` say what a person may want to
     know of how the rows were read. Where the rows are streamed, `stream` reads them all and `dataset` holds the first.
     """

@@ -23,7 +23,7 @@ FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid",
 # Metadata files of a folder, as in the hub's image and audio folders, and their column with the file's name.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_NAME = "file_name"
-# Formats in which every value is text, whatever it stands for; and formats of plain rows of text.
+# Formats in which every value is text, numbers too; and formats of plain rows.
 TEXTUAL = ("csv", "tsv", "xlsx")
 PLAIN = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "text")
 NO_ROWS = "holds no rows; allowed: at least one"

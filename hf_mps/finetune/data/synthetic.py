@@ -1,4 +1,4 @@
-"""Short generated texts that a tiny model can tell apart, for smoke runs: each class has words of its own."""
+"""Short generated texts that a tiny model can tell apart, for smoke runs: no two classes share a word."""
 
 from __future__ import annotations
 

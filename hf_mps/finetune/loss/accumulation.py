@@ -86,7 +86,7 @@ def over_all_labels(outputs: Any, labels: torch.Tensor, num_items_in_batch: torc
 
 
 def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether the model's loss is the mean of the cross-entropy over its labels, one for each token."""
+    """Return whether the model's loss is the mean of the cross-entropy over its labels, one for each token."""
     labels = inputs.get("labels")
     if not isinstance(labels, torch.Tensor) or labels.dim() != 2:  # a detector's are a list of boxes
         return False
@@ -103,7 +103,7 @@ def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
 
 
 def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether a model on the device meta computes with the number of items.
+    """Return whether a model on the device meta computes with the number of items.
 
     A forward pass that reads values cannot be followed on meta: its loss counts as one that reads the number, as
     transformers' own loss functions do (loss/loss_utils.py).

@@ -203,7 +203,7 @@ def _chunking_obstacle(model: Any, loss: ChunkedLoss) -> str:
 
 
 def _gradient_reaches(model: Any, loss: ChunkedLoss) -> bool:
-    """Whether the gradient of the hidden states reaches the word embedding."""
+    """Return whether the gradient of the hidden states reaches the word embedding."""
     embedded: list[Tensor] = []
     embedding = model.get_input_embeddings()
     if not embedding.weight.requires_grad:

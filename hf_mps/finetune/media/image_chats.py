@@ -125,7 +125,7 @@ class Collator:
 
 
 def joined(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the PIXELS of rows as a batch's: one behind the other, or where they lie side by side, filled with zeros
+    """Return the PIXELS of rows as a batch's: one behind the other, or where they are side by side, filled with zeros
     up to the most images of a row (Idefics3 takes an image of zeros for none).
     """
     import torch
@@ -170,8 +170,8 @@ def refuse_unlike(
         unlike = [name for name in wanted if name not in ours or not torch.equal(ours[name], own[name])]
         if unlike:
             raise UserError(
-                f"{type(reader.processor).__name__} reads images in a way that is not known here (it returns"
-                f" {', '.join(unlike)} of its own); allowed: a model such as SmolVLM, Idefics3, Qwen-VL or LLaVA 1.5"
+                f"{type(reader.processor).__name__} reads images in a way that hf_mps does not know (it also returns"
+                f" {', '.join(unlike)}); allowed: a model such as SmolVLM, Idefics3, Qwen-VL or LLaVA 1.5"
             )
         return
 

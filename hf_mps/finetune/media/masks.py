@@ -54,7 +54,7 @@ class Masks(images.Varied):
         raise UserError(
             f"{self._rows.place(index)}: mask has class {found}, and data.labels names"
             f" {self._classes} classes, from {int(self._reduce)} on; next: name every class, or reduce_labels=true"
-            " where 0 stands for none"
+            " where 0 means no class"
         )
 
 

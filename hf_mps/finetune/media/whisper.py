@@ -27,11 +27,11 @@ class Spoken:
 
     @property
     def english(self) -> bool:
-        """Whether the texts are English."""
+        """Return whether the texts are English."""
         return self.language in (None, "english") or self.task == "translate"
 
     def settings(self) -> dict[str, Any]:
-        """The tokenizer's settings, which its folder keeps."""
+        """Return the tokenizer's settings, which its folder keeps."""
         return {"language": self.language, "task": self.task, "predict_timestamps": False}
 
 
@@ -127,7 +127,7 @@ def normaliser(
 
 
 def marked(texts: Iterable[str]) -> float:
-    """Return the share of words with a mark that stands by itself, as the vowel signs of Indic scripts do."""
+    """Return the share of words with a separate mark, as the vowel signs of Indic scripts do."""
     words = [word for text in texts for word in unicodedata.normalize("NFKC", text).split()]
     with_marks = sum(any(unicodedata.category(sign)[0] == "M" for sign in word) for word in words)
     return with_marks / max(1, len(words))

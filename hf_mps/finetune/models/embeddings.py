@@ -195,7 +195,7 @@ def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> type[An
 
 
 def apart(*, model: Any, args: Any, **_: Any) -> Any:
-    """Return what stands for a trainer where sentence-transformers' own would ask for a loss: the model, and `args`."""
+    """Return the model and `args` in place of a trainer, where sentence-transformers' own would ask for a loss."""
     return SimpleNamespace(model=model, args=args)
 
 
@@ -292,7 +292,7 @@ def answering(
     opened: tuple[Any, Choice[str]],
     answers_: Callable[[Any, Any, Mapping[str, Sequence[str]]], Iterator[dict[str, Any]]],
 ) -> Answering:
-    """Return how an encoder, `opened` with what is said of it, answers rows of texts alone and of pairs.
+    """Return how an encoder answers rows of texts and of pairs; `opened` is the model with its description.
 
     `answers_(trainer, collator, texts)` yields an answer for each row; `texts` are lists by their roles.
     """

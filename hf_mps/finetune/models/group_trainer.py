@@ -23,7 +23,7 @@ from hf_mps.finetune.rewards.choose import Score
 from hf_mps.metrics.selection import Chosen
 
 ALIKE = 8
-"""Steps in which no completion scored above another before that is said."""
+"""After so many steps in which no completion scored above another, a line says so."""
 COLUMNS = ("reward", "tokens", "cut", "kl")
 """Of an answer, behind the score of each reward."""
 

@@ -85,7 +85,7 @@ class Groups:
 
     @property
     def refers(self) -> bool:
-        """Whether there is a reference to measure the divergence from."""
+        """Return whether there is a reference to measure the divergence from."""
         return self.adapters or self.beta != 0
 
     def epoch(self, training: Mapping[str, Any], rows: int) -> Choice[int]:
@@ -105,7 +105,7 @@ class Groups:
         return Choice(whole * self.generations * times, words)
 
     def choices(self, copied: bool) -> dict[str, Choice[Any]]:
-        """Return what is said of generation and of KL; `copied` says that a copy of the model is the reference."""
+        """Return the choices about generation and KL; with `copied` a copy of the model is the reference."""
         reason = f"at most {self.longest} tokens each, at temperature {self.temperature:g}; {self.at_once} at once"
         said = {
             "generation": Choice(f"{self.generations} completions a prompt", reason),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
 
 FACTS = Path(__file__).with_suffix(".json")
-"""For each model the model_type of its own config.json, and what that says otherwise than the defaults of its class."""
+"""The model_type in each model's config.json, and the values there that differ from the defaults of its class."""
 
 
 def _known() -> dict[str, tuple[str, dict[str, Any]]]:

@@ -139,7 +139,7 @@ def place(model: Any, device: Any) -> None:
 
 
 def is_quantized(model: Any) -> bool:
-    """Whether a model has weights of bitsandbytes', with adapters or without."""
+    """Return whether a model has weights of bitsandbytes', with adapters or without."""
     return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
 
 
@@ -207,7 +207,7 @@ def choices(model: Any, kind: Kind, computed: Choice[str], device: str) -> dict[
 
 
 def _whole(model: Any) -> list[tuple[str, Any]]:
-    """The modules that keep whole weights, each with one of them."""
+    """Return the modules that keep whole weights, each with one of them."""
     found = layers(model)
     return [
         (name, weight)
@@ -218,7 +218,7 @@ def _whole(model: Any) -> list[tuple[str, Any]]:
 
 
 def _kernels(kind: Kind, device: str) -> Choice[str]:
-    """What makes whole weights of quantized ones; nothing is fetched to find out."""
+    """Return what makes whole weights of quantized ones; nothing is fetched to find out."""
     own = "bitsandbytes' own"
     if kind == "int8":
         return Choice("PyTorch's own", "each row times its scale, for every product anew")

@@ -52,7 +52,7 @@ def encoder(stock: type[Any]) -> type[Any]:
 def collator(tokenizer: Any, length: Lengths) -> Any:
     """Return a collator for sentence-transformers' trainer: every pair of a batch a row of tokens, padded by a list.
 
-    sentence-transformers tokenises within its losses, each batch to a length of its own: for Metal, a new graph each.
+    sentence-transformers tokenises within its losses, each batch to another length: Metal compiles a graph for each.
     """
     from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
     from transformers import DataCollatorWithPadding

@@ -16,7 +16,7 @@ BLOCK = 64
 class Int8Linear(bitsandbytes.nn.Linear8bitLt):  # type: ignore[misc]
     """bitsandbytes' layer with the product that it takes on a CPU in training, always and on every device.
 
-    `scales` is a float32 buffer of shape (out_features,): the largest weight of each row, which 127 stands for. The
+    `scales` is a float32 buffer of shape (out_features,): the largest weight of each row, stored as 127. The
     other product (MatMul8bitLt) rounds what goes in to 8 bits too, and waits for the device to look for outliers in it.
     """
 

@@ -179,7 +179,7 @@ def _prefix(recipe: Any, config: Any, kind: Seq2SeqTask) -> tuple[str, Choice[st
     own = (getattr(config, "task_specific_params", None) or {}).get(kind.prefix, {}).get("prefix")
     if own:
         return own, Choice(repr(own), f"the checkpoint's own for {kind.prefix}")
-    return "", Choice("none", "the recipe gives none, and the checkpoint's configuration has none of its own")
+    return "", Choice("none", "neither the recipe nor the checkpoint's configuration has one")
 
 
 def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:

@@ -29,7 +29,7 @@ Completion = str | Sequence[Mapping[str, Any]]
 # A number as people write it: with a sign, thousands' commas and a fraction.
 _NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 _MINUS = "\N{MINUS SIGN}"
-# Where an answer stands: behind GSM8K's four hashes (openai/grade-school-math, dataset.py), or in LaTeX's box.
+# Where an answer is: behind GSM8K's four hashes (openai/grade-school-math, dataset.py), or in LaTeX's box.
 _MARKS = (re.compile(r"####\s*(?P<answer>[^\n]*)"), re.compile(r"\\boxed\{(?P<answer>[^{}]*)\}"))
 
 
@@ -58,7 +58,7 @@ def length(completion_ids: Sequence[Sequence[int]], most: int, **_: Any) -> list
 def matches(completions: Sequence[Completion], pattern: str, **_: Any) -> list[float]:
     """Return 1.0 where the regular expression `pattern` is found in a completion, otherwise 0.0; a dot is any letter.
 
-    `^` and `$` stand for the completion's beginning and end.
+    `^` and `$` are the completion's beginning and end.
     """
     found = re.compile(pattern, re.DOTALL)
     return [float(found.search(words(said)) is not None) for said in completions]

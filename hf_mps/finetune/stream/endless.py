@@ -79,7 +79,7 @@ class Reading:
         return picked
 
     def held(self, row: Row) -> bool:
-        """Whether a row belongs to the validation split: a hash of its values falls into the share `hold_out`.
+        """Return whether a row belongs to the validation split: a hash of its values falls into the share `hold_out`.
 
         The hash is BLAKE2b over the values as JSON with sorted keys: equal rows are on one side in every run, on every
         machine and with any number of processes, whichever file they are in.
@@ -133,7 +133,7 @@ class Reader:
     places: list[Place] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     told: list[str] = field(default_factory=list)
-    """The first broken rows, each with its file and line; whoever shows them takes them away."""
+    """The first broken rows, each with its file and line; they are removed when they are shown."""
     _draws: tuple[int, list[int]] | None = None
 
     def state(self) -> dict[str, Any]:

@@ -26,8 +26,8 @@ SPAN = 64 * 2**20
 MANY = 64
 """With so many files each is one slice: the footers of Parquet need not be read before the run begins."""
 WHOLE = -1
-# The builders of `datasets` that read such files, and the format that each stands for. Of a hub data set it is one of
-# their subclasses, with a name of its own (datasets' builder.py, `configure_builder_class`).
+# The builders of `datasets` that read such files, and their formats. A hub data set has a
+# subclass with another name (datasets' builder.py, `configure_builder_class`).
 BUILDERS = {"Parquet": "parquet", "Json": "jsonl", "Csv": "csv", "Text": "text"}
 
 
@@ -47,12 +47,12 @@ class File:
 
     @property
     def local(self) -> bool:
-        """Whether it is a file of this machine."""
+        """Return whether it is a file of this machine."""
         return not remote(self.url)
 
     @property
     def packed(self) -> bool:
-        """Whether it is read through gzip."""
+        """Return whether it is read through gzip."""
         return self.url.lower().endswith(formats.GZ)
 
     @contextmanager
@@ -69,7 +69,7 @@ class File:
 
 
 def remote(name: str) -> bool:
-    """Whether a name is a URL that fsspec opens (hf://, s3://, https://)."""
+    """Return whether a name is a URL that fsspec opens (hf://, s3://, https://)."""
     return "://" in name
 
 
@@ -166,7 +166,7 @@ def _remote(url: str, kind: str, key: str, header: bool) -> File:
 @dataclass(frozen=True)
 class FileSlice:
     """A part of the file numbered `file` that can be read alone: the lines that begin in bytes `start` to `end`, or row
-    groups of Parquet. `end` is WHOLE where nobody has looked yet.
+    groups of Parquet. `end` is WHOLE where it is not known yet.
     """
 
     file: int
@@ -177,7 +177,7 @@ class FileSlice:
 @dataclass(frozen=True)
 class Assignment:
     """What one reader has of a pass: `slices` in the order in which it reads them, and of each slice the rows whose
-    number leaves `remainder` when divided by `readers` (1 where nobody else reads the slice).
+    number leaves `remainder` when divided by `readers` (1 where no other reader has the slice).
     """
 
     slices: tuple[int, ...]

@@ -54,7 +54,7 @@ def decide(recipe: Recipe, counts: Sequence[int] | None, batch: int) -> Choice[s
 
 
 def grouped(choice: Choice[str]) -> bool:
-    """Whether this choice puts rows of like length into a batch."""
+    """Return whether this choice puts rows of like length into a batch."""
     return choice.value in (BUCKETED, "group_by_length")
 
 
@@ -153,7 +153,7 @@ def optimal_buckets(
 ) -> tuple[int, ...]:
     """Return the ascending list of at most `most` lengths that gives batches of `batch` random rows least padding.
 
-    `counts` are the rows' lengths (at least one), `top` the longest that the list must hold; `batch` 1 stands for
+    `counts` are the rows' lengths (at least one), `top` the longest that the list must hold; `batch` 1 means
     batches of rows of like length. Lengths are multiples of `step`; the last is `top` rounded up, or `limit` where that
     is less. The shortest list wins that costs at most TOLERANCE more than the longest. Where a batch's longest row
     takes no more lengths than the list has, those lengths are the list.

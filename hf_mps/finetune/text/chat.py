@@ -204,7 +204,7 @@ def _span(tokenizer: Any, conversation: Sequence[Message], turn: int, text: str,
     content = "".join(part["text"] for part in content) if in_parts else content
     for words in (content, content.strip(), content.lstrip(), content.rstrip()):
         if before + words + after == text:
-            # A template without a generation prompt writes the role's heading in the turn; nobody says the heading.
+            # A template without a generation prompt writes the role's heading in the turn; the heading is not learned.
             asks = bool(prompt) and prompt != render(tokenizer, conversation[:turn])
             start = len(prompt) if asks and before.startswith(prompt) else len(before)
             return start, len(before) + len(words)

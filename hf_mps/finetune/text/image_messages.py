@@ -18,9 +18,9 @@ PLACE = re.compile(r"\s*<image>\s*")
 
 
 class Columns(schema.Columns):
-    """The images, as `image` (one a row) or `images` (a list), and what is said of them: `messages`, or `answer`.
+    """The images, as `image` (one a row) or `images` (a list), and what is said about them: `messages`, or `answer`.
 
-    `question` stands beside `answer` where each row has one of its own.
+    `question` belongs to `answer`, where every row has another question.
     """
 
     image: str | None = None
@@ -62,7 +62,7 @@ def role(row: Mapping[str, Any]) -> str:
 def conversation(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, Any]]:
     """Return the conversation of one row, its messages' content in parts, with a place for each of its images.
 
-    `prompt` is said before a question, or asks for the answer where the row has no question. Images that no message
+    `prompt` comes before a question, or asks for the answer where the row has no question. Images that no message
     has a place for come first in the first message of the user. Raises chat.ConversationError for a row that holds no
     conversation, or another number of places than of images.
     """

@@ -157,7 +157,7 @@ def those_of(chosen: Mapping[str, Any]) -> Iterator[None]:
 
 
 def decided() -> Mapping[str, Any]:
-    """The choices of the run whose lengths are to be taken, of `those_of`; empty where new ones are decided."""
+    """Return the choices of the run whose lengths are to be taken, of `those_of`; empty where new ones are decided."""
     return _chosen.get()
 
 
@@ -228,7 +228,7 @@ def decide(
 
 
 def summary(counts: Sequence[int], longest: int) -> str:
-    """Describe the tokenised rows: their median, the longest, and how many stand at the limit."""
+    """Describe the tokenised rows: their median, the longest, and how many are at the limit."""
     ordered = sorted(counts)
     full = sum(count >= longest for count in ordered)
     cut = f", {full} at the limit of {longest} and perhaps cut" if full else ""

@@ -38,7 +38,7 @@ class Packed:
     """Whole examples, as many in a row of `capacity` tokens as fit; `filler` pads every row to that length.
 
     `features` has `input_ids` and, unless all tokens count, `labels` (IGNORED where they do not): lists of equal
-    length, at most `capacity` long. An example's first token is no label, because another example stands before it.
+    length, at most `capacity` long. An example's first token is no label, because another example comes before it.
     """
 
     def __init__(self, features: Dataset, counts: Sequence[int], capacity: int, filler: int) -> None:

@@ -80,7 +80,7 @@ LABELS = ("label", "label_ids")
 
 
 def stackable(inner: Any) -> bool:
-    """Whether `stack` does what the collator `inner` does: transformers' own that pads to the longest row."""
+    """Return whether `stack` does what the collator `inner` does: transformers' own that pads to the longest row."""
     from transformers import DataCollatorWithPadding
 
     return (

@@ -22,7 +22,7 @@ class Window:
 
     `start_logits` and `end_logits` have shape (width,); `starts` and `ends` are the characters at which each token
     begins and ends in the whole text (NOWHERE outside of it), shape (tokens,) with tokens at most width. `null` is the
-    position of the token that stands for "no answer here".
+    position of the token that means "no answer here".
     """
 
     start_logits: Any

@@ -24,7 +24,7 @@ REPORTED_SHARE = 0.1
 
 
 def digest(tokenizer: Any) -> str:
-    """A digest of all that a tokenizer does, to be taken before its first call and handed to `map_cached`.
+    """Return a digest of all that a tokenizer does, to be taken before its first call and handed to `map_cached`.
 
     Padding and truncation, which a tokenizer remembers from its last call, are part of it: hence before the first.
     """
@@ -139,5 +139,5 @@ def set_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
         raise UserError("the model's tokenizer has neither a padding nor an end token, so rows cannot be batched")
     tokenizer.pad_token = tokenizer.eos_token
     config.pad_token_id = tokenizer.pad_token_id
-    reason = "the tokenizer has none of its own; the end token takes its place"
+    reason = "the tokenizer has none; the end token takes its place"
     return {"pad_token": Choice(tokenizer.pad_token, reason)}

@@ -38,7 +38,7 @@ class QAWindowing:
 
     @property
     def inputs(self) -> list[str]:
-        """The tokenizer's columns alone, for questions whose answers nobody knows."""
+        """The tokenizer's columns alone, for questions without known answers."""
         return list(self.tokenizer("a", "b"))
 
     def windows(self, rows: Rows) -> Dataset:
@@ -137,7 +137,7 @@ def check_texts(rows: Rows) -> None:
 
 
 def refuse_slow(tokenizer: Any, model: str) -> None:
-    """Raise UserError for a tokenizer that does not tell which characters a token stands for."""
+    """Raise UserError for a tokenizer that does not tell which characters a token covers."""
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"model {model}: its tokenizer gives no character offsets; allowed: one with a tokenizer.json")
 

@@ -25,11 +25,11 @@ class Tags:
 
     @property
     def chunked(self) -> bool:
-        """Whether the tags mark names (B-PER, I-PER, O), which seqeval measures, and not each word alone."""
+        """Return whether the tags mark names (B-PER, I-PER, O), which seqeval measures, and not each word alone."""
         return seqeval.is_chunked(self.names)
 
     def ids(self, raw: Sequence[Any]) -> list[int]:
-        """The ids of one row's tags."""
+        """Return the ids of one row's tags."""
         return [self.keys[labels.key(tag)] for tag in raw]
 
 
