@@ -75,8 +75,16 @@ def separated(path: Path, name: str, *, header: bool = True) -> Tables:
 
     @contextmanager
     def lines() -> Iterator[Iterator[str]]:
+        def without_nul(text: Iterator[str]) -> Iterator[str]:
+            # Python's reader rejects NUL up to 3.10 and takes it for a letter since.
+            for number, line in enumerate(text, 1):
+                if "\0" in line:
+                    problem = f"line {number} holds a NUL character"
+                    raise UserError(f"{name}: {problem}; allowed: text without, saved as UTF-8")
+                yield line
+
         with formats.opened_text(path, name, newline="") as text:
-            yield _without_nul(text, name)
+            yield without_nul(text)
 
     with readable_errors(name):
         shape = shape_of(lines, formats.kind(path) or "csv", name, header=header)
@@ -161,14 +169,6 @@ def _rows(lines: Lines, name: str, shape: Shape) -> Iterator[list[str]]:
                 yield fields
             row += not empty
             begun = reader.line_num + 1
-
-
-def _without_nul(lines: Iterable[str], name: str) -> Iterator[str]:
-    """Yield the lines; refuse NUL, which Python's reader rejects up to 3.10 and takes for a letter since."""
-    for number, line in enumerate(lines, 1):
-        if "\0" in line:
-            raise UserError(f"{name}: line {number} holds a NUL character; allowed: text without, saved as UTF-8")
-        yield line
 
 
 @contextmanager

@@ -133,7 +133,22 @@ def decide(training: Mapping[str, Any], longest: int, *, adapters: bool) -> Grou
         )
     size, steps = said.get(SIZE, BATCH), said.get(ACCUMULATION, STEPS)
     generations, at_once = said.get("num_generations", GENERATIONS), _at_once(said)
-    _refuse_parts(generations, at_once, size * World.here().size, said)
+    batch = size * World.here().size
+    if generations < 2:
+        raise UserError(
+            f"training.num_generations is {generations}; allowed: 2 or more, of which some score above the others"
+        )
+    if GENERATION in said and PER_GENERATION in said:
+        raise UserError(f"training.{GENERATION} and training.{PER_GENERATION} say the same; give one of them")
+    if at_once % batch:
+        raise UserError(f"training.{GENERATION} is {at_once}; allowed: a multiple of {batch}, a batch of all processes")
+    if at_once % generations:
+        fitting = [number for number in range(2, at_once + 1) if at_once % number == 0]
+        allowed = f"allowed: {', '.join(map(str, fitting))}" if fitting else f"next: a larger training.{ACCUMULATION}"
+        raise UserError(
+            f"training.num_generations is {generations}, and {counted(at_once, 'completion')} generated at once"
+            f" (training.{SIZE} x {ACCUMULATION}, of all processes) are no whole groups of it; {allowed}"
+        )
     arguments = {
         "num_generations": generations,
         "max_completion_length": completion,
@@ -157,22 +172,3 @@ def prompts(training: Mapping[str, Any]) -> int:
 def _at_once(said: Mapping[str, Any]) -> int:
     batch = said.get(SIZE, BATCH) * World.here().size
     return int(said.get(GENERATION) or batch * said.get(PER_GENERATION, said.get(ACCUMULATION, STEPS)))
-
-
-def _refuse_parts(generations: int, at_once: int, batch: int, said: Mapping[str, Any]) -> None:
-    """Raise UserError where what is generated at once is no whole number of groups, or of batches."""
-    if generations < 2:
-        raise UserError(
-            f"training.num_generations is {generations}; allowed: 2 or more, of which some score above the others"
-        )
-    if GENERATION in said and PER_GENERATION in said:
-        raise UserError(f"training.{GENERATION} and training.{PER_GENERATION} say the same; give one of them")
-    if at_once % batch:
-        raise UserError(f"training.{GENERATION} is {at_once}; allowed: a multiple of {batch}, a batch of all processes")
-    if at_once % generations:
-        fitting = [number for number in range(2, at_once + 1) if at_once % number == 0]
-        allowed = f"allowed: {', '.join(map(str, fitting))}" if fitting else f"next: a larger training.{ACCUMULATION}"
-        raise UserError(
-            f"training.num_generations is {generations}, and {counted(at_once, 'completion')} generated at once"
-            f" (training.{SIZE} x {ACCUMULATION}, of all processes) are no whole groups of it; {allowed}"
-        )

@@ -150,31 +150,26 @@ class Score:
             found = self._function(**given)
         except Exception as error:
             raise ScoreError(f"the reward {self.__name__} failed: {summary(error)}") from error
-        return [self._number(score) for score in self._scores(found, len(completions))]
-
-    def _scores(self, found: Any, count: int) -> list[Any]:
         if isinstance(found, (str, bytes, Mapping)) or not hasattr(found, "__iter__") or not hasattr(found, "__len__"):
             raise ScoreError(f"the reward {self.__name__} returned a {type(found).__name__}; allowed: {SCORES}")
         try:
             scores = list(found)
-        except TypeError as error:  # a tensor without dimensions has a length, and none
+        except TypeError as error:  # a tensor without dimensions has `__len__`, and no length
             raise ScoreError(f"the reward {self.__name__} returned one number; allowed: {SCORES}") from error
-        if len(scores) != count:
-            came = f"{counted(len(scores), 'score')} for {counted(count, 'completion')}"
+        if len(scores) != len(completions):
+            came = f"{counted(len(scores), 'score')} for {counted(len(completions), 'completion')}"
             raise ScoreError(f"the reward {self.__name__} returned {came}; allowed: {SCORES}")
-        return scores
-
-    def _number(self, score: Any) -> float | None:
-        if score is None:
-            return None
-        try:
-            value = float(score)
-        except (TypeError, ValueError, RuntimeError) as error:
-            kind = type(score).__name__
-            raise ScoreError(f"the reward {self.__name__} returned a {kind} as a score; allowed: {SCORES}") from error
-        if not math.isfinite(value):
-            raise ScoreError(f"the reward {self.__name__} returned {value}; allowed: a finite number, or None")
-        return value
+        values: list[float | None] = []
+        for score in scores:
+            try:
+                values.append(None if score is None else float(score))
+            except (TypeError, ValueError, RuntimeError) as error:
+                came = f"a {type(score).__name__} as a score"
+                raise ScoreError(f"the reward {self.__name__} returned {came}; allowed: {SCORES}") from error
+            if values[-1] is not None and not math.isfinite(values[-1]):
+                came = f"{values[-1]}; allowed: a finite number, or None"
+                raise ScoreError(f"the reward {self.__name__} returned {came}")
+        return values
 
 
 ALLOWED = f"{', '.join(BUILT_IN)}, or the dotted name of an installed function, such as trl.rewards.think_format_reward"
@@ -313,8 +308,19 @@ def _function(name: str) -> Callable[..., Any]:
     if name in BUILT_IN:
         return BUILT_IN[name]
     point = declared().get(name)
-    module, parts = _module(point.value.replace(":", ".") if point is not None else name)
-    found: Any = module
+    parts = (point.value.replace(":", ".") if point is not None else name).split(".")
+    found: Any = None
+    for end in range(len(parts) - 1, 0, -1):  # the longest module that the name begins with
+        path = ".".join(parts[:end])
+        try:
+            found, parts = import_module(path), parts[end:]
+            break
+        except Exception as error:
+            absent = isinstance(error, ModuleNotFoundError) and error.name is not None
+            if not (absent and f"{path}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
+                raise UserError(f"rewards has '{name}', and importing {path} fails: {summary(error)}") from error
+    if found is None:
+        raise UserError(f"rewards has '{name}', and no module {parts[0]} is installed; allowed: {ALLOWED}")
     for part in parts:
         if not hasattr(found, part):
             raise UserError(f"rewards has '{name}', and {found.__name__} has no {part}{nearest(part, dir(found))}")
@@ -326,17 +332,3 @@ def _function(name: str) -> Callable[..., Any]:
         raise UserError(f"rewards has '{name}', which is a {kind}; allowed: a function")
     function: Callable[..., Any] = found
     return function
-
-
-def _module(name: str) -> tuple[Any, list[str]]:
-    """Return the module that a dotted name begins with, the longest there is, and the rest of the name."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        path = ".".join(parts[:end])
-        try:
-            return import_module(path), parts[end:]
-        except Exception as error:
-            absent = isinstance(error, ModuleNotFoundError) and error.name is not None
-            if not (absent and f"{path}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
-                raise UserError(f"rewards has '{name}', and importing {path} fails: {summary(error)}") from error
-    raise UserError(f"rewards has '{name}', and no module {parts[0]} is installed; allowed: {ALLOWED}")

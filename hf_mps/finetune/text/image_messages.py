@@ -110,7 +110,17 @@ def _messages(raw: Any) -> list[dict[str, Any]]:
         if isinstance(content, Sequence) and not isinstance(content, str):
             # chat.messages knows the roles and what is wrong with them; the parts are told here.
             named = chat.messages([{**one, "content": ""}])[0]["role"]
-            parts = [_part(part) for part in content]
+            parts = []
+            for part in content:
+                kind = part.get("type") if isinstance(part, Mapping) else None
+                if kind == "image":
+                    parts.append(dict(IMAGE))
+                elif kind == "text" and isinstance(part.get("text"), str):
+                    parts.append(_part_of(part["text"]))
+                else:
+                    problem = f"a part of type {kind}" if kind else f"a part that is a {type(part).__name__}"
+                    allowed = "{type: text, text} and {type: image}"
+                    raise ConversationError(f"holds {problem}; allowed: {allowed}")
         else:
             message = chat.messages([one])[0]
             named, parts = message["role"], []
@@ -123,16 +133,6 @@ def _messages(raw: Any) -> list[dict[str, Any]]:
         joined = [_part_of("".join(part["text"] for part in parts))] if named == "assistant" else parts
         made.append({"role": named, "content": joined})
     return made
-
-
-def _part(raw: Any) -> dict[str, Any]:
-    kind = raw.get("type") if isinstance(raw, Mapping) else None
-    if kind == "text" and isinstance(raw.get("text"), str):
-        return {"type": "text", "text": raw["text"]}
-    if kind == "image":
-        return dict(IMAGE)
-    problem = f"a part of type {kind}" if kind else f"a part that is a {type(raw).__name__}"
-    raise ConversationError(f"holds {problem}; allowed: {{type: text, text}} and {{type: image}}")
 
 
 def _text(text: str | None) -> list[dict[str, Any]]:
