@@ -55,12 +55,8 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         if isinstance(getattr(inner, "loss_function", None), ChunkedLoss):  # it divides by the number
             reads_count = True
-        elif on_meta:
-            reads_count = _reads_count(model, inputs)
         else:
-            with torch.no_grad(), torch.device(place):
-                few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in ITEM_COUNTS)
-            reads_count = not torch.equal(few, many)
+            reads_count = (_reads_count if on_meta else _loss_depends_on_count)(model, inputs)
         shared = not reads_count and not on_meta and trainer.args.world_size > 1 and trainer.label_smoother is None
         by_tokens = shared and _is_mean_over_tokens(model, inputs)
     finally:
@@ -83,6 +79,13 @@ def over_all_labels(outputs: Any, labels: torch.Tensor, num_items_in_batch: torc
     logits = outputs["logits"].flatten(0, 1).float()
     loss: torch.Tensor = fixed_cross_entropy(logits, labels.to(logits.device).flatten(), num_items_in_batch)
     return loss
+
+
+def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
+    """Return whether the loss of a batch changes with the number of items in the step."""
+    with torch.no_grad(), torch.device(next(model.parameters()).device):
+        few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in ITEM_COUNTS)
+    return not torch.equal(few, many)
 
 
 def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
