@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
+from hf_mps.metrics import scores
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
