@@ -19,8 +19,6 @@ SHOWN = 12
 LARGEST = 3.4028234e38
 # What programs write for a missing value. R's NA is one, and Python's None; `none` in small letters is a word.
 GAPS = ("nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "<NA>")
-# Python refuses to read an integer of more than 4,300 digits; those are names.
-DIGITS = 4000
 # Begins the reason where the training rows determine the labels.
 FOUND = "found in"
 # The reason where the data set itself names its classes.
@@ -262,8 +260,7 @@ def _distinct(rows: Rows) -> list[Any]:
 
 def in_order(keys: set[str]) -> list[str]:
     """Sort numbers by size and names by alphabet, so that ids do not depend on the order of the rows."""
-    sized = {name for name in keys if _is_integer(name) and len(name) <= DIGITS}
-    return sorted(keys, key=lambda name: (0, int(name), "") if name in sized else (1, 0, name))
+    return sorted(keys, key=lambda name: (0, float(name), name) if _is_integer(name) else (1, 0, name))
 
 
 def _is_integer(raw: Any) -> bool:

@@ -27,9 +27,7 @@ class DetectionTrainer(Trainer):  # type: ignore[misc]
         with counted_once(lambda stock: partial(stock, reduction="sum")):
             return super().compute_loss(*arguments, **settings)
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return the batch's loss (None without labels), its predictions and its labels."""
         inputs = self._prepare_inputs(inputs)
         processes = self.args.world_size

@@ -153,18 +153,9 @@ def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> type[An
     stock: Any = getattr(sentence_transformers, kind)
 
     class Measuring(LossParts, stock):  # type: ignore[misc]
-        def evaluation_loop(
-            self,
-            dataloader: Any,
-            description: str,
-            prediction_loss_only: bool | None = None,
-            ignore_keys: list[str] | None = None,
-            metric_key_prefix: str = "eval",
-        ) -> Any:
+        def evaluation_loop(self, *arguments: Any, metric_key_prefix: str = "eval", **settings: Any) -> Any:
             with in_batch.within_a_process(self.loss):
-                output = super().evaluation_loop(
-                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-                )
+                output = super().evaluation_loop(*arguments, metric_key_prefix=metric_key_prefix, **settings)
             # Of a loss's parts the library takes a mean over batches, the last one and a process's repeats among them.
             self.accum_loss_components["eval"] = {}
             measured = evaluator.measure(self.model)

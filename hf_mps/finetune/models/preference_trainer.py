@@ -28,9 +28,7 @@ class PreferenceTrainer(QuietTrl, DPOTrainer):  # type: ignore[misc]
         with quantization.adapters_kept(model):
             super().__init__(model, *arguments, **settings)
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return the batch's loss and rewards of shape (pairs, 2), float32; one of the two passes is the
         reference's.
         """

@@ -72,7 +72,7 @@ def prepare(
 
     Raises UserError for rows, lengths or a checkpoint that cannot be used.
     """
-    from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+    from transformers import DataCollatorForSeq2Seq
 
     chosen = choose(recipe.metrics, task.metrics, recipe.task)
     measured = metrics.load(chosen.names)
@@ -110,9 +110,7 @@ def prepare(
         auto_class=AUTO_CLASS,
         pipeline_tag=task.pipeline_tag,
         choices={"lengths": sources, **loaded.choices},
-        trainer=Seq2SeqTrainer,
-        arguments=Seq2SeqTrainingArguments,
-        arguments_defaults={"predict_with_generate": True, "generation_max_length": longest_target},
+        **_generating(longest_target),
         token_counts=tokens.counts(features["train"]),
         predict=lambda trainer: _generated(trainer, features["validation"], rows["validation"], loaded.tokenizer),
         **language.saved(recipe, AUTO_CLASS),
@@ -127,7 +125,7 @@ def answer(
     settle: Callable[[Any, Any], None],
 ) -> Answering:
     """Return how a saved model answers sources; `settle` as in `prepare`. Raises UserError for what cannot be used."""
-    from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+    from transformers import DataCollatorForSeq2Seq
 
     loaded = language.load(recipe, checkpoint)
     longest_target = _longest_target(recipe.max_target_length, loaded.config)
@@ -148,10 +146,16 @@ def answer(
         collator=length.value.collator(DataCollatorForSeq2Seq(loaded.tokenizer, model=model), loaded.tokenizer),
         answers=answers,
         choices={"lengths": length, **loaded.choices},
-        trainer=Seq2SeqTrainer,
-        arguments=Seq2SeqTrainingArguments,
-        arguments_defaults={"predict_with_generate": True, "generation_max_length": longest_target},
+        **_generating(longest_target),
     )
+
+
+def _generating(longest_target: int) -> dict[str, Any]:
+    """Return the trainer of texts that are generated, for training and for answers."""
+    from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    defaults = {"predict_with_generate": True, "generation_max_length": longest_target}
+    return {"trainer": Seq2SeqTrainer, "arguments": Seq2SeqTrainingArguments, "arguments_defaults": defaults}
 
 
 def decoded(ids: Any, tokenizer: Any) -> list[str]:

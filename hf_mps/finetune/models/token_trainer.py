@@ -29,9 +29,7 @@ class TokenTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         super().__init__(*arguments, **settings)
         self._causal = causal
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return the batch's loss a token, and for each row (summed loss, tokens, correct ones), float32 (B, 3)."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
