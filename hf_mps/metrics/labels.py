@@ -42,10 +42,7 @@ def _averaged(name: str, predictions: Numbers, references: Numbers, **keywords: 
 
 
 def matthews_correlation(
-    predictions: Numbers,
-    references: Numbers,
-    sample_weight: Sequence[float] | None = None,
-    average: str | None = None,
+    predictions: Numbers, references: Numbers, sample_weight: Sequence[float] | None = None, average: str | None = None
 ) -> dict[str, Any]:
     """Matthews' phi in [-1, 1]; of several labels a row one for each, or their mean with average="macro".
 

@@ -74,8 +74,5 @@ def measured(pairs: Any, chosen: Chosen) -> dict[str, float]:
     alike.
     """
     better, worse = numpy.asarray(pairs, dtype=numpy.float64).T
-    values = {
-        "rewards/accuracies": float((better > worse).mean()),
-        "rewards/margins": float((better - worse).mean()),
-    }
+    values = {"rewards/accuracies": float((better > worse).mean()), "rewards/margins": float((better - worse).mean())}
     return chosen.of(values)
