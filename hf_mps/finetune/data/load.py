@@ -10,16 +10,13 @@ import random
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.errors import UserError, brief, nearest, neighbour
 from hf_mps.finetune.data import formats, sources
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.stream import streamed
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["SPLITS", "Rows", "check", "load"]
 

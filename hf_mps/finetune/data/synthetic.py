@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from hf_mps.finetune.data import load
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.recipe import schema
 
 SUBJECTS = ("the film", "a book", "this song", "her play", "our trip", "that meal", "his match", "the talk")
 VERBS = ("was", "felt", "seemed", "turned out", "stayed", "became")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from torch import Tensor
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.loss.chunked import TiedEmbedding, TiedGradient, is_tied
+from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text.padding import IGNORED
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
 
 CHUNKS = "cross-entropy in chunks"
 PLAIN = "the model's own"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import checkpoint
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.recipe.schema import Recipe
 
 FACTS = Path(__file__).with_suffix(".json")
 """The model_type in each model's config.json, and the values there that differ from the defaults of its class."""
