@@ -41,6 +41,7 @@ class Unreadable(UserError):
 def ending(path: Path) -> str:
     """Return the ending that names the format, in lower case and without .gz: `UP.CSV.gz` has `.csv`."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    # a.parquet.gz is no format: Parquet and xlsx are compressed, and are read from their ends.
     if suffixes[-1:] == [GZ] and len(suffixes) == 2 and suffixes[0] in PACKED:
         return suffixes[0]
     return suffixes[-1] if suffixes else ""

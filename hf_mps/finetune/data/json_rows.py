@@ -39,6 +39,7 @@ def tables(path: Path, name: str, columns: Collection[str], field: str | None = 
     """
     rows = _source(path, name, columns, field)
     first = list(islice(rows(), ROWS))
+    # A small file is parsed once; a larger one again, rather than held in memory as Python objects.
     whole = first if len(first) < ROWS else None
     features = _features(_in_parts(whole, rows), columns, name)
     if first and not features:

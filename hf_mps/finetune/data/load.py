@@ -155,6 +155,7 @@ def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict
     groups: dict[Any, list[int]] = {}
     for number, value in enumerate(rows.dataset[together] if together else range(count)):
         groups.setdefault(value, []).append(number)
+    # Whole groups are drawn: the share is reached or passed, never split a group.
     members, order = list(groups.values()), _shuffled(len(groups), seed)
     kept_back: list[int] = []
     taken = 0

@@ -149,6 +149,7 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     if is_tied(embedding, head) and reaches_embedding and (head.weight.is_meta or _gradient_reaches(inner, loss)):
         loss.embedding = TiedEmbedding(embedding)
         inner.set_input_embeddings(loss.embedding)
+    # On the model that Trainer calls; the head and the loss are those of the model inside LoRA.
     model.register_forward_pre_hook(loss.defer, with_kwargs=True)
     model.register_forward_hook(loss.resume, with_kwargs=True, always_call=True)
     bytes_per_token = 4 * len(head.weight)

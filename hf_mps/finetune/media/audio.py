@@ -66,6 +66,7 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
         file_rate, promised = sound.samplerate, sound.frames
     if len(channels) != promised:
         raise UserError(f"{where} ends after {len(channels)} of {promised} samples; next: fetch the file again")
+    # Mixed before it is resampled: one pass of the filter in place of one for each channel.
     samples = channels.mean(axis=1)
     if not numpy.isfinite(samples).all():
         raise UserError(f"{where} holds NaN or infinite samples; allowed: finite ones")

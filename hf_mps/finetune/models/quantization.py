@@ -124,6 +124,7 @@ def settle(model: Any, dtype: str) -> None:
         if isinstance(layer, bitsandbytes.nn.Linear8bitLt):
             model.set_submodule(name, rounded_layers.Int8Linear(layer))
             continue
+        # The backward pass makes the weights whole again in this dtype, the forward pass in `compute_dtype`.
         layer.weight.quant_state.dtype = getattr(torch, dtype)
         if layer.in_features % rounded_layers.BLOCK:
             layer = rounded_layers.UnevenLinear4bit(layer)

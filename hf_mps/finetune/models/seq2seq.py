@@ -78,6 +78,7 @@ def prepare(
     measured = metrics.load(chosen.names)
     loaded = language.load(recipe, checkpoint)
     longest_target = _longest_target(recipe.max_target_length, loaded.config)
+    # Before rows are tokenised: a tokenizer of many languages writes theirs into the tokens.
     settle(loaded.tokenizer, None)
     prefix, loaded.choices["source_prefix"] = _prefix(recipe, loaded.config, task)
     features = {split: _tokenised(rows[split], loaded, prefix, longest_target) for split in rows}

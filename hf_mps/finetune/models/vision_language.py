@@ -93,7 +93,7 @@ def budget(reader: Reader, most: int) -> Choice[str]:
     own = {name: value for name, value in dict(made.size).items() if value}
     for size, side, told in _sizes(made, own, most):
         made.size = type(made.size)(**size) if not isinstance(made.size, dict) else size
-        reader._blocks.clear()
+        reader._blocks.clear()  # they were counted at the size before
         counted = len(reader.block((side, side)))
         if counted <= most:
             kept = " (the checkpoint's own size)" if size == own else ""

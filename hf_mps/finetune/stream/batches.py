@@ -149,6 +149,7 @@ class Batches:
         examples = self._left.examples + examples
         seed = f"{arranging.seed}/{self._windows.reader.number}/{self._number}"
         if making.pack is not None:
+            # The emptiest rows are left for the next group, where their examples fit beside others.
             rows = sorted(making.pack(examples), key=lambda row: -sum(len(one["input_ids"]) for one in row))
             cut = len(rows) // size * size
             full, emptiest = rows[:cut], [one for row in rows[cut:] for one in row]

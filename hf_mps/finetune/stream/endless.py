@@ -169,6 +169,7 @@ class Reader:
         """Return the source of row `drawn`. It depends on the seed, the reader and that row's number alone."""
         import numpy
 
+        # In blocks with a seed each, so that a resumed reader draws one block again and not all before it.
         block, place = divmod(self.drawn, DRAWS)
         if self._draws is None or self._draws[0] != block:
             weights = numpy.array([corpus.weight for corpus in self.reading.corpora])
@@ -258,6 +259,7 @@ class Windows:
             window.add(next(rows))
         while True:
             following, begun = _Window(self._size), self.reader.state()
+            # A resumed window is read whole again, though its first rows were given: its order needs their number.
             order = list(range(len(window.rows)))
             random.Random(f"{self._seed}/{self.reader.number}/{self._number}").shuffle(order)
             for place in order[self._given :]:

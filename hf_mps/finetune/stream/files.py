@@ -201,6 +201,7 @@ def cut(files: Sequence[File]) -> tuple[FileSlice, ...]:
                 groups = max(1, int(pyarrow.parquet.ParquetFile(opened).num_row_groups))
             slices += [FileSlice(number, group, group + 1) for group in range(groups)]
         else:
+            # Rounded and not up: a file that is a little longer than a span stays whole.
             spans = max(1, round(file.size / SPAN))
             edges = [file.size * place // spans for place in range(spans + 1)]
             slices += [FileSlice(number, *edge) for edge in pairwise(edges)]

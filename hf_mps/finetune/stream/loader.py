@@ -74,6 +74,7 @@ class StreamLoader:
         if checkpoint is None:
             readers = deal([], world, workers)
         else:
+            # A rank beyond those of the run before has no file: rank 0's says how many there were.
             readers, counts = _stored(checkpoint, world.rank if (checkpoint / FILE.format(world.rank)).is_file() else 0)
             size, before = counts["workers"]
             if (size, before) != (world.size, workers):
@@ -133,6 +134,7 @@ class StreamLoader:
         self.rows += message.rows
         self.tokens += message.tokens
         self._tallies[reader.name] = message.tally
+        # Each worker shows its own first ones; of all workers together SHOWN are enough.
         for line in list(message.told)[: SHOWN - self._shown]:
             self._shown += 1
             notices.warn_user(f"{line}; it is skipped")

@@ -152,6 +152,7 @@ def _parquet(opened: IO[bytes], file: File, piece: FileSlice, position: int | No
 
 def _lines(opened: IO[bytes], piece: FileSlice, position: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield (the byte behind it, line) of the lines that begin within the slice, from byte `position` on."""
+    # A line belongs to the slice in which it begins: the reader of that slice reads on to the line's end.
     at = piece.start if position is None else position
     if position is None and at > 0:
         opened.seek(at - 1)
