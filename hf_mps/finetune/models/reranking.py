@@ -44,7 +44,7 @@ def encoder(stock: type[Any]) -> type[Any]:
             picked = {name: tensor if whole else tensor[chosen] for name, tensor in self.tokens.items()}
             return {**picked, "modality": "text"}
 
-    # sentence-transformers writes the class's name into a saved model, which others load without hf_mps.
+    # Model cards and errors of sentence-transformers show the class's name.
     Encoder.__name__, Encoder.__qualname__, Encoder.__module__ = stock.__name__, stock.__qualname__, stock.__module__
     return Encoder
 
