@@ -27,7 +27,7 @@ TYPES: dict[str, Any] = {
 
 
 def names() -> list[str]:
-    """The names that `load` takes, sorted."""
+    """Return the names that `load` takes, sorted."""
     return sorted(INTERFACES)
 
 

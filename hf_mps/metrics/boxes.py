@@ -30,7 +30,9 @@ def average_precision(predictions: Sequence[Any], references: Sequence[Any]) -> 
     precision = numpy.zeros((len(classes), len(THRESHOLDS)))
     recall = numpy.zeros_like(precision)
     for place, label in enumerate(classes):
-        found = [_best(one[one[:, 0] == label]) for one in predictions]
+        found = [one[one[:, 0] == label] for one in predictions]
+        # The MOST boxes of an image with the highest scores, in that order.
+        found = [one[numpy.argsort(-one[:, 1], kind="mergesort")[:MOST]] for one in found]
         wanted = [truth[truth[:, 0] == label][:, 1:] for truth in references]
         hits = [_hits(one[:, 2:], truth) for one, truth in zip(found, wanted, strict=True)]
         order = numpy.argsort(-numpy.concatenate([one[:, 1] for one in found]), kind="mergesort")
@@ -52,13 +54,6 @@ def overlaps(some: Any, others: Any) -> Any:
     shared = numpy.clip(lower_right - upper_left, 0, None).prod(axis=2)
     areas = [numpy.clip(one[:, 2:] - one[:, :2], 0, None).prod(axis=1) for one in (some, others)]
     return shared / numpy.maximum(areas[0][:, None] + areas[1][None] - shared, numpy.finfo(numpy.float64).tiny)
-
-
-def _best(found: Any) -> Any:
-    """Return the MOST boxes of an image and a class with the highest scores, in that order."""
-    import numpy
-
-    return found[numpy.argsort(-found[:, 1], kind="mergesort")[:MOST]]
 
 
 def _hits(found: Any, wanted: Any) -> Any:

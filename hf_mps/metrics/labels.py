@@ -1,4 +1,7 @@
-"""Metrics of one label or value a row, by scikit-learn and scipy; undefined figures are theirs, warnings included."""
+"""Metrics of one label or value a row, by scikit-learn and scipy; undefined figures are theirs, warnings included.
+
+Keywords that are not named here are those of the library's own function, as `evaluate` hands them on.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,11 @@ Numbers = Any
 """A list or an array of numbers, of shape (n,); (n, labels) for configurations of several labels a row."""
 
 
-def accuracy(
-    predictions: Numbers, references: Numbers, normalize: bool = True, sample_weight: Sequence[float] | None = None
-) -> dict[str, float]:
-    """The share of rows answered rightly, or with normalize=False their number."""
+def accuracy(predictions: Numbers, references: Numbers, **keywords: Any) -> dict[str, float]:
+    """Return the share of rows answered rightly, or with normalize=False their number."""
     from sklearn.metrics import accuracy_score
 
-    found = accuracy_score(references, predictions, normalize=normalize, sample_weight=sample_weight)
-    return {"accuracy": float(found)}
+    return {"accuracy": float(accuracy_score(references, predictions, **keywords))}
 
 
 def f1(predictions: Numbers, references: Numbers, **keywords: Any) -> dict[str, Any]:
@@ -34,35 +34,15 @@ def recall(predictions: Numbers, references: Numbers, **keywords: Any) -> dict[s
     return _averaged("recall", predictions, references, **keywords)
 
 
-def _averaged(
-    name: str,
-    predictions: Numbers,
-    references: Numbers,
-    labels: Sequence[int] | None = None,
-    pos_label: int = 1,
-    average: str | None = "binary",
-    sample_weight: Sequence[float] | None = None,
-    zero_division: Any = "warn",
-) -> dict[str, Any]:
+def _averaged(name: str, predictions: Numbers, references: Numbers, **keywords: Any) -> dict[str, Any]:
     from sklearn import metrics
 
-    score = getattr(metrics, f"{name}_score")(
-        references,
-        predictions,
-        labels=labels,
-        pos_label=pos_label,
-        average=average,
-        sample_weight=sample_weight,
-        zero_division=zero_division,
-    )
+    score = getattr(metrics, f"{name}_score")(references, predictions, **keywords)
     return {name: float(score) if getattr(score, "size", 1) == 1 else score}
 
 
 def matthews_correlation(
-    predictions: Numbers,
-    references: Numbers,
-    sample_weight: Sequence[float] | None = None,
-    average: str | None = None,
+    predictions: Numbers, references: Numbers, sample_weight: Sequence[float] | None = None, average: str | None = None
 ) -> dict[str, Any]:
     """Matthews' phi in [-1, 1]; of several labels a row one for each, or their mean with average="macro".
 
@@ -96,39 +76,28 @@ def spearmanr(predictions: Numbers, references: Numbers, return_pvalue: bool = F
     return {"spearmanr": float(rho)} | ({"spearmanr_pvalue": float(p)} if return_pvalue else {})
 
 
-def mse(
-    predictions: Numbers,
-    references: Numbers,
-    sample_weight: Sequence[float] | None = None,
-    multioutput: Any = "uniform_average",
-    squared: bool = True,
-) -> dict[str, Any]:
-    """The mean squared error, or with squared=False its root."""
+def mse(predictions: Numbers, references: Numbers, squared: bool = True, **keywords: Any) -> dict[str, Any]:
+    """Return the mean squared error, or with squared=False its root."""
     from sklearn import metrics
 
     formula = metrics.mean_squared_error if squared else metrics.root_mean_squared_error
-    return {"mse": formula(references, predictions, sample_weight=sample_weight, multioutput=multioutput)}
+    return {"mse": formula(references, predictions, **keywords)}
 
 
-def mae(
-    predictions: Numbers,
-    references: Numbers,
-    sample_weight: Sequence[float] | None = None,
-    multioutput: Any = "uniform_average",
-) -> dict[str, Any]:
-    """The mean absolute error."""
+def mae(predictions: Numbers, references: Numbers, **keywords: Any) -> dict[str, Any]:
+    """Return the mean absolute error."""
     from sklearn.metrics import mean_absolute_error
 
-    return {"mae": mean_absolute_error(references, predictions, sample_weight=sample_weight, multioutput=multioutput)}
+    return {"mae": mean_absolute_error(references, predictions, **keywords)}
 
 
 def plain_accuracy(predictions: Any, references: Any) -> dict[str, float]:
-    """The share of rows answered rightly."""
+    """Return the share of rows answered rightly."""
     return {"accuracy": float((predictions == references).mean())}
 
 
 def glue(predictions: Any, references: Any, config_name: str) -> dict[str, Any]:
-    """What the benchmark reports for the task `config_name`: https://gluebenchmark.com/tasks."""
+    """Return what the benchmark reports for the task `config_name`: https://gluebenchmark.com/tasks."""
     if config_name == "cola":
         return matthews_correlation(predictions, references)
     if config_name == "stsb":

@@ -28,7 +28,16 @@ def mean_iou(
 
     total = numpy.zeros((3, num_labels))
     for prediction, reference in zip(predictions, references, strict=True):
-        truth = _relabelled(numpy.asarray(reference), label_map, reduce_labels)
+        truth = numpy.asarray(reference)
+        if label_map:
+            renamed = truth.copy()
+            for old, new in label_map.items():
+                renamed[truth == old] = new
+            truth = renamed
+        if reduce_labels:
+            # In the type of a Python int: 0 - 1 would wrap around in an 8-bit map.
+            background = (truth == 0) | (truth == _BACKGROUND)
+            truth = numpy.where(background, _BACKGROUND, truth.astype(int) - 1)
         total += areas(numpy.asarray(prediction), truth, num_labels, ignore_index)
     scores = overlaps(total)
     if nan_to_num is None:
@@ -67,18 +76,3 @@ def overlaps(total: Any) -> dict[str, Any]:
             "per_category_iou": overlap,
             "per_category_accuracy": accuracy,
         }
-
-
-def _relabelled(truth: Any, label_map: Mapping[int, int] | None, reduce_labels: bool) -> Any:
-    import numpy
-
-    renamed = truth
-    if label_map:
-        renamed = truth.copy()
-        for old, new in label_map.items():
-            renamed[truth == old] = new
-    if reduce_labels:
-        # In the type of a Python int: 0 - 1 would wrap around in an 8-bit map.
-        background = (renamed == 0) | (renamed == _BACKGROUND)
-        renamed = numpy.where(background, _BACKGROUND, renamed.astype(int) - 1)
-    return renamed

@@ -1,4 +1,4 @@
-"""The formulas of scikit-learn and scipy, with a result and no warning where theirs is undefined."""
+"""The formulas of scikit-learn and scipy, with a result and no warning where theirs is undefined, and of rankings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.notices import ignoring
 
 Numbers = Sequence[float]
+TOP = 10
+"""Places of a ranking that count."""
 
 
 def accuracy(predictions: Sequence[int], references: Sequence[int]) -> float:
-    """The share of rows answered rightly, of sets those without a label too many or too few: accuracy_score."""
+    """Return the share of rows answered rightly, of sets those without a label too many or too few: accuracy_score."""
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(references, predictions))
@@ -73,7 +75,7 @@ def spearmanr(predictions: Numbers, references: Numbers) -> float:
 
 
 def mse(predictions: Numbers, references: Numbers) -> float:
-    """The mean squared error: sklearn.metrics.mean_squared_error; NaN where a value is not finite."""
+    """Return the mean squared error: sklearn.metrics.mean_squared_error; NaN where a value is not finite."""
     from sklearn.metrics import mean_squared_error
 
     return float(mean_squared_error(references, predictions)) if _finite(predictions, references) else float("nan")
@@ -81,7 +83,7 @@ def mse(predictions: Numbers, references: Numbers) -> float:
 
 def mean_reciprocal_rank(ranks: Sequence[int], wanted: Sequence[int]) -> float:
     """Return the mean of one over the rank of the right text; a rank beyond 10 counts as 0."""
-    return sum(1 / rank for rank in ranks if rank <= 10) / len(ranks)
+    return sum(1 / rank for rank in ranks if rank <= TOP) / len(ranks)
 
 
 def average_precision(predictions: Numbers, references: Numbers) -> float:
@@ -94,6 +96,36 @@ def average_precision(predictions: Numbers, references: Numbers) -> float:
     if not _finite(predictions, references):
         return float("nan")
     return float(average_precision_score(references, predictions)) if any(references) else 0.0
+
+
+def order(scores: Sequence[float], relevance: Sequence[float]) -> list[int]:
+    """Return the numbers of the documents by falling score; NaN comes last.
+
+    Of equal scores the least relevant comes first: who scores all alike has not found anything.
+    """
+    known = [score if score == score else -math.inf for score in scores]
+    return sorted(range(len(known)), key=lambda place: (-known[place], relevance[place]))
+
+
+def ndcg(scores: Sequence[float], relevance: Sequence[float]) -> float:
+    """Return sklearn.metrics.ndcg_score(k=10) of one query, except for equal scores (see `order`).
+
+    0.0 where no document is relevant.
+    """
+    best = _gain(sorted(relevance, reverse=True))
+    return _gain([relevance[place] for place in order(scores, relevance)]) / best if best else 0.0
+
+
+def reciprocal_rank(scores: Sequence[float], relevance: Sequence[float]) -> float:
+    """Return one over the rank of the first relevant document (above 0), 0.0 where none is among the first ten."""
+    for rank, place in enumerate(order(scores, relevance)[:TOP], 1):
+        if relevance[place] > 0:
+            return 1 / rank
+    return 0.0
+
+
+def _gain(relevance: Sequence[float]) -> float:
+    return sum(value / math.log2(rank + 1) for rank, value in enumerate(relevance[:TOP], 1))
 
 
 def _correlation(formula: Callable[..., Any], predictions: Numbers, references: Numbers) -> float:

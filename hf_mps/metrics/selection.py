@@ -119,7 +119,7 @@ def unmeasured() -> Iterator[None]:
 
 
 def is_metric(name: str) -> bool:
-    """Whether an entry of an evaluation's log measures the model, and not the evaluation itself."""
+    """Return whether an entry of an evaluation's log measures the model, and not the evaluation itself."""
     return name not in ("epoch", "step") and not name.endswith(TIMINGS)
 
 
@@ -153,14 +153,18 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     unique_names = list(dict.fromkeys(names))
     for name in unique_names:
         if name not in computed():
-            raise UserError(
-                f"'{name}' is not a metric it knows; allowed: {', '.join(computed())}{nearest(name, computed())}"
-            )
+            near = nearest(name, computed())
+            raise UserError(f"'{name}' is not a known metric; allowed: {', '.join(computed())}{near}")
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
     if _UNMEASURED.get():
         return Unmeasured(unique_names)
-    return Metrics([(name, _metric(name)) for name in unique_names])
+    for name in unique_names:
+        needs = METRICS[name].needs
+        if needs is not None and needs.missing:
+            way_on = extras.install(needs.extra)
+            raise UserError(f"metrics has {name}, and {needs.package} is not installed; next: {way_on}")
+    return Metrics([(name, METRICS[name]) for name in unique_names])
 
 
 def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Chosen:
@@ -171,10 +175,8 @@ def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Ch
     names = tuple(dict.fromkeys(asked or allowed))
     for name in names:
         if name not in allowed:
-            raise UserError(
-                f"metrics has '{name}', which {task} does not compute; allowed: {', '.join(allowed)}"
-                f"{nearest(name, allowed)}"
-            )
+            known = f"{', '.join(allowed)}{nearest(name, allowed)}"
+            raise UserError(f"metrics has '{name}', which {task} does not compute; allowed: {known}")
     reported = tuple(number for name in names for number in REPORTS[name])
     return Chosen(names, reported, reported[0], reported[0] not in LOWER_IS_BETTER)
 
@@ -191,16 +193,6 @@ def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
     return load(names)
 
 
-def _metric(name: str) -> Metric:
-    metric = METRICS[name]
-    needs = metric.needs
-    if needs is not None and needs.missing:
-        raise UserError(
-            f"metrics has {name}, and {needs.package} is not installed; next: {extras.install(needs.extra)}"
-        )
-    return metric
-
-
 def _column(values: Any) -> list[Any]:
     """Return a list of Python numbers from a sequence or array of shape (n,) or (n, 1); rows of tags are unchanged.
 
@@ -208,8 +200,9 @@ def _column(values: Any) -> list[Any]:
     """
     import numpy
 
-    if isinstance(values, list) and values and isinstance(values[0], list) and all(map(_is_tags, values)):
-        return values
+    rows = values if isinstance(values, list) else []
+    if rows and all(isinstance(row, list) and all(isinstance(tag, str) for tag in row) for row in rows):
+        return rows
     array = numpy.asarray(values)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -217,7 +210,3 @@ def _column(values: Any) -> list[Any]:
         raise ValueError(f"metrics take one number a row, not an array of shape {array.shape}")
     column: list[Any] = array.tolist()
     return column
-
-
-def _is_tags(row: Any) -> bool:
-    return isinstance(row, list) and all(isinstance(tag, str) for tag in row)

@@ -53,7 +53,9 @@ def spans(tags: Sequence[str], *, suffix: bool = False) -> set[Span]:
     names: set[Span] = set()
     start, before, kind = 0, OUTSIDE, ""
     for index, tag in enumerate([*tags, OUTSIDE]):
-        prefix, here = _parts(tag, suffix)
+        # By seqeval's rules, which split `NOUN` into N and OUN.
+        prefix, here = (tag[-1:], tag[:-1].rsplit("-", 1)[0]) if suffix else (tag[:1], tag[1:].split("-", 1)[-1])
+        here = here or "_"
         if before in "ES" or (before in "BI" and prefix in "BSO") or (before not in "O." and here != kind):
             names.add((kind, start, index))
         if prefix in "BS" or (before in "ESO" and prefix in "EI") or (prefix not in "O." and here != kind):
@@ -85,13 +87,6 @@ def report(
     figures |= {f"overall_{name}": value for name, value in _scores(guessed, truths, nothing).items()}
     figures["overall_accuracy"] = sum(answer == truth for answer, truth in pairs) / len(pairs) if pairs else 0.0
     return figures
-
-
-def _parts(tag: str, suffix: bool) -> tuple[str, str]:
-    """Return the prefix and the kind of a tag by seqeval's rules, which split `NOUN` into N and OUN."""
-    if suffix:
-        return tag[-1:], tag[:-1].rsplit("-", 1)[0] or "_"
-    return tag[:1], tag[1:].split("-", 1)[-1] or "_"
 
 
 def _scores(guessed: AbstractSet[Any], truths: AbstractSet[Any], nothing: float) -> dict[str, float]:
@@ -134,7 +129,7 @@ def seqeval(
     """Precision, recall, F1 and number of each kind of name, and `overall_` precision, recall, f1, accuracy.
 
     mode="strict" reads the tags by `scheme`, or by the one that the references' prefixes speak of; otherwise the rules
-    of conlleval hold. `suffix`: the prefix stands behind the kind. `zero_division` is 0, 1 or "warn": 0 and a warning.
+    of conlleval hold. `suffix`: the prefix comes after the kind. `zero_division` is 0, 1 or "warn": 0 and a warning.
     `sample_weight` changes none of these figures, as in seqeval. Raises ValueError for a scheme that there is not and
     for a tag that its scheme has not.
     """
@@ -152,7 +147,11 @@ def seqeval(
         guessed, truths = (spans(one_row(rows), suffix=suffix) for rows in (predictions, references))
     kinds = [{span[0] for span in side} for side in (guessed, truths)]
     if zero_division == "warn" and (kinds[0] != kinds[1] or not kinds[0]):
-        _warn_undefined()
+        from sklearn.exceptions import UndefinedMetricWarning
+
+        problem = "some kinds of names are never predicted or not there, their precision or recall is set to 0.0"
+        way_on = "zero_division=0 or 1 says what it shall be"
+        warnings.warn(f"seqeval: {problem}; {way_on}", UndefinedMetricWarning, stacklevel=2)
     return report(predictions, references, guessed, truths, nothing=0.0 if zero_division in ("warn", 0) else 1.0)
 
 
@@ -195,14 +194,3 @@ def _scheme_of(rows: Rows, suffix: bool) -> str:
         if prefixes == {alone} or (prefixes >= set(needed) and prefixes <= set(SCHEMES[scheme].prefixes)):
             return scheme
     raise ValueError(f"seqeval: no scheme has the prefixes {', '.join(sorted(prefixes))}; give scheme= as well")
-
-
-def _warn_undefined() -> None:
-    from sklearn.exceptions import UndefinedMetricWarning
-
-    warnings.warn(
-        "seqeval: some kinds of names are never predicted or not there, their precision or recall is set to 0.0; "
-        "zero_division=0 or 1 says what it shall be",
-        UndefinedMetricWarning,
-        stacklevel=3,
-    )

@@ -54,7 +54,7 @@ class SetMetrics:
 
 
 def of_sets(asked: Sequence[str] | None, task: str) -> SetMetrics:
-    """Load metrics of several labels a row, `DEFAULT` where nobody asks for others.
+    """Load metrics of several labels a row, `DEFAULT` where the recipe names none.
 
     Raises UserError as `load`.
     """

@@ -25,12 +25,12 @@ def normalised(text: str) -> str:
 
 
 def exact_match(answer: str, truths: Sequence[str]) -> float:
-    """Return 1.0 where the normalised answer is one of the normalised truths; no truth stands for the empty answer."""
+    """Return 1.0 where the normalised answer is one of the normalised truths; no truth means the empty answer."""
     return float(any(normalised(answer) == normalised(truth) for truth in truths or ("",)))
 
 
 def f1(answer: str, truths: Sequence[str], *, of_nothing: float = 1.0) -> float:
-    """Return the best F1 of the answer's words against a truth's, in [0, 1]; no truth stands for the empty answer.
+    """Return the best F1 of the answer's words against a truth's, in [0, 1]; no truth means the empty answer.
 
     Where neither side has a word left it is `of_nothing`: 1.0 in SQuAD 2.0, 0.0 in SQuAD 1.1.
     """

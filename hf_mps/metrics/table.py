@@ -28,7 +28,7 @@ class Needs(NamedTuple):
 
     @property
     def missing(self) -> bool:
-        """Whether it is not installed."""
+        """Return whether it is not installed."""
         return find_spec(self.module) is None
 
 
@@ -91,7 +91,7 @@ def _named(name: str, formula: Callable[..., float]) -> Compute:
     return lambda predictions, references: {name: formula(predictions, references)}
 
 
-def _score(corpus: Callable[..., dict[str, Any]]) -> Callable[[Any, Any], float]:
+def _score_of(corpus: Callable[..., dict[str, Any]]) -> Callable[[Any, Any], float]:
     return lambda predictions, references: float(corpus(predictions, references)["score"])
 
 
@@ -183,7 +183,7 @@ METRICS: dict[str, Metric] = {
         for name, rate in (("wer", texts.wer), ("cer", texts.cer))
     },
     **{
-        name: Metric((name,), _named(name, _score(corpus)), (), SACREBLEU, evaluate=Interface(corpus, _SEVERAL))
+        name: Metric((name,), _named(name, _score_of(corpus)), (), SACREBLEU, evaluate=Interface(corpus, _SEVERAL))
         for name, corpus in (("sacrebleu", texts.sacrebleu), ("chrf", texts.chrf))
     },
     "rouge": Metric(

@@ -1,6 +1,6 @@
 """Metrics of texts: ROUGE by rouge-score, BLEU and chrF by SacreBLEU, error rates by jiwer.
 
-Those of recipes, against one reference each, stand first; the others have evaluate's keywords.
+Those of recipes, against one reference each, come first; the others have evaluate's keywords.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -18,7 +19,7 @@ References = Sequence[Any]
 
 
 def mean_rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """The mean F-measure of each kind, 0 to 1, with Porter's stemmer as transformers' run_summarization has it.
+    """Return the mean F-measure of each kind, 0 to 1, with Porter's stemmer as transformers' run_summarization has it.
 
     A plain mean over the rows: `evaluate` takes the median of bootstrap samples, another number in every run. For
     ROUGE-Lsum a text is split into sentences behind a full stop, question or exclamation mark and at line breaks.
@@ -86,13 +87,6 @@ class Aggregate(float):
         return self.low, self.mid, self.high
 
 
-class _Words:
-    """A tokenizer as rouge-score asks for one."""
-
-    def __init__(self, tokenize: Callable[[str], list[str]]) -> None:
-        self.tokenize = tokenize
-
-
 def rouge(
     predictions: Sequence[str],
     references: References,
@@ -109,8 +103,10 @@ def rouge(
     from rouge_score.rouge_scorer import RougeScorer
     from rouge_score.scoring import BootstrapAggregator
 
-    kinds = list(rouge_types or ("rouge1", "rouge2", "rougeL", "rougeLsum"))
-    scorer = RougeScorer(kinds, use_stemmer=use_stemmer, tokenizer=_Words(tokenizer) if tokenizer else None)
+    kinds = list(rouge_types or KINDS)
+    scorer = RougeScorer(
+        kinds, use_stemmer=use_stemmer, tokenizer=SimpleNamespace(tokenize=tokenizer) if tokenizer else None
+    )
     rows = [
         scorer.score(truth, answer) if isinstance(truth, str) else scorer.score_multi(truth, answer)
         for answer, truth in zip(predictions, references, strict=True)
@@ -124,47 +120,25 @@ def rouge(
 
 
 def sacrebleu(
-    predictions: Sequence[str],
-    references: References,
-    smooth_method: str = "exp",
-    smooth_value: float | None = None,
-    force: bool = False,
-    lowercase: bool = False,
-    tokenize: str | None = None,
-    use_effective_order: bool = False,
+    predictions: Sequence[str], references: References, tokenize: str | None = None, **keywords: Any
 ) -> dict[str, Any]:
-    """Corpus BLEU, 0 to 100, as `score`, with SacreBLEU's counts; as many references for each row."""
+    """Corpus BLEU, 0 to 100, as `score`, with SacreBLEU's counts and keywords; as many references for each row."""
     from sacrebleu import corpus_bleu
 
-    bleu = corpus_bleu(
-        list(predictions),
-        _streams(references, "sacrebleu"),
-        smooth_method=smooth_method,
-        smooth_value=smooth_value,
-        force=force,
-        lowercase=lowercase,
-        use_effective_order=use_effective_order,
-        **({"tokenize": tokenize} if tokenize else {}),
-    )
+    keywords |= {"tokenize": tokenize} if tokenize else {}
+    bleu = corpus_bleu(list(predictions), _streams(references, "sacrebleu"), **keywords)
     numbers = ("score", "counts", "totals", "precisions", "bp", "sys_len", "ref_len")
     return {name: getattr(bleu, name) for name in numbers}
 
 
-def chrf(
-    predictions: Sequence[str],
-    references: References,
-    char_order: int = 6,
-    word_order: int = 0,
-    beta: int = 2,
-    lowercase: bool = False,
-    whitespace: bool = False,
-    eps_smoothing: bool = False,
-) -> dict[str, Any]:
-    """Corpus chrF, 0 to 100, as `score`; word_order=2 makes it chrF++; as many references for each row."""
+def chrf(predictions: Sequence[str], references: References, **keywords: Any) -> dict[str, Any]:
+    """Corpus chrF, 0 to 100, as `score`, with SacreBLEU's keywords: word_order=2 makes it chrF++.
+
+    There are as many references for each row.
+    """
     from sacrebleu import CHRF
 
-    formula = CHRF(char_order, word_order, beta, lowercase, whitespace, eps_smoothing)
-    found = formula.corpus_score(list(predictions), _streams(references, "chrf"))
+    found = CHRF(**keywords).corpus_score(list(predictions), _streams(references, "chrf"))
     return {name: getattr(found, name) for name in ("score", "char_order", "word_order", "beta")}
 
 
@@ -180,7 +154,11 @@ def bleu(
     Its brevity penalty compares with a row's shortest reference, where SacreBLEU takes the nearest in length: that of
     https://github.com/tensorflow/nmt/blob/master/nmt/scripts/bleu.py, whose figures `evaluate` gives.
     """
-    split = tokenizer or _mteval()
+    if tokenizer is None:
+        from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+        mteval = Tokenizer13a()
+    split = tokenizer or (lambda text: mteval(text).split())
     right, total = [0] * max_order, [0] * max_order
     length = reference_length = 0
     for prediction, row in zip(predictions, references, strict=True):
@@ -210,7 +188,7 @@ def bleu(
 def wer(predictions: Sequence[str], references: Sequence[str], concatenate_texts: bool = False) -> float:
     """The word error rate: edits of words over the words of the references, 0 where nothing is wrong, perhaps above 1.
 
-    Words stand between white space of any kind; texts in one give the same. Raises ValueError where the references hold
+    White space of any kind separates words; texts in one give the same. Raises ValueError where the references hold
     no word.
     """
     from jiwer import process_words
@@ -219,7 +197,7 @@ def wer(predictions: Sequence[str], references: Sequence[str], concatenate_texts
 
 
 def cer(predictions: Sequence[str], references: Sequence[str], concatenate_texts: bool = False) -> float:
-    """The character error rate: as `wer`, over characters, each run of white space counting as one space.
+    """Return the character error rate: as `wer`, over characters, each run of white space counting as one space.
 
     With concatenate_texts edits may reach from one row into the next. Raises ValueError where the references hold no
     character.
@@ -246,7 +224,7 @@ def _rate(count: Any, predictions: Sequence[str], references: Sequence[str], uni
 
 
 def _streams(references: References, name: str) -> list[list[str]]:
-    """The first reference of each row, the second, …, as SacreBLEU takes them.
+    """Return the first reference of each row, the second, …, as SacreBLEU takes them.
 
     Raises ValueError where some rows have fewer.
     """
@@ -255,13 +233,6 @@ def _streams(references: References, name: str) -> list[list[str]]:
     if len(counts) > 1:
         raise ValueError(f"{name} takes as many references for each row, not {', '.join(map(str, sorted(counts)))}")
     return [list(stream) for stream in zip(*rows, strict=True)]
-
-
-def _mteval() -> Callable[[str], list[str]]:
-    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
-
-    tokens = Tokenizer13a()
-    return lambda text: tokens(text).split()
 
 
 def _ngrams(words: Sequence[str], order: int) -> Counter[Any]:

@@ -187,7 +187,7 @@ def _rows(given: argparse.Namespace) -> None:
     """Read all rows of the corpus once, as a run's workers do, without a model."""
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-    from hf_mps.finetune.stream import endless, files, windows
+    from hf_mps.finetune.stream import endless, files
 
     found = files.of_pattern(str(given.folder / "all" / "*.jsonl"), "data")
     reading = endless.Reading((endless.Corpus(found),), {"text": "text"}, ("text",), 1, hold_out=0.001)
@@ -195,10 +195,10 @@ def _rows(given: argparse.Namespace) -> None:
     class Rows(IterableDataset[int]):
         def __iter__(self) -> Any:
             info = get_worker_info()
-            lane = endless.Lane(reading, info.id, info.num_workers)
-            mixed = windows.Windows(lane, 10_000, 1)
+            reader = endless.Reader(reading, info.id, info.num_workers)
+            mixed = endless.Windows(reader, 10_000, 1)
             for number, _ in enumerate(mixed):
-                if lane.places[0].passed:
+                if reader.places[0].passed:
                     return
                 if number % 1000 == 999:
                     yield 1000

@@ -159,7 +159,7 @@ def test_degenerate_answers_have_a_number_and_no_warning(
 
 def test_an_unknown_metric_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(
-        UserError, match=r"^'acuracy' is not a metric it knows; allowed: accuracy, .*; did you mean 'accuracy'\?$"
+        UserError, match=r"^'acuracy' is not a known metric; allowed: accuracy, .*; did you mean 'accuracy'\?$"
     ):
         metrics.load(["f1", "acuracy"])
     with pytest.raises(UserError, match=r"did you mean 'glue/mrpc'\?$"):

@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,28 @@ BLOCK = 1 << 20
 Tables = Iterator["pyarrow.Table"]
 
 
+def in_tables(
+    rows: Iterable[Sequence[Any]],
+    columns: Mapping[str, Any],
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Tables:
+    """Yield `rows`, each with a value for every one of `columns` ({name: Arrow's type, None for text}), as tables.
+
+    There is at least one table. A table's rows are read within `around`.
+    """
+    import pyarrow
+
+    schema = pyarrow.schema([(name, kind or pyarrow.string()) for name, kind in columns.items()])
+    rows = iter(rows)
+    while True:
+        with around():
+            some = list(islice(rows, ROWS))
+        values = zip(*some, strict=True) if some else ([] for _ in schema)
+        yield pyarrow.table([pyarrow.array(*one) for one in zip(values, schema.types, strict=True)], schema=schema)
+        if len(some) < ROWS:
+            return
+
+
 def cached(path: Path, read_options: Sequence[Any], make: Callable[[], Tables]) -> Dataset:
     """Return the rows of the file `path` as `make` reads them; `make` runs only for content that was not yet read so.
 
@@ -31,34 +54,28 @@ def cached(path: Path, read_options: Sequence[Any], make: Callable[[], Tables]) 
     """
     from datasets import Dataset, config
 
-    digest = _digest(path, (source_digest.digest(make), *read_options))
+    content = hashlib.sha256(repr((source_digest.digest(make), *read_options)).encode())
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            content.update(block)
+    digest = content.hexdigest()[:32]
     rows_file = Path(config.HF_DATASETS_CACHE) / "hf_mps" / digest / "rows.arrow"
     if not rows_file.is_file():
         _write(rows_file, make())
     dataset = Dataset.from_file(str(rows_file))
-    # Named by content: what a task makes of the rows is found again wherever the file lies.
+    # Named by content: what a task makes of the rows is found again wherever the file is.
     dataset._fingerprint = digest
     return dataset
 
 
-def _digest(path: Path, read_options: Sequence[Any]) -> str:
-    digest = hashlib.sha256(repr(read_options).encode())
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()[:32]
-
-
 def _write(path: Path, chunks: Tables) -> None:
-    """Write Arrow's stream format, which `datasets` memory-maps. A table without rows is written for its column
-    names.
-    """
+    """Write Arrow's stream format, which `datasets` memory-maps. A table without rows gives it the column names."""
     import pyarrow
 
     tables = iter(chunks)
     first = next(tables)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two processes may read one file at once; the last to finish wins, with equal rows.
+    # A name that no other process has: two may read one file at once; the last to finish wins, with equal rows.
     hidden = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with pyarrow.OSFile(str(hidden), "wb") as sink, pyarrow.ipc.new_stream(sink, first.schema) as writer:

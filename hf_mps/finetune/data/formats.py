@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ ENDINGS = {
 # Text formats, which gzip makes several times smaller; Parquet and xlsx are compressed already.
 PACKED = tuple(ending for ending, kind in ENDINGS.items() if kind not in ("parquet", "xlsx"))
 GZ = ".gz"
-# First bytes of files that may bear a wrong name, and what they are.
+# First bytes of files that may have a wrong name, and what they are.
 MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 
 
@@ -40,6 +41,7 @@ class Unreadable(UserError):
 def ending(path: Path) -> str:
     """Return the ending that names the format, in lower case and without .gz: `UP.CSV.gz` has `.csv`."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    # a.parquet.gz is no format: Parquet and xlsx are compressed, and are read from their ends.
     if suffixes[-1:] == [GZ] and len(suffixes) == 2 and suffixes[0] in PACKED:
         return suffixes[0]
     return suffixes[-1] if suffixes else ""
@@ -51,7 +53,7 @@ def kind(path: Path) -> str | None:
 
 
 def packed(path: Path) -> bool:
-    """Whether a file is read through gzip."""
+    """Return whether a file is read through gzip."""
     return path.suffix.lower() == GZ
 
 
@@ -88,6 +90,19 @@ def opened(path: Path, name: str) -> Iterator[IO[bytes]]:
             yield unpacked  # type: ignore[misc]  # GzipFile is an IO[bytes] in all but its declared type
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise Unreadable(f"{name}: {Unreadable.why}") from error
+
+
+@contextmanager
+def opened_text(path: Path, name: str, newline: str | None = None) -> Iterator[Iterator[str]]:
+    """Open a file as lines with their ends (as `io.TextIOWrapper` reads `newline`), without a byte order mark.
+
+    Raises UserError for text that is not UTF-8.
+    """
+    try:
+        with opened(path, name) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline) as text:
+            yield iter(text)
+    except UnicodeDecodeError as error:
+        raise not_text(path, name) from error
 
 
 def not_text(path: Path, name: str) -> UserError:

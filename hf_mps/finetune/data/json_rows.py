@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Source = Callable[[], Iterator[Row]]
+
 # Lists and objects inside one another in a value. A conversation with tools has 6; Arrow's own walk ends at some 1,000.
 DEEPEST = 32
-KINDLESS = "nothing"
 KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
 NESTED = (KINDS[list], KINDS[dict])
 
@@ -39,18 +39,19 @@ def tables(path: Path, name: str, columns: Collection[str], field: str | None = 
     """
     rows = _source(path, name, columns, field)
     first = list(islice(rows(), ROWS))
-    some = first if len(first) < ROWS else None
-    features = _features(_tables_of(some, rows), columns, name)
+    # A small file is parsed once; a larger one again, rather than held in memory as Python objects.
+    whole = first if len(first) < ROWS else None
+    features = _features(_in_parts(whole, rows), columns, name)
     if first and not features:
         raise UserError(f"{name}: its rows are empty objects; allowed: objects with the columns as their keys")
-    for number, table in _tables_of(some, rows):
-        yield _table(table, number, features, columns, name)
+    for number, some in _in_parts(whole, rows):
+        yield _table(some, number, features, columns, name)
 
 
-def _tables_of(first: list[Row] | None, rows: Source) -> Iterator[tuple[int, list[Row]]]:
-    """Yield ROWS rows at a time with the number of the first; `first` holds all of them where they are so few."""
-    if first is not None:
-        yield 1, first
+def _in_parts(whole: list[Row] | None, rows: Source) -> Iterator[tuple[int, list[Row]]]:
+    """Yield ROWS rows at a time with the number of the first; `whole` holds all of them where they are so few."""
+    if whole is not None:
+        yield 1, whole
         return
     every, number = rows(), 1
     while some := list(islice(every, ROWS)):
@@ -60,84 +61,68 @@ def _tables_of(first: list[Row] | None, rows: Source) -> Iterator[tuple[int, lis
 
 def _source(path: Path, name: str, columns: Collection[str], field: str | None) -> Source:
     """Return a function that goes through a file's rows anew at each call; a single document is held in memory."""
-    if formats.kind(path) == "jsonl" and field is None:
+    lines = formats.kind(path) == "jsonl"
+    if lines and field is None:
         return lambda: _objects(_lines(path, name), name)
-    document = list(_lines(path, name)) if formats.kind(path) == "jsonl" else _document(path, name)
+    document = list(_lines(path, name)) if lines else _document(path, name)
     if field is not None:
         found = list(_explode(document, field.split("."), {}, name, field))
         if not found:
             raise UserError(f"{name}: data.field {field} holds no rows; allowed: at least one")
         return lambda: iter(found)
     if isinstance(document, dict):
-        inside = [key for key, value in document.items() if _are_rows(value)]
+        lists = {key: value for key, value in document.items() if isinstance(value, list) and value}
+        inside = [key for key, value in lists.items() if all(isinstance(row, dict) for row in value)]
         if inside and not any(key in columns for key in document):  # a file of one row may well hold a conversation
             shown = " or ".join(f"data.field={brief(key)}" for key in inside)
             raise UserError(f"{name}: is one object that holds the rows inside; next: {shown}")
         document = [document]
     if not isinstance(document, list):
-        raise UserError(f"{name}: is {_kind(document)}; allowed: a list of rows, or a row in each line")
+        raise UserError(f"{name}: is {KINDS.get(type(document), 'nothing')}; allowed: a list of rows, or a row a line")
     return lambda: _objects(iter(document), name)
-
-
-def _are_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
 def _document(path: Path, name: str) -> Any:
     """Return the value of a whole file; of several values, one a line, their list."""
+    with formats.opened_text(path, name, newline="") as lines:
+        text = "".join(lines)
     try:
-        with formats.opened(path, name) as file:
-            text = file.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise formats.not_text(path, name) from error
-    try:
-        return _value(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data" and error.lineno > 1:  # a row in each line, by the name of plain .json
             return list(_lines(path, name))
-        raise UserError(f"{name}: cannot be read as json: {error}{_where_it_ends(error)}") from error
-    except ValueError as error:
-        raise UserError(f"{name}: {error}") from error
-
-
-def _where_it_ends(error: json.JSONDecodeError) -> str:
-    """Say what to do about text that is no JSON; one that ends in the middle of a value may be cut off."""
-    ended = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
-    return ", in the middle of a value; next: fetch the file again" if ended else "; next: correct it there"
+        raise UserError(f"{name}: cannot be read as json: {error}{_way_on(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: cannot be read as json: {_cause(error)}{_way_on(error)}") from error
 
 
 def _lines(path: Path, name: str) -> Iterator[Any]:
     """Yield the value of each line that holds one."""
-    number = 0
-    try:
-        with formats.opened(path, name) as file:
-            for number, line in enumerate(file, 1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                if text.strip():
-                    yield _value(text)
-    except UnicodeDecodeError as error:
-        raise formats.not_text(path, name) from error
-    except json.JSONDecodeError as error:
-        told = f"line {number}: {error.msg} (column {error.colno}){_where_it_ends(error)}"
-        raise UserError(f"{name}: cannot be read as {formats.ending(path)[1:]}: {told}") from error
-    except ValueError as error:
-        raise UserError(f"{name}: line {number}: {error}") from error
+    with formats.opened_text(path, name, newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    yield json.loads(line)
+            except (ValueError, RecursionError) as error:
+                where = f"cannot be read as {formats.ending(path)[1:]}: line {number}"
+                raise UserError(f"{name}: {where}: {_cause(error)}{_way_on(error)}") from error
 
 
-def _value(text: str) -> Any:
-    """Return a JSON value. Raises ValueError, in plain words, for numbers of thousands of digits and for endless
-    nesting.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError(
-            f"values stand more than {DEEPEST} deep inside one another; next: write them flatter"
-        ) from error
-    except json.JSONDecodeError:
-        raise
-    except ValueError as error:  # Python's limit on the digits of an integer
-        raise ValueError("holds an integer of thousands of digits; next: write it as a text") from error
+def _cause(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (column {error.colno})"
+    return "its values are nested too deep" if isinstance(error, RecursionError) else first_line(error)
+
+
+def _way_on(error: Exception) -> str:
+    """Say what to do about text that is no JSON; one that ends in the middle of a value may be cut off."""
+    if isinstance(error, RecursionError):
+        return "; next: write the values flatter"
+    if isinstance(error, json.JSONDecodeError) and (
+        error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+    ):
+        return ", in the middle of a value; next: fetch the file again"
+    return "; next: correct it there"
 
 
 def _objects(values: Iterable[Any], name: str) -> Iterator[Row]:
@@ -148,7 +133,8 @@ def _objects(values: Iterable[Any], name: str) -> Iterator[Row]:
         elif isinstance(value, dict):
             yield value
         else:
-            raise UserError(f"{name}: row {number} is {_kind(value)}; allowed: an object with the columns as its keys")
+            kind = KINDS.get(type(value), "nothing")
+            raise UserError(f"{name}: row {number} is {kind}; allowed: an object with the columns as its keys")
 
 
 def _explode(here: Any, path: list[str], around: Row, name: str, field: str) -> Iterator[Row]:
@@ -172,8 +158,8 @@ def _explode(here: Any, path: list[str], around: Row, name: str, field: str) -> 
 
 def _features(every: Iterable[tuple[int, list[Row]]], columns: Collection[str], name: str) -> Features:
     """Return each column's type over all rows. Raises UserError where a wanted column has several."""
+    import datasets
     import pyarrow
-    from datasets import Features
 
     types: dict[str, pyarrow.DataType] = {}
     mixed: set[str] = set()
@@ -181,97 +167,40 @@ def _features(every: Iterable[tuple[int, list[Row]]], columns: Collection[str], 
     for number, rows in every:
         for column in dict.fromkeys(key for row in rows for key in row):
             types.setdefault(column, pyarrow.null())
-            if column not in columns or column in mixed:
+            if column not in columns:
                 continue
             values = [row.get(column) for row in rows]
-            if first.get(column, (KINDLESS, 0))[0] == KINDLESS:
-                first[column] = _first(values, number)
-            kind = _typed(values, number, column, first[column], name)
-            if kind is not None and _kind_of(kind) not in (first[column][0], KINDLESS):
-                raise _of_another_kind(values, number, column, first[column], name)
+            _check_kinds(values, number, column, first, name)
             try:
-                types[column] = _unified([types[column], kind or pyarrow.null()])
-            except pyarrow.ArrowException as error:  # objects that differ from one table to the next
-                if not _json_kept(values):
+                schemas = [pyarrow.schema([("value", kind)]) for kind in (types[column], pyarrow.array(values).type)]
+                types[column] = pyarrow.unify_schemas(schemas, promote_options="permissive").field("value").type
+            except (pyarrow.ArrowException, OverflowError, ValueError) as error:
+                # Objects that differ, within these rows or from those before. `datasets` 4.0 has no type for them.
+                nested = first[column][0] in NESTED and hasattr(datasets, "Json")
+                if not nested or any(map(_lost, values)):
                     raise _unfit(values, number, column, name, error) from error
-                kind = None
-            if kind is None:
                 mixed.add(column)
-    made = Features.from_arrow_schema(pyarrow.schema(list(types.items())))
-    for column in mixed:
-        made[column] = _json()
+    made = datasets.Features.from_arrow_schema(pyarrow.schema(list(types.items())))
+    made.update({column: datasets.Json() for column in mixed})
     return made
 
 
-def _typed(values: list[Any], number: int, column: str, first: tuple[str, int], name: str) -> pyarrow.DataType | None:
-    """Return Arrow's type of these values; None for differing lists and objects that can be kept as JSON.
+def _check_kinds(values: list[Any], number: int, column: str, first: dict[str, tuple[str, int]], name: str) -> None:
+    """Raise UserError for a value of another kind than the column's first, and for one nested too deep.
 
-    `first` is the kind of the column's first value and its row. Raises UserError for values of several kinds, too deep
-    nesting, or values that no table holds.
+    `first` holds the kind of each column's first value and its row, and is filled here.
     """
-    import pyarrow
-
-    problem = f"'{brief(column)}' is nested more than {DEEPEST} deep"
-    try:
-        kind = pyarrow.array(values).type
-    except (pyarrow.ArrowException, OverflowError, ValueError) as error:
-        if any(value is not None and _kind(value) != first[0] for value in values):
-            raise _of_another_kind(values, number, column, first, name) from error
-        deep = next((row for row, value in enumerate(values, number) if _deeper(value, DEEPEST)), None)
-        if deep is not None:
-            raise UserError(f"{name}: row {deep}: {problem}; next: write it flatter") from error
-        if first[0] not in NESTED or not _json_kept(values):
-            raise _unfit(values, number, column, name, error) from error
-        return None
-    if _depth(kind) > DEEPEST:
-        deep = next(row for row, value in enumerate(values, number) if _deeper(value, DEEPEST))
-        raise UserError(f"{name}: row {deep}: {problem}; next: write it flatter")
-    return kind
-
-
-def _first(values: list[Any], number: int) -> tuple[str, int]:
-    """Return the kind of the first value that is not missing, and its row."""
-    return next(((_kind(one), row) for row, one in enumerate(values, number) if one is not None), (KINDLESS, number))
-
-
-def _of_another_kind(values: list[Any], number: int, column: str, first: tuple[str, int], name: str) -> UserError:
-    """Return the error for the first value of another kind than the column's first."""
-    before, where = first
-    row, kind = next(
-        (row, _kind(one)) for row, one in enumerate(values, number) if one is not None and _kind(one) != before
-    )
-    told = f"'{brief(column)}' is {kind}, and in row {where} {before}"
-    return UserError(f"{name}: row {row}: {told}; allowed: one kind in all rows")
-
-
-def _kind_of(kind: pyarrow.DataType) -> str:
-    """Return the kind of values that have this Arrow type."""
-    import pyarrow.types as types
-
-    if types.is_null(kind):
-        return KINDLESS
-    if types.is_boolean(kind):
-        return KINDS[bool]
-    if types.is_integer(kind) or types.is_floating(kind):
-        return KINDS[int]
-    return KINDS[dict if types.is_struct(kind) else list if types.is_list(kind) else str]
-
-
-def _depth(kind: pyarrow.DataType) -> int:
-    """Return how deep lists and objects nest in a type."""
-    import pyarrow.types as types
-
-    if types.is_list(kind):
-        return 1 + _depth(kind.value_type)
-    return 1 + max((_depth(field.type) for field in kind), default=0) if types.is_struct(kind) else 0
-
-
-def _unified(types: list[pyarrow.DataType]) -> pyarrow.DataType:
-    """Return the one type that holds all of these; the type of no values holds nothing."""
-    import pyarrow
-
-    schemas = [pyarrow.schema([("value", kind)]) for kind in (pyarrow.null(), *types)]
-    return pyarrow.unify_schemas(schemas, promote_options="permissive").field("value").type
+    for row, value in enumerate(values, number):
+        if value is None:
+            continue
+        kind = KINDS[type(value)]
+        before, where = first.setdefault(column, (kind, row))
+        if kind != before:
+            told = f"'{brief(column)}' is {kind}, and in row {where} {before}"
+            raise UserError(f"{name}: row {row}: {told}; allowed: one kind in all rows")
+        if _deeper(value, DEEPEST):
+            problem = f"'{brief(column)}' is nested more than {DEEPEST} deep"
+            raise UserError(f"{name}: row {row}: {problem}; next: write it flatter")
 
 
 def _table(rows: list[Row], number: int, features: Features, wanted: Collection[str], name: str) -> pyarrow.Table:
@@ -294,28 +223,11 @@ def _table(rows: list[Row], number: int, features: Features, wanted: Collection[
 
 
 def _deeper(value: Any, left: int) -> bool:
-    """Whether lists and objects nest more than `left` deep in `value`."""
+    """Return whether lists and objects nest more than `left` deep in `value`."""
     if not isinstance(value, (list, dict)):
         return False
     inside = value.values() if isinstance(value, dict) else value
     return left == 0 or any(_deeper(one, left - 1) for one in inside)
-
-
-def _kind(value: Any) -> str:
-    return KINDS.get(type(value), KINDLESS)
-
-
-def _json() -> Any:
-    import datasets
-
-    return datasets.Json()  # `_json_kept` asked whether this release has it
-
-
-def _json_kept(values: list[Any]) -> bool:
-    """Whether `datasets` has a type for differing objects, and these hold no number or letter that it would lose."""
-    import datasets
-
-    return hasattr(datasets, "Json") and not any(map(_lost, values))
 
 
 def _lost(value: Any) -> str:

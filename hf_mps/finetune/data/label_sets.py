@@ -12,7 +12,7 @@ from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import Rows
 
 PROBLEM: labels.ProblemType = "multi_label_classification"
-# How a role is called whose label has a column of its own, with the label's number behind it.
+# The name of a role whose label has a separate column; the label's number follows.
 COLUMN = "label_"
 FLAGS: dict[str, float] = {"0": 0.0, "1": 1.0, "False": 0.0, "True": 1.0, "false": 0.0, "true": 1.0}
 
@@ -21,7 +21,7 @@ FLAGS: dict[str, float] = {"0": 0.0, "1": 1.0, "False": 0.0, "True": 1.0, "false
 class LabelSets(labels.Labels):
     """`names` are the labels in the order of their ids; a row has any number of them, or none.
 
-    `separator` stands between the labels of a text. Of `columns` each holds 0 or 1 for one label.
+    `separator` separates the labels of a text. Of `columns` each holds 0 or 1 for one label.
     """
 
     separator: str | None = None
@@ -32,7 +32,7 @@ class LabelSets(labels.Labels):
         return PROBLEM
 
     def raw(self, batch: Mapping[str, list[Any]]) -> list[Any]:
-        """What each row of a batch holds: the value of its one column, or a tuple of its columns' values."""
+        """Return what each row of a batch holds: the value of its one column, or a tuple of its columns' values."""
         return list(zip(*(batch[column] for column in self.columns), strict=True)) if self.columns else batch["label"]
 
     def keys_of(self, raw: Any) -> list[str]:
@@ -42,7 +42,7 @@ class LabelSets(labels.Labels):
         return [labels.key(one) for one in raw]
 
     def known(self, raw: Any) -> bool:
-        """Whether `encode` takes what a row holds."""
+        """Return whether `encode` takes what a row holds."""
         return raw is not None and all(one in (FLAGS if self.columns else self.keys) for one in self.keys_of(raw))
 
     def encode(self, raw: Any) -> list[float]:  # type: ignore[override]
@@ -55,7 +55,7 @@ class LabelSets(labels.Labels):
 
 
 def asked(rows: Rows, separator: str | None, problem_type: labels.ProblemType | None) -> bool:
-    """Whether the rows have several labels: by the recipe's word, or because their label is a list."""
+    """Return whether the rows have several labels: by the recipe's word, or because their label is a list."""
     if problem_type is not None:
         return problem_type == PROBLEM
     features = rows.dataset.features
@@ -81,23 +81,32 @@ def decide(
         is_text = str(getattr(feature, "dtype", "")) in ("string", "large_string")
         if is_text and separator is None:
             raise UserError(
-                f"{rows.where}: the label column holds text, and several labels stand in a list, in columns of 0 and 1"
-                f" (data.columns.label=[one, other]) or between separators; next: data.separator=','"
+                f"{rows.where}: the label column holds text; several labels are a list, columns of 0 and 1"
+                f" (data.columns.label=[one, other]), or text with separators; next: data.separator=','"
             )
         if not is_text and _inner(rows) is None:
             raise UserError(f"{rows.where}: the label column holds {feature}; allowed: a list of labels in each row")
         if not is_text and separator is not None:
             raise UserError(f"{rows.where}: data.separator is for labels in a text, and these are lists; leave it out")
+    found = LabelSets((), {}, "each has a column of 0 and 1", separator=separator)
     if columns:
         roles = tuple(f"{COLUMN}{number}" for number in range(len(columns)))
-        found = LabelSets(tuple(columns), {}, "each has a column of 0 and 1", columns=roles)
+        found = replace(found, names=tuple(columns), columns=roles)
     else:
-        found = _of_lists(train, named_in_recipe, separator)
+        named = getattr(_inner(train), "names", None)
+        seen = {one for raw in train.dataset["label"] if raw is not None for one in found.keys_of(raw)} - {""}
+        reason = labels.NAMED if named else f"{labels.FOUND} {train.where}"
+        reason = "data.labels in the recipe" if named_in_recipe else reason
+        classes = named_in_recipe or named or labels.in_order(seen)
+        if len(classes) == 1 and not (named_in_recipe or named):
+            raise UserError(f"{train.where}: the only label is '{brief(classes[0])}'; allowed: two labels or more")
+        keys = labels.keys(classes, seen, ids=named is not None)
+        found = replace(found, names=tuple(classes), keys=keys, reason=reason)
     for rows in splits:
         for index, raw in enumerate(_all(rows, found)):
             if found.known(raw):
                 continue
-            place = f"{rows.where}: row {rows.number(index)}"
+            place = rows.place(index)
             if raw is None:
                 raise UserError(f"{place} has no labels; allowed: a list in every row, an empty one for none")
             wrong = next(one for one in found.keys_of(raw) if one not in (FLAGS if found.columns else found.keys))
@@ -121,9 +130,7 @@ def kept(config: Any) -> LabelSets | None:
     if config.problem_type != PROBLEM:
         return None
     names = labels.classes(config)
-    return LabelSets(
-        names, {labels.key(name): number for number, name in enumerate(names)}, "the model's configuration"
-    )
+    return LabelSets(names, labels.keys(names, {labels.key(name) for name in names}), "the model's configuration")
 
 
 def described(found: LabelSets, train: Rows | None = None) -> dict[str, Choice[Any]]:
@@ -138,32 +145,13 @@ def encoded(rows: Rows, found: LabelSets) -> list[list[float]]:
     return [found.encode(raw) for raw in _all(rows, found)]
 
 
-def _of_lists(train: Rows, named_in_recipe: Sequence[str] | None, separator: str | None) -> LabelSets:
-    """Return the set of labels of rows that hold lists: named, or found in the training rows."""
-    inner = _inner(train)
-    named = getattr(inner, "names", None)
-    reader = LabelSets((), {}, "", separator=separator)
-    seen = {one for raw in train.dataset["label"] if raw is not None for one in reader.keys_of(raw)} - {""}
-    if classes := named_in_recipe or named:
-        by_name = {labels.key(name): number for number, name in enumerate(classes)}
-        by_id = {str(number): number for number in range(len(classes))}
-        are_ids = named is not None or not seen & by_name.keys()
-        reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
-        return replace(reader, names=tuple(classes), keys=by_id if are_ids else by_name, reason=reason)
-    ordered = labels.in_order(seen)
-    if len(ordered) == 1:
-        raise UserError(f"{train.where}: the only label is '{brief(ordered[0])}'; allowed: two labels or more")
-    keys = {name: number for number, name in enumerate(ordered)}
-    return replace(reader, names=tuple(ordered), keys=keys, reason=f"{labels.FOUND} {train.where}")
-
-
 def _inner(rows: Rows) -> Any:
-    """The type of the labels inside the lists of a split; None where its label is no list."""
+    """Return the type of the labels inside the lists of a split; None where its label is no list."""
     return getattr(rows.dataset.features.get("label"), "feature", None)
 
 
 def _counts(rows: Rows, found: LabelSets) -> list[float]:
-    """In how many rows each label stands."""
+    """Return how many rows have each label."""
     return [sum(column) for column in zip(*encoded(rows, found), strict=True)]
 
 

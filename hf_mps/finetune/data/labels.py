@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,8 +19,6 @@ SHOWN = 12
 LARGEST = 3.4028234e38
 # What programs write for a missing value. R's NA is one, and Python's None; `none` in small letters is a word.
 GAPS = ("nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "<NA>")
-# Python refuses to read an integer of more digits than 4,300; those are names.
-DIGITS = 4000
 # Begins the reason where the training rows determine the labels.
 FOUND = "found in"
 # The reason where the data set itself names its classes.
@@ -49,11 +47,11 @@ class Labels:
         return "single_label_classification" if self.names else "regression"
 
     def raw(self, batch: Mapping[str, list[Any]]) -> list[Any]:
-        """What each row of a batch holds."""
+        """Return what each row of a batch holds."""
         return batch["label"]
 
     def known(self, raw: Any) -> bool:
-        """Whether `encode` takes a raw label."""
+        """Return whether `encode` takes a raw label."""
         if self.names:
             return key(raw) in self.keys
         try:
@@ -75,6 +73,12 @@ def key(raw: Any) -> str:
     return str(raw).strip()
 
 
+def keys(classes: Sequence[str], seen: Collection[str], *, ids: bool = False) -> dict[str, int]:
+    """Return the id of each text that rows may hold for `classes`: names, or ids where no row (`seen`) holds a name."""
+    by_name = {key(name): number for number, name in enumerate(classes)}
+    return {str(number): number for number in range(len(classes))} if ids or not by_name.keys() & seen else by_name
+
+
 def decide(
     train: Rows,
     others: Iterable[Rows],
@@ -88,7 +92,13 @@ def decide(
     """
     splits = (train, *others)
     named = getattr(train.dataset.features["label"], "names", None)
-    _refuse_other_names(splits)
+    for rows in splits[1:]:
+        names = getattr(rows.dataset.features["label"], "names", None)
+        if names is not None and named is not None and names != named:
+            raise UserError(
+                f"{rows.where}: its classes are {', '.join(names)}, and those of {train.where} are {', '.join(named)};"
+                " allowed: the same in the same order"
+            )
     seen = _distinct(train)
     if problem_type == "regression" or (
         problem_type is None and not named_in_recipe and not named and _numbers(train, seen)
@@ -103,19 +113,29 @@ def decide(
         doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
         return Labels((), {}, why, (doubt,) if whole else ())
     if classes := named_in_recipe or named:
-        labels = _named(classes, train, seen, "data.labels in the recipe" if named_in_recipe else NAMED)
+        reason = "data.labels in the recipe" if named_in_recipe else NAMED
+        ids = hasattr(train.dataset.features["label"], "names")
+        labels = Labels(tuple(classes), keys(classes, {key(raw) for raw in seen}, ids=ids), reason)
     else:
         ordered = in_order({key(raw) for raw in seen} - {""})
         labels = Labels(tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"{FOUND} {train.where}")
         if SHOWN < len(ordered) == len(train.dataset):
             way_on = "give the column of classes with data.columns.label"
-            raise UserError(f"{train.where}: each of its {len(ordered)} rows has a label of its own; next: {way_on}")
-    _check_classes(splits, labels)
+            raise UserError(f"{train.where}: each of its {len(ordered)} rows has another label; next: {way_on}")
+    way_on = "; next: correct it, or name every class in data.labels" if labels.reason.startswith(FOUND) else ""
+    outside = f"is not in the label set ({listed(labels.names)}), {labels.reason}"
+    for rows in splits:
+        _refuse_first(rows, lambda raw: key(raw) not in labels.keys, outside, labels.names, way_on)
     if len(labels.names) < 2:
         raise UserError(
             f"{train.where}: every row has the label '{brief(labels.names[0])}'; allowed: two labels or more"
         )
-    return replace(labels, doubts=(*doubts(labels.names), *_lonely(train, labels)))
+    counts = Counter(labels.keys[key(raw)] for raw in train.dataset["label"])
+    alone = [labels.names[number] for number, count in sorted(counts.items()) if count == 1]
+    lonely = []
+    if alone and len(train.dataset) > 2 * len(counts):  # else it is a handful of rows in all
+        lonely = [f"one training row alone has the class {listed(alone)}"]
+    return replace(labels, doubts=(*doubts(labels.names), *lonely))
 
 
 def classes(config: Any) -> tuple[str, ...]:
@@ -130,7 +150,7 @@ def kept(config: Any) -> Labels:
     if config.problem_type == "regression" or config.num_labels == 1:
         return Labels((), {}, "the model's configuration has one number a row")
     names = classes(config)
-    return Labels(names, {key(name): number for number, name in enumerate(names)}, "the model's configuration")
+    return Labels(names, keys(names, {key(name) for name in names}), "the model's configuration")
 
 
 def described(labels: Labels) -> Choice[str]:
@@ -146,7 +166,7 @@ def choices(labels: Labels) -> dict[str, Choice[str]]:
 
 
 def doubted(what: str, doubts_found: Sequence[str]) -> dict[str, Choice[str]]:
-    """Return the doubts about labels or tags as a choice of their own, so that they stand out in a header."""
+    """Return the doubts about labels or tags as a separate choice, so that a header shows them."""
     reason = "the rows are trained on as they are"
     return {f"{what}_to_check": Choice("; ".join(doubts_found), reason)} if doubts_found else {}
 
@@ -157,7 +177,7 @@ def doubts(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         alike.setdefault("".join(name.split()).casefold(), []).append(name)
     slips = [f"{' and '.join(same)} differ in case or spaces alone" for same in alike.values() if len(same) > 1]
-    return (*slips, *(f"'{name}' is a class, and often stands for a gap" for name in names if name in GAPS))
+    return (*slips, *(f"'{name}' is a class, and often means a gap" for name in names if name in GAPS))
 
 
 def listed(names: Sequence[str]) -> str:
@@ -209,53 +229,12 @@ def _other_than(name: str, now: Any, value: Any) -> str:
     return ""
 
 
-def _named(classes: Sequence[str], train: Rows, seen: Iterable[Any], reason: str) -> Labels:
-    """Return classes with given names; rows hold the names, or ids where no row holds a name."""
-    names = tuple(classes)
-    by_name = {key(name): number for number, name in enumerate(names)}
-    by_id = {str(number): number for number in range(len(names))}
-    said = {key(raw) for raw in seen}
-    ids = hasattr(train.dataset.features["label"], "names") or not (said & by_name.keys())
-    return Labels(names, by_id if ids else by_name, reason)
-
-
 def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
-    """Whether the labels are floats; in a csv, where all is text, numbers of which one is no integer."""
+    """Return whether the labels are floats; in a csv, where all is text, numbers of which one is no integer."""
     if not train.textual:
         return str(getattr(train.dataset.features["label"], "dtype", "")).startswith(("float", "decimal"))
     values = [raw for raw in seen if key(raw)]
     return bool(values) and all(_is_number(raw) for raw in values) and not all(_is_integer(raw) for raw in values)
-
-
-def _lonely(train: Rows, labels: Labels) -> tuple[str, ...]:
-    """Return a doubt about classes of a single training row: a slip, a row cut off, or too little to learn from."""
-    counts = Counter(labels.keys[key(raw)] for raw in train.dataset["label"])
-    alone = [labels.names[number] for number, count in sorted(counts.items()) if count == 1]
-    if not alone or len(train.dataset) <= 2 * len(counts):  # a handful of rows in all
-        return ()
-    return (f"one training row alone has the class {listed(alone)}",)
-
-
-def _refuse_other_names(splits: Sequence[Rows]) -> None:
-    """Raise UserError where two splits number their classes by different lists of names."""
-    train, *others = ((rows, getattr(rows.dataset.features["label"], "names", None)) for rows in splits)
-    for rows, names in others:
-        if names is not None and train[1] is not None and names != train[1]:
-            raise UserError(
-                f"{rows.where}: its classes are {', '.join(names)}, and those of {train[0].where} are"
-                f" {', '.join(train[1])}; allowed: the same in the same order"
-            )
-
-
-def _check_classes(splits: Iterable[Rows], labels: Labels) -> None:
-    for rows in splits:
-        _refuse_first(
-            rows,
-            lambda raw: key(raw) not in labels.keys,
-            f"is not in the label set ({listed(labels.names)}), {labels.reason}",
-            labels.names,
-            "; next: correct it, or name every class in data.labels" if labels.reason.startswith(FOUND) else "",
-        )
 
 
 def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (), way_on: str = "") -> None:
@@ -266,7 +245,7 @@ def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (
     for index, raw in enumerate(rows.dataset["label"]):
         if repr(raw) not in bad:
             continue
-        place = f"{rows.where}: row {rows.number(index)}"
+        place = rows.place(index)
         if raw == -1 or key(raw) == "":
             raise UserError(f"{place} has no label; allowed: a label in every row")
         raise UserError(f"{place}: label '{brief(str(raw))}' {problem}{nearest(key(raw), names)}{way_on}")
@@ -281,8 +260,7 @@ def _distinct(rows: Rows) -> list[Any]:
 
 def in_order(keys: set[str]) -> list[str]:
     """Sort numbers by size and names by alphabet, so that ids do not depend on the order of the rows."""
-    sized = {name for name in keys if _is_integer(name) and len(name) <= DIGITS}
-    return sorted(keys, key=lambda name: (0, int(name), "") if name in sized else (1, 0, name))
+    return sorted(keys, key=lambda name: (0, float(name), name) if _is_integer(name) else (1, 0, name))
 
 
 def _is_integer(raw: Any) -> bool:

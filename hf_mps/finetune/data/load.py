@@ -10,16 +10,13 @@ import random
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.errors import UserError, brief, nearest, neighbour
 from hf_mps.finetune.data import formats, sources
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.stream import streamed
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 __all__ = ["SPLITS", "Rows", "check", "load"]
 
@@ -91,7 +88,7 @@ def load(data: schema.Data, seed: int, only: Collection[str] = ()) -> dict[str, 
     columns = data.columns.roles()
     wanted = {*only, *(("train",) if data.hold_out and "validation" in only else ())}
     read = [split for split in splits_to_read(data) if not only or split in wanted]
-    found = {split: _whole(sources.read(data, split, seed), columns, data) for split in read}
+    found = {split: _note_empty(narrow(sources.read(data, split), columns, data)) for split in read}
     if data.hold_out and "train" in found:
         found |= _held_out(found["train"], data.hold_out, seed, data.KEPT_TOGETHER)
     for split, rows in found.items():
@@ -102,17 +99,12 @@ def load(data: schema.Data, seed: int, only: Collection[str] = ()) -> dict[str, 
     return {split: found[split] for split in ordered if split in found and (not only or split in only)}
 
 
-def _whole(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
-    """Return a split with the task's columns; refuse one without rows."""
-    narrowed = narrow(rows, columns, data)
-    if len(narrowed.dataset) == 0:
-        raise UserError(f"{rows.where}: {sources.NO_ROWS}")
-    return _note_empty(narrowed)
-
-
 def narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
     """Keep the `columns` ({role: column}) under the names of their roles. Raises UserError for a missing one."""
-    dataset = _flattened(rows.dataset, columns)
+    dataset = rows.dataset
+    # Dicts become columns of their own (`translation.en`) as deep as the named columns need.
+    if depth := max((name.count(".") for name in columns.values() if name not in dataset.column_names), default=0):
+        dataset = dataset.flatten(max_depth=depth + 1)
     available = dataset.column_names
     for role, column in columns.items():
         if column not in available:
@@ -130,17 +122,18 @@ def narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
 
 
 def _note_empty(rows: Rows) -> Rows:
-    """Note how many rows have no text in a column that is read as one. Raises UserError where none has any.
+    """Note how many rows have no text in a column that is read as one. Raises UserError where none has any, and for a
+    split without rows.
 
-    Rows of nothing but text are paragraphs, between which empty lines stand.
+    Rows of nothing but text are paragraphs, with empty lines between them.
     """
     import pyarrow.compute
 
-    roles = rows.dataset.column_names
+    if len(rows.dataset) == 0:
+        raise UserError(f"{rows.where}: {sources.NO_ROWS}")
+    roles, features = rows.dataset.column_names, rows.dataset.features
     notes = []
-    for role in (
-        role for role in READ if role in roles and getattr(rows.dataset.features[role], "dtype", "") == "string"
-    ):
+    for role in (role for role in READ if role in roles and getattr(features[role], "dtype", "") == "string"):
         column = rows.dataset.select_columns(role).with_format("arrow")[:][role]
         trimmed = pyarrow.compute.utf8_trim_whitespace(column)
         empty = pyarrow.compute.sum(pyarrow.compute.equal(trimmed, "")).as_py() or 0
@@ -151,12 +144,6 @@ def _note_empty(rows: Rows) -> Rows:
     return replace(rows, notes=(*rows.notes, *notes))
 
 
-def _flattened(dataset: Dataset, columns: Mapping[str, str]) -> Dataset:
-    """Turn dicts into columns of their own (`translation.en`) as deep as the named columns need."""
-    depth = max((column.count(".") for column in columns.values() if column not in dataset.column_names), default=0)
-    return dataset.flatten(max_depth=depth + 1) if depth else dataset
-
-
 def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict[str, Rows]:
     """Split the training rows in two, seeded. Raises UserError where one side would be empty.
 
@@ -164,22 +151,21 @@ def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict
     reaches its share.
     """
     count = len(rows.dataset)
-    splits_to_read = round(count * share)
+    wanted = round(count * share)
     groups: dict[Any, list[int]] = {}
     for number, value in enumerate(rows.dataset[together] if together else range(count)):
         groups.setdefault(value, []).append(number)
+    # Whole groups are drawn: the share is reached or passed, never split a group.
     members, order = list(groups.values()), _shuffled(len(groups), seed)
     kept_back: list[int] = []
     taken = 0
-    while len(kept_back) < splits_to_read and taken < len(order):
+    while len(kept_back) < wanted and taken < len(order):
         kept_back += members[order[taken]]
         taken += 1
     if taken in (0, len(order)):
         of = f" in {len(groups)} groups of one {together}" if together else ""
-        raise UserError(
-            f"{rows.where}: data.hold_out={share} of {count} rows{of} leaves one split without rows;"
-            " next: more rows, or a validation split of its own"
-        )
+        problem = f"data.hold_out={share} of {count} rows{of} leaves one split without rows"
+        raise UserError(f"{rows.where}: {problem}; next: more rows, or a separate validation split")
     rest = [number for place in order[taken:] for number in members[place]]
     validation = rows.sample(sorted(kept_back), f"{rows.where} (held out)")
     return {"train": rows.sample(sorted(rest)), "validation": validation}

@@ -16,7 +16,7 @@ from hf_mps.finetune.text import tokens
 class Query:
     """A row: its `text`, its `documents` and for each how relevant it is, 0 or above; `number` is its place from 1.
 
-    `relevance` is empty where nobody says it.
+    `relevance` is empty where the data do not say it.
     """
 
     text: str
@@ -33,7 +33,13 @@ def read(rows: Rows) -> list[Query]:
     gap, for lists that do not fit, and for a relevance that is no number of 0 or above.
     """
     names = rows.dataset.column_names
-    _refuse_other_types(rows)
+    tokens.refuse_other_than_text(rows, [name for name in ("text", "text_pair", "negative") if name in names])
+    for role, what in (("documents", "texts"), ("label", "numbers")):
+        feature = rows.dataset.features.get(role)
+        if "documents" in names and feature is not None and getattr(feature, "feature", None) is None:
+            kind = getattr(feature, "dtype", type(feature).__name__)
+            allowed = f"a list of {what} in each row, as JSON and Parquet have them"
+            raise UserError(f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: {allowed}")
     return [_query(rows, index, row, names) for index, row in enumerate(rows.dataset)]
 
 
@@ -54,7 +60,7 @@ def by_row(queries: Sequence[Query]) -> list[list[tuple[int, int]]]:
 
 
 def _query(rows: Rows, index: int, row: Mapping[str, Any], names: Sequence[str]) -> Query:
-    place = f"{rows.where}: row {rows.number(index)}"
+    place = rows.place(index)
     for name in names:
         if row[name] is None or row[name] == "":
             raise UserError(f"{place} has no {name}; allowed: one in every row")
@@ -69,32 +75,12 @@ def _query(rows: Rows, index: int, row: Mapping[str, Any], names: Sequence[str])
         documents, raw = (row["text_pair"], row["negative"]), (1.0, 0.0)
     else:
         documents, raw = (row["text_pair"],), (row["label"],) if "label" in names else ()
-    return Query(row["text"], documents, tuple(_relevance(place, one) for one in raw), rows.number(index))
-
-
-def _relevance(place: str, raw: Any) -> float:
-    try:
-        value = float(raw)
-    except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise UserError(f"{place} has the label {brief(repr(raw))}; allowed: 0 for irrelevant, and numbers above")
-    return value
-
-
-def _refuse_other_types(rows: Rows) -> None:
-    tokens.refuse_other_than_text(
-        rows, [name for name in ("text", "text_pair", "negative") if name in rows.dataset.features]
-    )
-    if "documents" not in rows.dataset.features:
-        return
-    for role, what in (("documents", "texts"), ("label", "numbers")):
-        if role not in rows.dataset.features:
-            continue
-        feature = rows.dataset.features[role]
-        if getattr(feature, "feature", None) is None:
-            kind = getattr(feature, "dtype", type(feature).__name__)
-            raise UserError(
-                f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: a list of {what} in each"
-                " row, as JSON and Parquet have them"
-            )
+    relevance = []
+    for one in raw:
+        try:
+            relevance.append(float(one))
+        except (TypeError, ValueError):
+            relevance.append(math.nan)
+        if not math.isfinite(relevance[-1]) or relevance[-1] < 0:
+            raise UserError(f"{place} has the label {brief(repr(one))}; allowed: 0 for irrelevant, and numbers above")
+    return Query(row["text"], documents, tuple(relevance), rows.number(index))

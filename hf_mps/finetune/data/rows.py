@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Rows:
     """The rows of one split, its columns renamed to their roles ("text", "label", …).
 
-    `where` names the split to a person; `textual` says that every value is text, as in a csv, whatever it stands for.
+    `where` names the split to a person; `textual` says that every value is text, as in a csv, numbers too.
     Paths of images and sound are relative to `folder`, that of the rows' file. `notes` say what a person may want to
     know of how the rows were read. Where the rows are streamed, `stream` reads them all and `dataset` holds the first.
     """
@@ -40,9 +40,13 @@ class Rows:
         """Return a row's place in its source, from 1 after any header, whatever sample was drawn."""
         return (self.numbers[index] if self.numbers is not None else index) + 1
 
+    def place(self, index: int) -> str:
+        """Return where a person finds a row: `train.csv: row 3`."""
+        return f"{self.where}: row {self.number(index)}"
+
     def sample(self, indices: list[int], where: str | None = None) -> Rows:
         """Return only the rows at `indices`, in that order."""
-        numbers = tuple(self.numbers[index] if self.numbers is not None else index for index in indices)
+        numbers = tuple(self.number(index) - 1 for index in indices)
         return replace(self, dataset=self.dataset.select(indices), where=where or self.where, numbers=numbers)
 
     def with_columns(self, dataset: Dataset) -> Rows:
@@ -63,7 +67,7 @@ class Rows:
 
     def content_of(self, value: Any, index: int, role: str) -> bytes:
         """Return as `content` the image or sound that `value`, of column `role` in row `index` or in its list, is."""
-        where = f"{self.where}: row {self.number(index)}"
+        where = self.place(index)
         name = value.get("path") if isinstance(value, dict) else value
         if isinstance(value, dict) and value.get("bytes") is not None:
             return bytes(value["bytes"])

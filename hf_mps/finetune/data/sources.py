@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import first_line
-from hf_mps.finetune.data import cache, csv, formats, json_rows, lines, spreadsheet
+from hf_mps.finetune.data import cache, formats, json_rows, tables
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import catalogue, schema
 from hf_mps.finetune.run.logging import datasets_silent
@@ -23,7 +23,7 @@ FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid",
 # Metadata files of a folder, as in the hub's image and audio folders, and their column with the file's name.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_NAME = "file_name"
-# Formats in which every value is text, whatever it stands for; and formats of plain rows of text.
+# Formats in which every value is text, numbers too; and formats of plain rows.
 TEXTUAL = ("csv", "tsv", "xlsx")
 PLAIN = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "text")
 NO_ROWS = "holds no rows; allowed: at least one"
@@ -32,10 +32,13 @@ PAIRS = Path("data", "paraphrases.tsv")
 GENERATED = {"train": 2000, "validation": 500}
 
 
-def read(data: schema.Data, split: str, seed: int) -> Rows:
+def read(data: schema.Data, split: str) -> Rows:
     """Return one split's rows as their source has them, images and sound undecoded. Raises UserError."""
-    sources = {"hub": _hub, "files": _file, "folder": _folder, "generated": _generated}
-    rows = sources[data.source](data, split, seed)
+    if data.source == "files":
+        name = (data.files or {})[split]
+        rows = _local(data, Path(name).expanduser(), name)
+    else:
+        rows = {"hub": _hub, "folder": _folder, "generated": _generated}[data.source](data, split)
     return rows.with_columns(undecoded(rows.dataset))
 
 
@@ -56,13 +59,6 @@ def split_folder(data: schema.Data, split: str) -> Path:
         f"data.folder: {data.folder} holds no folder {' or '.join(names)} for the {split} split; there are:"
         f" {', '.join(inside) or 'none'}{nearest(names[0], inside)}{way_on}"
     )
-
-
-def _file(data: schema.Data, split: str, seed: int) -> Rows:
-    """Return the rows of one local file, or those inside it."""
-    assert data.files is not None
-    name = data.files[split]
-    return _local(data, Path(name).expanduser(), name)
 
 
 @dataclass(frozen=True)
@@ -92,11 +88,11 @@ def reading(data: schema.Data, path: Path, name: str, kind: str, further: Collec
     """
     roles = data.columns.roles()
     if kind in ("csv", "tsv"):
-        make = partial(csv.tables, path, name, header=data.header)
-        return Reading(kind, (kind, data.header), make, csv.notes(path))
+        make = partial(tables.separated, path, name, header=data.header)
+        return Reading(kind, (kind, data.header), make, tables.separated_notes(path))
     if kind == "xlsx":
-        make = partial(spreadsheet.tables, path, name, header=data.header)
-        return Reading(kind, (kind, data.header), make, spreadsheet.notes(path, name))
+        make = partial(tables.sheet, path, name, header=data.header)
+        return Reading(kind, (kind, data.header), make, tables.sheet_notes(path, name))
     if kind in ("json", "jsonl"):
         # `translation.en` needs the column `translation`.
         wanted = {".".join(column.split(".")[:end]) for column in (*roles.values(), *further) for end in range(1, 9)}
@@ -106,35 +102,29 @@ def reading(data: schema.Data, path: Path, name: str, kind: str, further: Collec
         if not {"words", "tags"} <= roles.keys():
             raise UserError(f"{name}: CoNLL files are for token-classification; allowed: {formats.allowed(PLAIN)}")
         defaults = type(data.columns)().roles()
-        make = partial(lines.sentences, path, name, roles, defaults)
-        return Reading(kind, (kind, roles, defaults), make, lines.notes(path, name, roles, defaults))
-    return Reading(kind, (kind,), partial(lines.texts, path, name))
+        make = partial(tables.sentences, path, name, roles, defaults)
+        return Reading(kind, (kind, roles, defaults), make, tables.sentence_notes(path, name, roles, defaults))
+    return Reading(kind, (kind,), partial(tables.texts, path, name))
 
 
-def _folder(data: schema.Data, split: str, seed: int) -> Rows:
+def _folder(data: schema.Data, split: str) -> Rows:
     """Return a folder's images or sound, with each file's class folder or the columns of the metadata file."""
     from datasets import Dataset
 
     place = split_folder(data, split)
     column, files = media(place)
-    for name in METADATA:
-        if (place / name).is_file():
-            return _described(data, place / name, column)
+    metadata = next((place / name for name in METADATA if (place / name).is_file()), None)
+    if metadata is not None:
+        # Read here: the builder of `datasets` would decode sound on the way, and needs torchcodec for it.
+        described = _local(data, metadata, str(metadata), [FILE_NAME])
+        there = described.dataset.column_names
+        if FILE_NAME not in there:
+            problem = f"there is no column {FILE_NAME}, which names the files; the columns are {', '.join(there)}"
+            raise UserError(f"{metadata}: {problem}")
+        return described.with_columns(described.dataset.rename_column(FILE_NAME, column))
     # Names and not numbers: each split would number its own classes.
     rows = [{column: str(file.resolve()), "label": file.parent.name} for file in files]
     return Rows(Dataset.from_list(rows), str(place), folder=place)
-
-
-def _described(data: schema.Data, metadata: Path, column: str) -> Rows:
-    """Return the rows of a folder's metadata file, whose `file_name` is the image or the sound (`column`).
-
-    Read here: the builder of `datasets` would decode sound on the way, and needs torchcodec for it.
-    """
-    rows = _local(data, metadata, str(metadata), [FILE_NAME])
-    if FILE_NAME not in rows.dataset.column_names:
-        there = ", ".join(rows.dataset.column_names)
-        raise UserError(f"{metadata}: there is no column {FILE_NAME}, which names the files; the columns are {there}")
-    return rows.with_columns(rows.dataset.rename_column(FILE_NAME, column))
 
 
 def media(folder: Path) -> tuple[str, list[Path]]:
@@ -172,7 +162,7 @@ def _parquet(path: Path, name: str) -> Dataset:
         raise UserError(f"{name}: cannot be read as parquet: {first_line(_root(error))}") from error
 
 
-def _hub(data: schema.Data, split: str, seed: int) -> Rows:
+def _hub(data: schema.Data, split: str) -> Rows:
     """Return one split of a hub data set, from the cache where it is there."""
     from datasets import load_dataset
 
@@ -193,24 +183,24 @@ def _hub(data: schema.Data, split: str, seed: int) -> Rows:
     return Rows(dataset, where, folder=local if local.is_dir() else None)
 
 
-def _generated(data: schema.Data, split: str, seed: int) -> Rows:
-    """Return the first paraphrase pairs of a split, as many as the recipe wants; they lie beside the recipes."""
+def _generated(data: schema.Data, split: str) -> Rows:
+    """Return the first paraphrase pairs of a split, as many as the recipe wants; they are beside the recipes."""
+    import pyarrow
+    import pyarrow.compute
+
     path = catalogue.folder() / PAIRS
-    dataset = cache.cached(path, ["pairs", split], partial(_pairs, path, split))
+
+    def pairs() -> cache.Tables:
+        """Yield the rows of the split with integer labels; the table's own values are text."""
+        for table in tables.separated(path, path.name):
+            rows = table.filter(pyarrow.compute.equal(table["split"], split)).drop_columns("split")
+            yield rows.set_column(2, "label", rows["label"].cast(pyarrow.int64()))
+
+    dataset = cache.cached(path, ["pairs", split], pairs)
     size = getattr(data.rows, split) or GENERATED[split]
     if size > len(dataset):
         raise UserError(f"data.rows.{split} is {size}; allowed: up to {len(dataset):,} of the generated pairs")
     return Rows(dataset.select(range(size)), f"generated pairs, {split}")
-
-
-def _pairs(path: Path, split: str) -> cache.Tables:
-    """Yield the rows of one split with integer labels; the table's own values are text."""
-    import pyarrow
-    import pyarrow.compute
-
-    for table in csv.tables(path, path.name):
-        rows = table.filter(pyarrow.compute.equal(table["split"], split)).drop_columns("split")
-        yield rows.set_column(2, "label", rows["label"].cast(pyarrow.int64()))
 
 
 def undecoded(dataset: Dataset) -> Dataset:

@@ -1,15 +1,12 @@
-"""Short generated texts that a tiny model can tell apart, for smoke runs: each class has words of its own."""
+"""Short generated texts that a tiny model can tell apart, for smoke runs: no two classes share a word."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from hf_mps.finetune.data import load
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.recipe import schema
 
 SUBJECTS = ("the film", "a book", "this song", "her play", "our trip", "that meal", "his match", "the talk")
 VERBS = ("was", "felt", "seemed", "turned out", "stayed", "became")

@@ -31,6 +31,8 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     over all of the step's labels. There a loss that is the mean over a batch's tokens is replaced by that over the
     step's (`over_all_labels`), or processes whose rows have fewer labels would count too much.
     """
+    from hf_mps.finetune.loss.deferred_head import ChunkedLoss
+
     has_own_loss = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
     if has_own_loss or not trainer.model_accepts_loss_kwargs:
         return False
@@ -50,8 +52,11 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     torch.set_rng_state(rng_state)  # the collator may have drawn masks, and a run depends on its seed alone
     model.eval()
     try:
-        asked = _reads_count if on_meta else _loss_depends_on_count
-        reads_count = _is_ours(model) or asked(model, inputs)
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if isinstance(getattr(inner, "loss_function", None), ChunkedLoss):  # it divides by the number
+            reads_count = True
+        else:
+            reads_count = (_reads_count if on_meta else _loss_depends_on_count)(model, inputs)
         shared = not reads_count and not on_meta and trainer.args.world_size > 1 and trainer.label_smoother is None
         by_tokens = shared and _is_mean_over_tokens(model, inputs)
     finally:
@@ -77,22 +82,14 @@ def over_all_labels(outputs: Any, labels: torch.Tensor, num_items_in_batch: torc
 
 
 def _loss_depends_on_count(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether the loss of a batch changes with the number of items in the step."""
+    """Return whether the loss of a batch changes with the number of items in the step."""
     with torch.no_grad(), torch.device(next(model.parameters()).device):
         few, many = (model(**inputs, num_items_in_batch=torch.tensor(count)).loss for count in ITEM_COUNTS)
     return not torch.equal(few, many)
 
 
-def _is_ours(model: Any) -> bool:
-    """Whether the loss is `chunked.cross_entropy`, which divides by the number."""
-    from hf_mps.finetune.loss.deferred_head import ChunkedLoss
-
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return isinstance(getattr(inner, "loss_function", None), ChunkedLoss)
-
-
 def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether the model's loss is the mean of the cross-entropy over its labels, one for each token."""
+    """Return whether the model's loss is the mean of the cross-entropy over its labels, one for each token."""
     labels = inputs.get("labels")
     if not isinstance(labels, torch.Tensor) or labels.dim() != 2:  # a detector's are a list of boxes
         return False
@@ -109,7 +106,7 @@ def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
 
 
 def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Whether a model on the device meta computes with the number of items.
+    """Return whether a model on the device meta computes with the number of items.
 
     A forward pass that reads values cannot be followed on meta: its loss counts as one that reads the number, as
     transformers' own loss functions do (loss/loss_utils.py).

@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary, some rows at a time: the logits never stand in memory whole.
+"""Cross-entropy over a large vocabulary, some rows at a time: the logits are never in memory whole.
 
 A batch of 4 x 512 tokens over 151,936 words makes 1.2 GB of float32 logits, and the plain loss holds three tensors of
 that size at once (logits or their log-softmax, and two gradients). Here each chunk's gradient is taken as soon as its
@@ -8,17 +8,23 @@ Kept although PyTorch 2.13 has torch.nn.functional.linear_cross_entropy: for 1,0
 took 122 MiB and 1.65 s where this takes 63 MiB and 1.2 s (plain: 538 MiB, 1.6 s; one CPU thread, float32, chunks of 16
 MiB). This can go when the oldest supported torch has it in as
 little memory.
+
+Where the word embedding has the head's weight, autograd would make a gradient of each use and add them: two tensors of
+the vocabulary's size at once, the head's from the forward pass on, beside all activations. Here the head hands
+its gradient to the embedding (`TiedEmbedding`), whose backward pass comes last and adds its own rows. Where memory is
+dearer than time the head's gradient is computed only then, when the activations are gone, from logits that are computed
+again (a third more work for the head, none for the layers).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.finetune.loss.tied_embedding import TiedGradient
 from hf_mps.finetune.text.padding import IGNORED
 
 # Bytes of one chunk's logits in float32: enough rows to keep a GPU busy, and few chunks, since each reads and writes
@@ -30,6 +36,69 @@ ROW_MULTIPLE = 64
 # float16 cannot hold the small probabilities of a large vocabulary: gradients are scaled up by this power of two, which
 # changes no digit.
 HALF_SCALE = 1024.0
+
+
+class TiedGradient:
+    """The head's gradient on its way to the embedding, in one forward and backward pass.
+
+    The embedding sets `claimed` when it takes the gradient; `gradient()` returns it, (words, width) in float32. With
+    `recompute` the head computes it only when the embedding calls that.
+    """
+
+    def __init__(self, recompute: bool) -> None:
+        self.recompute = recompute
+        self.claimed = False
+        self.gradient: Callable[[], Tensor] | None = None
+
+
+class TiedEmbedding(torch.nn.Embedding):
+    """A word embedding that claims `shared` where it is set for the pass; otherwise it is the Embedding that it took
+    over.
+    """
+
+    shared: TiedGradient | None = None
+
+    def __init__(self, embedding: torch.nn.Embedding) -> None:
+        self.__dict__.update(embedding.__dict__)  # its weights and its hooks
+
+    def forward(self, ids: Tensor) -> Tensor:
+        shared, self.shared = self.shared, None  # a second use in the same pass gets its own gradient
+        if shared is None:
+            return super().forward(ids)
+        shared.claimed = True
+        look_up: Callable[..., Tensor] = _TiedLookup.apply
+        return look_up(self.weight, ids, self.padding_idx, shared)
+
+
+def is_tied(embedding: Any, head: Any) -> bool:
+    """Whether `embedding` is a plain word embedding over the weight of `head`, its gradient dense and unscaled."""
+    return (
+        type(embedding) is torch.nn.Embedding
+        and embedding.weight is head.weight
+        and embedding.max_norm is None
+        and not (embedding.sparse or embedding.scale_grad_by_freq)
+    )
+
+
+class _TiedLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None, shared: TiedGradient) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shared, ctx.padding, ctx.like = shared, padding, (weight.shape, weight.dtype)
+        return torch.nn.functional.embedding(ids, weight)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        (ids,) = ctx.saved_tensors
+        shape, kind = ctx.like
+        head_gradient, ctx.shared.gradient = ctx.shared.gradient, None
+        make_zeros = partial(torch.zeros, shape, dtype=torch.float32, device=upstream.device)
+        total = (head_gradient or make_zeros)()
+        rows = upstream.flatten(0, -2).float()
+        if ctx.padding is not None:  # as in nn.Embedding: the padding row learns nothing
+            rows = rows * (ids.flatten() != ctx.padding).unsqueeze(1)
+        return total.index_add_(0, ids.flatten(), rows).to(kind), None, None, None
 
 
 def cross_entropy(
@@ -52,7 +121,8 @@ def cross_entropy(
     rows, targets = hidden.flatten(0, -2), labels.flatten().to(hidden.device)
     is_label = targets != ignore_index
     count = is_label.sum() if num_items is None else num_items
-    if hidden.device.type != "mps" and not _recorded(hidden):
+    recorded = hidden.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if hidden.device.type != "mps" and not recorded:
         # Rows without a label are dropped. On Metal that would wait for the GPU and make a new shape at every step, and
         # a CUDA graph has one shape.
         labelled = is_label.nonzero().squeeze(1)
@@ -62,11 +132,6 @@ def cross_entropy(
     loss: Callable[..., Tensor] = _ChunkedCrossEntropy.apply
     total = loss(rows, weight, bias, targets, ignore_index, needs_gradients, shared)
     return total / (count.to(total.device) if isinstance(count, Tensor) else count)
-
-
-def _recorded(hidden: Tensor) -> bool:
-    """Whether this is recorded as a CUDA graph."""
-    return hidden.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -136,7 +201,11 @@ def _loss_and_gradients(
     size = max(1, CHUNK_BYTES // (4 * words))
     for start in range(0, len(rows), size):
         chunk = slice(start, start + size)
-        part, target = _padded_chunk(rows[chunk].to(dtype), targets[chunk], size, ignore_index)
+        part, target = rows[chunk].to(dtype), targets[chunk]
+        missing = min(size, -(-len(part) // ROW_MULTIPLE) * ROW_MULTIPLE) - len(part)
+        if missing and part.device.type == "mps":  # rows that change neither loss nor gradients
+            part = torch.nn.functional.pad(part, (0, 0, 0, missing))
+            target = torch.nn.functional.pad(target, (0, missing), value=ignore_index)
         logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(dtype)).float()
         losses, gradient = _chunk_loss(logits, target, ignore_index, needs_gradient=any(needs))
         total += losses
@@ -146,22 +215,17 @@ def _loss_and_gradients(
         if rows_gradient is not None:
             target_rows = rows_gradient[chunk]
             target_rows.copy_((gradient @ head)[: len(target_rows)])
-        if weight_gradient is not None:
-            _add_product(weight_gradient, gradient, part)
+        if weight_gradient is not None and part.dtype == torch.float32:
+            weight_gradient.addmm_(gradient.t(), part)
+        elif weight_gradient is not None:  # in float32, without a second tensor of the head's size
+            some = max(1, CHUNK_BYTES // (4 * part.shape[1]))
+            for word in range(0, words, some):
+                weight_gradient[word : word + some] += gradient[:, word : word + some].t() @ part
     if scale > 1:
         for scaled in (rows_gradient, weight_gradient):
             if scaled is not None:
                 scaled.div_(scale)
     return total, [rows_gradient, weight_gradient, bias_gradient]
-
-
-def _padded_chunk(part: Tensor, target: Tensor, size: int, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """Return a chunk of at most `size` rows, on Metal padded with rows that change neither loss nor gradients."""
-    missing = min(size, -(-len(part) // ROW_MULTIPLE) * ROW_MULTIPLE) - len(part) if part.device.type == "mps" else 0
-    if missing:
-        part = torch.nn.functional.pad(part, (0, 0, 0, missing))
-        target = torch.nn.functional.pad(target, (0, missing), value=ignore_index)
-    return part, target
 
 
 def _chunk_loss(logits: Tensor, target: Tensor, ignore_index: int, needs_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -178,13 +242,3 @@ def _chunk_loss(logits: Tensor, target: Tensor, ignore_index: int, needs_gradien
         logits.scatter_add_(1, column, torch.full_like(column, -1, dtype=logits.dtype))
         logits *= is_label.unsqueeze(1)
     return losses, logits
-
-
-def _add_product(total: Tensor, gradient: Tensor, part: Tensor) -> None:
-    """Add `gradient.T @ part` (words, width) to `total` in float32 without a second tensor of that size."""
-    if part.dtype == total.dtype:
-        total.addmm_(gradient.t(), part)
-        return
-    size = max(1, CHUNK_BYTES // (4 * part.shape[1]))
-    for start in range(0, len(total), size):
-        total[start : start + size] += gradient[:, start : start + size].t() @ part

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.loss import chunked
-from hf_mps.finetune.loss.tied_embedding import TiedEmbedding, TiedGradient, is_tied
+from hf_mps.finetune.loss.chunked import TiedEmbedding, TiedGradient, is_tied
+from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text.padding import IGNORED
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
 
 CHUNKS = "cross-entropy in chunks"
 PLAIN = "the model's own"
@@ -32,13 +30,16 @@ TRIAL_TOKENS = 6
 
 
 class DeferredHead(torch.nn.Linear):
-    """A head that returns its input while `deferred`; otherwise the Linear that it was.
+    """A head that returns its input while `deferred`; otherwise it is the Linear whose weights it took over.
 
     `shared` takes the gradient of the current pass where the word embedding has the same weight.
     """
 
     deferred = False
     shared: TiedGradient | None = None
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        self.__dict__.update(head.__dict__)  # its weights and its hooks
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden if self.deferred else super().forward(hidden)
@@ -79,6 +80,27 @@ class ChunkedLoss:
             logits, head.weight, head.bias, labels, num_items_in_batch, ignore_index, shared=head.shared
         )
 
+    def defer(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Let the head return its input in this pass: a forward pre-hook of the model."""
+        head, embedding = self.head, self.embedding
+        head.deferred = kwargs.get("labels") is not None and (model.training or not self.logits_in_evaluation)
+        if embedding is not None and head.deferred and head.weight.requires_grad and torch.is_grad_enabled():
+            # A Mac has little memory for its speed; on CUDA and the CPU computing the logits again costs more than it
+            # saves.
+            head.shared = embedding.shared = TiedGradient(recompute=head.weight.device.type == "mps")
+
+    def resume(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        """Remove the hidden states from the output, where they would pass for logits: a forward hook of the model."""
+        deferred, self.head.deferred = self.head.deferred, False
+        self.head.shared = None
+        if self.embedding is not None:
+            self.embedding.shared = None
+        if not deferred or output is None:
+            return None
+        if isinstance(output, tuple):
+            return (output[0], *output[2:])
+        return type(output)(**{name: value for name, value in output.items() if name != "logits"})
+
 
 def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     """Let `model`, as Trainer will get it (LoRA included), compute its loss in chunks; return the choice to be shown.
@@ -111,71 +133,43 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     plain = inner.loss_function
     if plain not in (ForCausalLMLoss, ForMaskedLMLoss):
         return Choice(PLAIN, f"its loss is {getattr(plain, '__name__', type(plain).__name__)}, of another kind")
-    head.__class__ = DeferredHead
-    loss = ChunkedLoss(cast("DeferredHead", head), None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
-    obstacle, reaches_embedding = _try_tiny_copy(inner) if head.weight.is_meta else _try(inner, loss)
+    deferred = DeferredHead(head)
+    loss = ChunkedLoss(deferred, None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
+    inner.set_output_embeddings(deferred)
+    if head.weight.is_meta:  # `hf-mps plan`: a tiny copy is tried in its place
+        obstacle, reaches_embedding = _try_tiny_copy(inner)
+    else:
+        obstacle, reaches_embedding = _chunking_obstacle(inner, loss), True
     if obstacle:
-        head.__class__ = torch.nn.Linear
+        inner.set_output_embeddings(head)
         inner.loss_function = plain
         return Choice(PLAIN, obstacle)
     inner.loss_function = loss
     embedding = inner.get_input_embeddings()
-    if is_tied(embedding, head) and reaches_embedding():
-        embedding.__class__ = TiedEmbedding
-        loss.embedding = embedding
-    model.register_forward_pre_hook(_defer, with_kwargs=True)
-    model.register_forward_hook(_resume, with_kwargs=True, always_call=True)
+    if is_tied(embedding, head) and reaches_embedding and (head.weight.is_meta or _gradient_reaches(inner, loss)):
+        loss.embedding = TiedEmbedding(embedding)
+        inner.set_input_embeddings(loss.embedding)
+    # On the model that Trainer calls; the head and the loss are those of the model inside LoRA.
+    model.register_forward_pre_hook(loss.defer, with_kwargs=True)
+    model.register_forward_hook(loss.resume, with_kwargs=True, always_call=True)
     bytes_per_token = 4 * len(head.weight)
     rows = max(1, chunked.CHUNK_BYTES // bytes_per_token)
     size = f"{bytes_per_token / 2**20:.2g} MiB a token"
     return Choice(CHUNKS, f"{rows} tokens at a time: a plain loss holds a batch's logits three times, {size}")
 
 
-def _loss(model: Any) -> ChunkedLoss:
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    loss: ChunkedLoss = inner.loss_function
-    return loss
-
-
-def _defer(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    loss = _loss(model)
-    head, embedding = loss.head, loss.embedding
-    head.deferred = kwargs.get("labels") is not None and (model.training or not loss.logits_in_evaluation)
-    if embedding is not None and head.deferred and head.weight.requires_grad and torch.is_grad_enabled():
-        # A Mac has little memory for its speed; on CUDA and the CPU computing the logits again costs more than it
-        # saves.
-        head.shared = embedding.shared = TiedGradient(recompute=head.weight.device.type == "mps")
-
-
-def _resume(model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Remove the hidden states from the output, where they would pass for logits."""
-    loss = _loss(model)
-    deferred, loss.head.deferred = loss.head.deferred, False
-    loss.head.shared = None
-    if loss.embedding is not None:
-        loss.embedding.shared = None
-    if not deferred or output is None:
-        return None
-    if isinstance(output, tuple):
-        return (output[0], *output[2:])
-    return type(output)(**{name: value for name, value in output.items() if name != "logits"})
-
-
-def _try(model: Any, loss: ChunkedLoss) -> tuple[str, Callable[[], bool]]:
-    """Return why `model` cannot compute its loss in chunks (""), and a check that gradients reach its embedding."""
-    return _chunking_obstacle(model, loss), lambda: _gradient_reaches(model, loss, model.get_input_embeddings())
-
-
-def _try_tiny_copy(model: Any) -> tuple[str, Callable[[], bool]]:
-    """Try a tiny copy in place of a model without weights (`hf-mps plan`); returns as `_try`."""
+def _try_tiny_copy(model: Any) -> tuple[str, bool]:
+    """Return for a model without weights why it cannot compute its loss in chunks (""), and whether gradients reach its
+    embedding; a tiny copy of it is tried.
+    """
     from hf_mps.finetune.smoke.tiny_model import tiny_copy
 
     tiny = tiny_copy(model)
     if tiny is None:
-        return "there is no tiny model of its class to try it on", lambda: False
+        return "there is no tiny model of its class to try it on", False
     choice = install(tiny)
     obstacle = choice.reason if choice.value == PLAIN else ""
-    return obstacle, lambda: isinstance(tiny.get_input_embeddings(), TiedEmbedding)
+    return obstacle, isinstance(tiny.get_input_embeddings(), TiedEmbedding)
 
 
 def _chunking_obstacle(model: Any, loss: ChunkedLoss) -> str:
@@ -192,26 +186,35 @@ def _chunking_obstacle(model: Any, loss: ChunkedLoss) -> str:
             plain_loss = _trial_pass(model, loss, loss, deferred=False).float()
             chunked_loss = _trial_pass(model, loss, loss, deferred=True).float()
             with head.register_forward_pre_hook(show):
-                returned = _trial_pass(model, loss, _ReturnLogits(), deferred=True)
+                returned = _trial_pass(model, loss, _logits_alone, deferred=True)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         return f"its forward pass takes the loss itself ({type(error).__name__} without logits)"
     if not shown_inputs or returned.shape != shown_inputs[-1].shape:
         return "its forward pass does not ask for a loss function"
-    if not _is_multiple(returned.float(), shown_inputs[-1].float(), exact=head.bias is not None):
+    got, shown = returned.float(), shown_inputs[-1].float()
+    # Times one number, or times 1 where there is a bias, since that number would not scale it.
+    factor = 1.0 if head.bias is not None else float((got * shown).sum() / (shown * shown).sum())
+    if not torch.allclose(got, shown * factor, rtol=1e-2, atol=1e-3 * TRIAL_RANGE * abs(factor)):
         return "its forward pass changes the logits before the loss (a soft cap for instance)"
     if not torch.allclose(chunked_loss, plain_loss, rtol=1e-4 if head.weight.dtype == torch.float32 else 2e-2):
         return f"on {TRIAL_TOKENS} tokens its loss would be {chunked_loss:.4f} instead of {plain_loss:.4f}"
     return ""
 
 
-def _gradient_reaches(model: Any, loss: ChunkedLoss, embedding: Any) -> bool:
-    """Whether the gradient of the hidden states reaches the word embedding."""
+def _gradient_reaches(model: Any, loss: ChunkedLoss) -> bool:
+    """Return whether the gradient of the hidden states reaches the word embedding."""
     embedded: list[Tensor] = []
+    embedding = model.get_input_embeddings()
     if not embedding.weight.requires_grad:
         return False
     with torch.enable_grad(), embedding.register_forward_hook(lambda _, ids, rows: embedded.append(rows)):
-        hidden = _trial_pass(model, loss, _ReturnLogits(), deferred=True)
+        hidden = _trial_pass(model, loss, _logits_alone, deferred=True)
     return torch.autograd.grad(hidden.sum(), embedded[0], allow_unused=True)[0] is not None
+
+
+def _logits_alone(logits: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return the logits that a loss function is given."""
+    return logits
 
 
 def _trial_pass(model: Any, loss: ChunkedLoss, function: Callable[..., Tensor], *, deferred: bool) -> Tensor:
@@ -227,16 +230,3 @@ def _trial_pass(model: Any, loss: ChunkedLoss, function: Callable[..., Tensor], 
     finally:
         model.loss_function, loss.head.deferred = loss, False
         model.train(training)
-
-
-class _ReturnLogits:
-    """A loss function that returns the logits that it is given."""
-
-    def __call__(self, logits: Tensor, *others: Any, **more: Any) -> Tensor:
-        return logits
-
-
-def _is_multiple(got: Tensor, shown: Tensor, exact: bool) -> bool:
-    """Whether `got` is `shown` times one number; times 1 where `exact`, since that number would not scale a bias."""
-    factor = 1.0 if exact else float((got * shown).sum() / (shown * shown).sum())
-    return bool(torch.allclose(got, shown * factor, rtol=1e-2, atol=1e-3 * TRIAL_RANGE * abs(factor)))

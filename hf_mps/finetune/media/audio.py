@@ -21,9 +21,9 @@ from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets, lengths
+from hf_mps.finetune.text.buckets import optimal_buckets
 from hf_mps.finetune.text.lengths import SHAPES, Lengths
 from hf_mps.finetune.text.padding import IGNORED, PadToBucket
-from hf_mps.finetune.text.shapes import optimal_buckets
 
 # Samples a second that a recording may have. A damaged header says anything, and resampling from one sample a second to
 # 16,000 would fill any memory.
@@ -57,7 +57,7 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
     """
     import numpy
 
-    where = f"{rows.where}: row {rows.number(index)}: {role}"
+    where = f"{rows.place(index)}: {role}"
     with _opened(rows, index, role) as sound:
         try:
             channels = sound.read(dtype="float32", always_2d=True)
@@ -66,6 +66,7 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
         file_rate, promised = sound.samplerate, sound.frames
     if len(channels) != promised:
         raise UserError(f"{where} ends after {len(channels)} of {promised} samples; next: fetch the file again")
+    # Mixed before it is resampled: one pass of the filter in place of one for each channel.
     samples = channels.mean(axis=1)
     if not numpy.isfinite(samples).all():
         raise UserError(f"{where} holds NaN or infinite samples; allowed: finite ones")
@@ -104,49 +105,39 @@ class Wav:
 
 
 def _opened(rows: Rows, index: int, role: str) -> Any:
+    """Open a row's sound with soundfile, or with `Wav` where that is absent. Raises UserError for anything else."""
     content = rows.content(index, role)
-    where = f"{rows.where}: row {rows.number(index)}: {role}"
-    sound = _decoder(content, where)
+    where = f"{rows.place(index)}: {role}"
+    try:
+        soundfile = library()
+    except UserError:
+        try:
+            sound = Wav(content)
+        except (wave.Error, EOFError):
+            sound = None
+        if sound is None:
+            raise
+    else:
+        try:
+            sound = soundfile.SoundFile(io.BytesIO(content))
+        except soundfile.LibsndfileError as error:
+            problem = str(error.error_string).rstrip(".\n ")
+            allowed = "allowed: wav, flac, ogg, mp3"
+            raise UserError(f"{where} is no sound that can be read: {problem}; {allowed}") from error
     if sound.frames <= 0:
         raise UserError(f"{where} is empty; allowed: at least one sample")
     if not RATES[0] <= sound.samplerate <= RATES[1]:
         problem = f"has {sound.samplerate:,} samples a second"
         raise UserError(f"{where} {problem}; allowed: {RATES[0]:,} to {RATES[1]:,}")
-    missing = _missing(content)
-    if missing:
-        raise UserError(f"{where} ends {missing:,} bytes before its header says; next: fetch the file again")
+    if content[:4] == b"RIFF" and content[8:12] == b"WAVE":
+        # libsndfile ignores bytes that a wav's header (RIFF, Microsoft 1991) promises and the file lacks. Programs that
+        # write into a pipe do not know the length and write 0 or all ones. A last chunk of odd length has a padding
+        # byte, which some programs count and do not write.
+        promised = int.from_bytes(content[4:8], "little")
+        missing = promised + 8 - len(content) - 1
+        if 0 < promised < 2**31 - 256 and missing > 0:
+            raise UserError(f"{where} ends {missing:,} bytes before its header says; next: fetch the file again")
     return sound
-
-
-def _decoder(content: bytes, where: str) -> Any:
-    """Open a sound file with soundfile, or with `Wav` where that is absent. Raises UserError for anything else."""
-    try:
-        soundfile = library()
-    except UserError:
-        try:
-            return Wav(content)
-        except (wave.Error, EOFError):
-            pass
-        raise
-    try:
-        return soundfile.SoundFile(io.BytesIO(content))
-    except soundfile.LibsndfileError as error:
-        problem = str(error.error_string).rstrip(".\n ")
-        raise UserError(f"{where} is no sound that can be read: {problem}; allowed: wav, flac, ogg, mp3") from error
-
-
-def _missing(content: bytes) -> int:
-    """Return the bytes that a wav's header (RIFF, Microsoft 1991) promises and the file lacks; libsndfile ignores them.
-
-    Programs that write into a pipe do not know the length and write 0 or all ones.
-    """
-    if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
-        return 0
-    promised = int.from_bytes(content[4:8], "little")
-    if promised in (0, 2**32 - 1) or promised >= 2**31 - 256:
-        return 0
-    # A last chunk of odd length has a padding byte, which some programs count and do not write.
-    return max(0, promised + 8 - len(content) - 1)
 
 
 @dataclass(frozen=True)
@@ -162,10 +153,11 @@ class Durations(Lengths):
 
     def collator(self, inner: Any, tokenizer: Any = None, **settings: Any) -> PadToBucket:
         """Wrap `inner` so that its `input_values` are padded with silence up to a length of the list."""
-        return PadToBucket(inner, self._samples, {"input_values": 0.0, "attention_mask": 0})
 
-    def _samples(self, width: int) -> int:
-        return max(width, self.target(-(-width // self.hop)) * self.hop)
+        def samples(width: int) -> int:
+            return max(width, self.target(-(-width // self.hop)) * self.hop)
+
+        return PadToBucket(inner, samples, {"input_values": 0.0, "attention_mask": 0})
 
 
 def kept(chosen: Mapping[str, Any], hop: int, rate: int) -> Choice[Durations]:
@@ -201,9 +193,10 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
     shapes = optimal_buckets(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
     listed = Durations(longest, "list", shapes, hop=hop, rate=rate)
     silence = 1 - sum(counts) / buckets.padded_tokens(counts, batch, listed.target, alike=alike)
-    return Choice(listed, f"{len(shapes)} lengths, laid where the rows are: about {silence:.0%} silence; {summary}")
+    return Choice(listed, f"{len(shapes)} lengths, chosen from your data: about {silence:.0%} silence; {summary}")
 
 
+@dataclass
 class Sounds:
     """Rows for Trainer, decoded on access: what the extractor makes of the sound, under its own name, and `labels`.
 
@@ -213,22 +206,19 @@ class Sounds:
     of the rows that take part.
     """
 
-    def __init__(self, rows: Rows, labels: Sequence[Sequence[int]] | None, kept: Sequence[int], extractor: Any) -> None:
-        self._rows = rows
-        self._labels = labels
-        self._kept = kept
-        self._extractor = extractor
+    rows: Rows
+    labels: Sequence[Sequence[int]] | None
+    kept: Sequence[int]
+    extractor: Any
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.kept)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self._kept[index]
-        rate = self._extractor.sampling_rate
-        sound = read(self._rows, row, rate)
-        name = self._extractor.model_input_names[0]
-        values = self._extractor(sound, sampling_rate=rate)[name][0]
-        return {name: values} | ({"labels": self._labels[row]} if self._labels is not None else {})
+        row, rate = self.kept[index], self.extractor.sampling_rate
+        name = self.extractor.model_input_names[0]
+        values = self.extractor(read(self.rows, row, rate), sampling_rate=rate)[name][0]
+        return {name: values} | ({"labels": self.labels[row]} if self.labels is not None else {})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(len(self)))
@@ -242,12 +232,9 @@ def collate(extractor: Any, width: int, features: Sequence[dict[str, Any]]) -> d
     batch = extractor.pad([{name: row[name]} for row in features], return_tensors="pt")
     if "labels" not in features[0]:
         return dict(batch)
-    labels = [torch.tensor(row["labels"], dtype=torch.long) for row in features]
-    longest = max(width, *map(len, labels))
-    padded = torch.full((len(labels), longest), IGNORED, dtype=torch.long)
-    for line, label in zip(padded, labels, strict=True):
-        line[: len(label)] = label
-    return {**batch, "labels": padded}
+    longest = max(width, *(len(row["labels"]) for row in features))
+    labels = [[*row["labels"], *[IGNORED] * (longest - len(row["labels"]))] for row in features]
+    return {**batch, "labels": torch.tensor(labels, dtype=torch.long)}
 
 
 def collator(extractor: Any, width: int) -> Any:

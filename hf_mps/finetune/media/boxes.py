@@ -18,7 +18,14 @@ Object = tuple[list[float], int]
 
 def class_names(rows: Rows) -> list[str] | None:
     """Return the classes that the data set itself names for its objects; None where it names none."""
-    return _names(rows.dataset.features["objects"])
+
+    def names(feature: Any) -> list[str] | None:
+        if getattr(feature, "names", None):
+            return list(feature.names)
+        inside = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
+        return next((found for one in inside if one is not None and (found := names(one))), None)
+
+    return names(rows.dataset.features["objects"])
 
 
 def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format) -> list[Object]:
@@ -26,9 +33,15 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
 
     Classes are numbers from 0 on, or names. Raises UserError, naming the row, for what is no box and an unknown class.
     """
-    place = f"{rows.where}: row {rows.number(index)}"
+    place = rows.place(index)
     found = []
-    for box, kind in _pairs(raw, place):
+    if isinstance(raw, Mapping):
+        pairs = list(zip(*(raw[_one_of(raw, keys, place)] for keys in (BOX, CLASS)), strict=True))
+    elif not isinstance(raw, Sequence) or isinstance(raw, str):
+        raise UserError(f"{place} has no objects; allowed: a list of {{bbox, category}}, empty where there are none")
+    else:
+        pairs = [(one[_one_of(one, BOX, place)], one[_one_of(one, CLASS, place)]) for one in raw]
+    for box, kind in pairs:
         if not isinstance(box, Sequence) or len(box) != 4 or not all(isinstance(one, (int, float)) for one in box):
             raise UserError(f"{place} has a box {brief(str(box))}; allowed: four numbers, {form} in pixels")
         number = names.index(kind) if kind in names else kind
@@ -36,9 +49,8 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
             near = nearest(str(kind), names)
             raise UserError(f"{place} has an object of class {kind!r}; allowed: 0 to {len(names) - 1}, or a name{near}")
         left, upper, third, fourth = map(float, box)
-        found.append(
-            ([left, upper, third, fourth] if form == "xywh" else [left, upper, third - left, fourth - upper], number)
-        )
+        size = [third, fourth] if form == "xywh" else [third - left, fourth - upper]
+        found.append(([left, upper, *size], number))
     return found
 
 
@@ -54,9 +66,7 @@ class Boxes(images.Varied):
         self, rows: Rows, processor: Any, found: Sequence[Sequence[Object]] | None, *, flip: float = 0.0, seed: int = 0
     ) -> None:
         super().__init__(rows, seed)
-        self._processor = processor
-        self._found = found
-        self._flip = flip
+        self._processor, self._found, self._flip = processor, found, flip
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         from PIL import Image
@@ -96,26 +106,9 @@ def square(processor: Any, side: int) -> Any:
     return processor
 
 
-def _pairs(raw: Any, place: str) -> list[tuple[Any, Any]]:
-    if isinstance(raw, Mapping):
-        box, kind = (_one_of(raw, keys, place) for keys in (BOX, CLASS))
-        return list(zip(raw[box], raw[kind], strict=True))
-    if not isinstance(raw, Sequence) or isinstance(raw, str):
-        raise UserError(f"{place} has no objects; allowed: a list of {{bbox, category}}, empty where there are none")
-    return [(one[_one_of(one, BOX, place)], one[_one_of(one, CLASS, place)]) for one in raw]
-
-
 def _one_of(raw: Any, keys: Sequence[str], place: str) -> str:
     found = next((key for key in keys if isinstance(raw, Mapping) and key in raw), None)
     if found is None:
         there = ", ".join(raw) if isinstance(raw, Mapping) else type(raw).__name__
         raise UserError(f"{place} has an object without {keys[0]} ({there}); allowed: {', '.join(keys)}")
     return found
-
-
-def _names(feature: Any) -> list[str] | None:
-    """Return the names of the first column of classes inside a feature of `datasets`."""
-    if getattr(feature, "names", None):
-        return list(feature.names)
-    inside = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
-    return next((names for one in inside if one is not None and (names := _names(one))), None)

@@ -46,8 +46,7 @@ def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config
     tuned = any(name.endswith("ForCTC") for name in getattr(config, "architectures", None) or ())
     reason = "vocabulary in the recipe"
     if recipe.vocabulary is None:
-        told = "was fine-tuned for recognition" if tuned else "was not fine-tuned for recognition"
-        reason = f"the checkpoint {told}"
+        reason = f"the checkpoint {'was' if tuned else 'was not'} fine-tuned for recognition"
     ignored = "".join(recipe.chars_to_ignore)
     if recipe.vocabulary == "checkpoint" or (recipe.vocabulary is None and tuned):
         return _known(recipe, rows, checkpoint.tokenizer(), ignored, reason)
@@ -56,7 +55,15 @@ def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config
     alphabet = _letters(cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
     if not alphabet:
         raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
-    tokenizer = _tokenizer(alphabet)
+    from transformers import Wav2Vec2CTCTokenizer
+
+    ids = {token: number for number, token in enumerate([DELIMITER, *(a for a in alphabet if a != DELIMITER)])}
+    ids |= {UNKNOWN: len(ids), PAD: len(ids) + 1}
+    special = {"unk_token": UNKNOWN, "pad_token": PAD, "bos_token": None, "eos_token": None}
+    with tempfile.TemporaryDirectory(prefix="hf-mps-letters-") as folder:  # the tokenizer reads a file alone
+        path = Path(folder, "vocab.json")
+        path.write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+        tokenizer = Wav2Vec2CTCTokenizer(str(path), word_delimiter_token=DELIMITER, **special)
     choices = {"vocabulary": Choice(_alphabet(alphabet), f"the letters of the training texts: {reason}")}
     spelling = Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)})
     return _report_unknown(spelling, rows)
@@ -91,22 +98,3 @@ def _letters(texts: Iterable[str]) -> list[str]:
 
 def _alphabet(alphabet: list[str]) -> str:
     return "".join(alphabet[:60]) + ("…" if len(alphabet) > 60 else "")
-
-
-def _tokenizer(alphabet: list[str]) -> Any:
-    """Return a CTC tokenizer of these letters, the word delimiter, an unknown token and the blank."""
-    from transformers import Wav2Vec2CTCTokenizer
-
-    ids = {token: number for number, token in enumerate([DELIMITER, *(a for a in alphabet if a != DELIMITER)])}
-    ids |= {UNKNOWN: len(ids), PAD: len(ids) + 1}
-    with tempfile.TemporaryDirectory(prefix="hf-mps-letters-") as folder:
-        path = Path(folder, "vocab.json")
-        path.write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
-        return Wav2Vec2CTCTokenizer(
-            str(path),
-            unk_token=UNKNOWN,
-            pad_token=PAD,
-            bos_token=None,
-            eos_token=None,
-            word_delimiter_token=DELIMITER,
-        )

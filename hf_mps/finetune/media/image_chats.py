@@ -79,21 +79,21 @@ def opened(rows: Rows, index: int, count: int | None = None) -> list[Any]:
     return [images.opened_value(rows, index, value, role) for value in image_messages.values(row)[:count]]
 
 
+@dataclass
 class ImageChats:
     """A split for Trainer: rows of `input_ids`, `labels` and, where a row has images, their PIXELS."""
 
-    def __init__(self, rows: Rows, features: Dataset, image_processor: Any) -> None:
-        self._rows = rows
-        self._features = features
-        self._processor = image_processor
+    rows: Rows
+    features: Dataset
+    image_processor: Any
 
     def __len__(self) -> int:
-        return len(self._features)
+        return len(self.features)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self._features[index]
-        shown = opened(self._rows, row["row"], row["pictures"])
-        return {"input_ids": row["input_ids"], "labels": row["labels"], **pixels(self._processor, shown)}
+        row = self.features[index]
+        shown = opened(self.rows, row["row"], row["pictures"])
+        return {"input_ids": row["input_ids"], "labels": row["labels"], **pixels(self.image_processor, shown)}
 
 
 def pixels(image_processor: Any, shown: Sequence[Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class Collator:
 
 
 def joined(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the PIXELS of rows as a batch's: one behind the other, or where they lie side by side, filled with zeros
+    """Return the PIXELS of rows as a batch's: one behind the other, or where they are side by side, filled with zeros
     up to the most images of a row (Idefics3 takes an image of zeros for none).
     """
     import torch
@@ -158,7 +158,7 @@ def refuse_unlike(
     import torch
 
     for index in range(len(data)):
-        row = data._features[index]
+        row = data.features[index]
         said = image_messages.conversation(rows.dataset[row["row"]], prompt)
         shown = opened(rows, row["row"])
         if not shown or len(row["input_ids"]) < len(reader.encode(said, [one.size for one in shown], 2**31).input_ids):
@@ -170,8 +170,8 @@ def refuse_unlike(
         unlike = [name for name in wanted if name not in ours or not torch.equal(ours[name], own[name])]
         if unlike:
             raise UserError(
-                f"{type(reader.processor).__name__} reads images in a way that is not known here (it returns"
-                f" {', '.join(unlike)} of its own); allowed: a model such as SmolVLM, Idefics3, Qwen-VL or LLaVA 1.5"
+                f"{type(reader.processor).__name__} reads images in a way that hf_mps does not know (it also returns"
+                f" {', '.join(unlike)}); allowed: a model such as SmolVLM, Idefics3, Qwen-VL or LLaVA 1.5"
             )
         return
 

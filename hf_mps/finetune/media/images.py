@@ -88,9 +88,7 @@ class Images(Varied):
         self, rows: Rows, labels: Sequence[int] | None, processor: Any, augment: Augmentation | None, seed: int
     ) -> None:
         super().__init__(rows, seed)
-        self.labels = labels
-        self.augment = augment
-        self._processor = processor
+        self.labels, self._processor, self.augment = labels, processor, augment
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, settings = opened(self._rows, index), {}
@@ -119,20 +117,21 @@ def opened_value(
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    content, place = rows.content_of(value, index, role), _place(rows, index, value, role)
+    content = rows.content_of(value, index, role)
+    place = f"{rows.place(index)}: {role.removesuffix('s')} {named(value)}".rstrip()
     try:
         with Image.open(io.BytesIO(content)) as image:
             return (made or rgb)(ImageOps.exif_transpose(image))
     except UnidentifiedImageError as error:
         raise UserError(f"{place} is no image that Pillow can read; allowed: PNG, JPEG and the like") from error
     except Image.DecompressionBombError as error:
-        raise UserError(f"{place} {_too_large()}") from error
+        most = f"{2 * (Image.MAX_IMAGE_PIXELS or 0) / 1e6:.0f} million pixels"
+        raise UserError(f"{place} has more than the {most} that Pillow opens; next: save it smaller") from error
     except (MemoryError, UserError):
         raise
     except Exception as error:  # a decoder raises anything for a truncated file: struct.error, KeyError, …
-        raise UserError(
-            f"{place} cannot be decoded: {first_line(error)}; next: save it again, or leave it out"
-        ) from error
+        problem = f"cannot be decoded: {first_line(error)}"
+        raise UserError(f"{place} {problem}; next: save it again, or leave it out") from error
 
 
 def dimensions(rows: Rows, index: int, value: Any, role: str = "image") -> tuple[int, int]:
@@ -160,35 +159,21 @@ def rgb(image: Any) -> Any:
     Grey of 16 bits (modes I;16 and I) is scaled by 65535, its white: PIL's own conversion would make all above 255
     white. Floats (mode F) are scaled from 0 to 1. Raises ValueError for values outside.
     """
+    import numpy
     from PIL import Image
 
     if image.mode == "F" or image.mode.startswith("I"):
-        image = _grey(image)
+        values = numpy.asarray(image).astype(numpy.float32)
+        white = 1.0 if image.mode == "F" else 65535.0
+        # Not scaled by the image's own extremes: two images of equal brightness would come out different.
+        if not (numpy.isfinite(values).all() and values.min() >= 0 and values.max() <= white):
+            told = f"its values go from {values.min():g} to {values.max():g}"
+            raise ValueError(f"{told}; allowed: 0 to {white:g} in mode {image.mode}")
+        image = Image.fromarray(numpy.rint(values * (255 / white)).astype(numpy.uint8))
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image.convert("RGB")
-
-
-def _grey(image: Any) -> Any:
-    """Return an image of 16 or 32 bits a pixel in 8 bits."""
-    import numpy
-    from PIL import Image
-
-    values = numpy.asarray(image).astype(numpy.float32)
-    white = 1.0 if image.mode == "F" else 65535.0
-    # Not scaled by the image's own extremes: two images of equal brightness would come out different.
-    if not (numpy.isfinite(values).all() and values.min() >= 0 and values.max() <= white):
-        told = f"its values go from {values.min():g} to {values.max():g}"
-        raise ValueError(f"{told}; allowed: 0 to {white:g} in mode {image.mode}")
-    return Image.fromarray(numpy.rint(values * (255 / white)).astype(numpy.uint8))
-
-
-def _too_large() -> str:
-    from PIL import Image
-
-    most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-    return f"has more than the {most / 1e6:.0f} million pixels that Pillow opens; next: save it smaller"
 
 
 def name(rows: Rows, index: int) -> str:
@@ -198,12 +183,7 @@ def name(rows: Rows, index: int) -> str:
 
 def named(value: Any) -> str:
     """Return the file of the image that `value` of a row is; empty where the data do not say."""
-    said = value.get("path") if isinstance(value, dict) else value
-    return said or ""
-
-
-def _place(rows: Rows, index: int, value: Any, role: str) -> str:
-    return " ".join((f"{rows.where}: row {rows.number(index)}: {role.removesuffix('s')}", named(value))).rstrip()
+    return (value.get("path") if isinstance(value, dict) else value) or ""
 
 
 def augmented(

@@ -36,10 +36,7 @@ class Masks(images.Varied):
         seed: int = 0,
     ) -> None:
         super().__init__(rows, seed)
-        self._processor = processor
-        self._classes = classes
-        self._reduce = reduce
-        self.augment = augment
+        self._processor, self._classes, self._reduce, self.augment = processor, classes, reduce, augment
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if "mask" not in self._rows.dataset.column_names:
@@ -48,19 +45,16 @@ class Masks(images.Varied):
         if self.augment is not None:
             image, mask = varied(image, mask, self.augment, self.draw(index))
         made = prepared(self._processor, image, mask, reduce=self._reduce)
-        self._refuse_unknown(index, made["labels"])
-        return made
-
-    def _refuse_unknown(self, index: int, labels: Any) -> None:
-        """Metal reads past the classes without a word (pytorch#144824), so what is none is told here."""
+        labels = made["labels"]
+        # Metal reads past the classes without a word (pytorch#144824), so an unknown class is told here.
         known = (labels == IGNORED) | ((labels >= 0) & (labels < self._classes))
         if bool(known.all()):
-            return
+            return made
         found = int(labels[~known].max()) + self._reduce
         raise UserError(
-            f"{self._rows.where}: row {self._rows.number(index)}: mask has class {found}, and data.labels names"
+            f"{self._rows.place(index)}: mask has class {found}, and data.labels names"
             f" {self._classes} classes, from {int(self._reduce)} on; next: name every class, or reduce_labels=true"
-            " where 0 stands for none"
+            " where 0 means no class"
         )
 
 
@@ -81,7 +75,7 @@ def pair(rows: Rows, index: int) -> tuple[Any, Any]:
     mask = images.opened_value(rows, index, row["mask"], "mask", _numbers)
     if mask.shape != image.size[::-1]:
         raise UserError(
-            f"{rows.where}: row {rows.number(index)}: mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image"
+            f"{rows.place(index)}: mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image"
             f" {image.size[0]} x {image.size[1]}; allowed: the same"
         )
     return image, mask
@@ -120,15 +114,13 @@ def png(classes: Any) -> bytes:
         image = Image.fromarray(classes.astype(numpy.uint16))
     else:
         image = Image.fromarray(classes.astype(numpy.uint8))
-        image.putpalette([one for number in range(COLOURED) for one in _colour(number)])
+        # The class's bits 0, 3 and 6 are red's highest, and so on.
+        channels = ((number, channel) for number in range(COLOURED) for channel in range(3))
+        spread = [[((number >> (3 * bit + at)) & 1) << (7 - bit) for bit in range(8)] for number, at in channels]
+        image.putpalette(list(map(sum, spread)))
     written = io.BytesIO()
     image.save(written, "PNG")
     return written.getvalue()
-
-
-def _colour(number: int) -> list[int]:
-    """Return the red, green and blue of a class: its bits 0, 3 and 6 are red's highest, and so on."""
-    return [sum(((number >> (3 * bit + channel)) & 1) << (7 - bit) for bit in range(8)) for channel in range(3)]
 
 
 def _numbers(mask: Any) -> Any:

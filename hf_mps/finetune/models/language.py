@@ -115,7 +115,13 @@ def model(
 
     kind = getattr(transformers, auto_class)
     if isinstance(recipe, Decoder) and recipe.quantization is not None:
-        model_ = _quantized(recipe, recipe.quantization, checkpoint, loaded, kind, device)
+        # On the CPU; `quantization.place` moves it.
+        computed = quantization.compute_dtype(recipe.training, recipe.weights, device)
+        rounded = {"quantization_config": quantization.config(recipe.quantization, computed.value)}
+        of_model = checkpoint.model(kind, config=loaded.config, device_map={"": "cpu"}, **rounded)
+        model_, loaded.choices["model"] = of_model
+        quantization.settle(model_, computed.value)
+        loaded.choices |= quantization.choices(model_, recipe.quantization, computed, device)
     else:
         model_, loaded.choices["model"] = checkpoint.model(kind, config=loaded.config)
     part = None
@@ -125,23 +131,11 @@ def model(
         checkpointed = bool(recipe.training.get(training_section.checkpointing()))
         model_, told = apply(model_, adapters, TASK_TYPES[auto_class], checkpointed=checkpointed, part=part)
         if adapters is not recipe.lora:
-            rounded = "merged, weights would be rounded again; next, for whole ones"
-            told = Choice(told.value, f"{told.reason}: {rounded}: {quantization.MERGE}")
+            merged = "merged, weights would be rounded again; next, for whole ones"
+            told = Choice(told.value, f"{told.reason}: {merged}: {quantization.MERGE}")
         loaded.choices["lora"] = told
     if chunks:
         loaded.choices["loss"] = deferred_head.decide(recipe, model_)
-    return model_
-
-
-def _quantized(
-    recipe: Decoder, kind: Kind, checkpoint: Checkpoint, loaded: Loaded, auto_class: Any, device: str
-) -> Any:
-    """Load the model with its linear layers quantized, on the CPU; `quantization.place` moves it."""
-    computed = quantization.compute_dtype(recipe.training, recipe.weights, device)
-    settings = {"quantization_config": quantization.config(kind, computed.value), "device_map": {"": "cpu"}}
-    model_, loaded.choices["model"] = checkpoint.model(auto_class, config=loaded.config, **settings)
-    quantization.settle(model_, computed.value)
-    loaded.choices |= quantization.choices(model_, kind, computed, device)
     return model_
 
 
@@ -219,10 +213,8 @@ def answers(
     model.eval()
     for start in range(0, len(prompts), at_once):
         # verbose=False: the tokenizer would warn of prompts longer than the model's positions, and they are cut here.
-        prompts_ids = tokenizer(list(prompts[start : start + at_once]), add_special_tokens=False, verbose=False)[
-            "input_ids"
-        ]
-        ids = [prompt_ids[-longest_prompt:] for prompt_ids in prompts_ids]
+        made = tokenizer(list(prompts[start : start + at_once]), add_special_tokens=False, verbose=False)
+        ids = [prompt_ids[-longest_prompt:] for prompt_ids in made["input_ids"]]
         yield from generated(model, tokenizer, ids, settings.max_new_tokens)
 
 
@@ -240,22 +232,17 @@ def generated(model_: Any, tokenizer: Any, ids: list[list[int]], max_new_tokens:
     batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt").to(model_.device)
     width = batch["input_ids"].shape[1]
     settings = {"do_sample": False, "num_beams": 1, "pad_token_id": tokenizer.pad_token_id, "use_cache": True}
-    with errors_only():
-        made = model_.generate(
-            **batch,
-            max_new_tokens=min(max_new_tokens, positions(model_) - width) or 1,
-            **(settings | _ends(model_, tokenizer) | how),
-        )
-    texts: list[str] = tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)
-    return texts
-
-
-def _ends(model_: Any, tokenizer: Any) -> dict[str, list[int]]:
-    """Return the further end of an answer where the template has one that the model's configuration lacks."""
+    settings["max_new_tokens"] = min(max_new_tokens, positions(model_) - width) or 1
+    # Where a chat template was learned, its end of a turn may be missing in the model's configuration.
     known = model_.generation_config.eos_token_id
     ends = [] if known is None else list(known) if isinstance(known, (list, tuple)) else [known]
     turn = chat.end_of_turn(tokenizer) if tokenizer.chat_template else None
-    return {"eos_token_id": [*ends, turn]} if turn is not None and turn not in ends else {}
+    if turn is not None and turn not in ends:
+        settings["eos_token_id"] = [*ends, turn]
+    with errors_only():
+        made = model_.generate(**batch, **(settings | how))
+    texts: list[str] = tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)
+    return texts
 
 
 def decoded(ids: Any, tokenizer: Any) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,15 +43,8 @@ def configuration(lora: Lora, task_type: str) -> Any:
         raise UserError(
             f"lora: peft is not installed; next: {extras.install('lora')}, or lora=null to train every weight"
         ) from error
-    return LoraConfig(
-        r=lora.r,
-        # peft only divides by it, and annotates it as an integer.
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
-        target_modules=lora.target_modules,
-        use_rslora=lora.use_rslora,
-        task_type=task_type,
-    )
+    # peft annotates lora_alpha as an integer, and only divides by it.
+    return LoraConfig(task_type=task_type, **lora.model_dump(exclude={"export"}))
 
 
 def apply(
@@ -67,7 +59,13 @@ def apply(
     lora_config = configuration(lora, task_type)
     _refuse_unknown(model if part is None else model.get_submodule(part), lora.target_modules)
     if part is not None:
-        lora_config.target_modules = _inside(model.get_submodule(part), part, lora.target_modules)
+        import torch
+
+        # peft's pattern (re.fullmatch of a layer's path) for layers below `part`.
+        inside = model.get_submodule(part).named_modules()
+        linear = {path.rpartition(".")[2] for path, one in inside if isinstance(one, torch.nn.Linear)}
+        names = linear if isinstance(lora.target_modules, str) else lora.target_modules
+        lora_config.target_modules = rf"{re.escape(part)}\.(.*\.)?({'|'.join(map(re.escape, sorted(names)))})"
     from peft import get_peft_model
 
     adapted = get_peft_model(model, lora_config)
@@ -75,7 +73,15 @@ def apply(
         # A checkpointed block recomputes only where its input needs a gradient, and frozen embeddings give none
         # (transformers#42489). It also keeps LayerNorm's weight gradients right on Metal (pytorch#183825).
         adapted.enable_input_require_grads()
-    return adapted, Choice(_summary(lora), _reason(adapted, lora))
+    layers = (path for path, module in adapted.named_modules() if hasattr(module, "lora_A"))
+    modules = sorted({path.rpartition(".")[2] for path in layers})
+    trained, total = adapted.get_nb_trainable_parameters()
+    shown = ", ".join(modules[:SHOWN]) + (", …" if len(modules) > SHOWN else "")
+    which = "every linear layer but the output layer" if lora.target_modules == ALL_LINEAR else "the recipe's layers"
+    parameters = f"{trained:,} of {total:,} parameters train ({trained / total:.2%})"
+    dropout = f", dropout {lora.lora_dropout:g}" if lora.lora_dropout else ""
+    reason = f"{parameters}, on {which}: {shown}; saved {lora.export}"
+    return adapted, Choice(f"rank {lora.r}, alpha {lora.lora_alpha:g}{dropout}", reason)
 
 
 def save(trainer: Any, folder: Path, lora: Lora) -> None:
@@ -90,7 +96,9 @@ def save(trainer: Any, folder: Path, lora: Lora) -> None:
     adapted.merge_adapter()
     try:
         base = adapted.get_base_model()
-        base.save_pretrained(folder, state_dict=dict(_merged(base)))
+        stored = base.state_dict().items()
+        merged = {plain: weight for name, weight in stored if (plain := plain_name(name)) is not None}
+        base.save_pretrained(folder, state_dict=merged)
     finally:
         adapted.unmerge_adapter()
     trainer.processing_class.save_pretrained(folder)
@@ -110,15 +118,8 @@ def load_kept(trainer: Any, folder: Path) -> None:
     base.load_state_dict(named, strict=False)
 
 
-def _merged(base: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the weights of a model with merged adapters under the names that they have without adapters."""
-    for name, weight in base.state_dict().items():
-        if (plain := plain_name(name)) is not None:
-            yield plain, weight
-
-
 def plain_name(name: str) -> str | None:
-    """Return a weight's name in the model without adapters; None for an adapter's own and for what one stands in for.
+    """Return a weight's name in the model without adapters; None for an adapter's own and for what it replaces.
 
     `modules_to_save` are layers that were trained whole; peft keeps their first weights as `original_module`.
     """
@@ -141,32 +142,6 @@ def snippet(lora: Lora, auto_class: str, quantized: str | None = None) -> str | 
     return (
         f"from peft import {kind}\nfrom transformers import AutoTokenizer{more}\n"
         f'model, tokenizer = {kind}.from_pretrained("."{settings}), AutoTokenizer.from_pretrained(".")'
-    )
-
-
-def _summary(lora: Lora) -> str:
-    return f"rank {lora.r}, alpha {lora.lora_alpha:g}" + (
-        f", dropout {lora.lora_dropout:g}" if lora.lora_dropout else ""
-    )
-
-
-def _inside(module: Any, part: str, targets: list[str] | str) -> str:
-    """Return the pattern of peft (re.fullmatch of a layer's path) for `targets` below the module named `part`."""
-    import torch
-
-    linear = {path.rpartition(".")[2] for path, one in module.named_modules() if isinstance(one, torch.nn.Linear)}
-    names = linear if isinstance(targets, str) else targets
-    return rf"{re.escape(part)}\.(.*\.)?({'|'.join(re.escape(name) for name in sorted(names))})"
-
-
-def _reason(adapted: Any, lora: Lora) -> str:
-    layers = (path for path, module in adapted.named_modules() if hasattr(module, "lora_A"))
-    modules = sorted({path.rpartition(".")[2] for path in layers})
-    trained, total = adapted.get_nb_trainable_parameters()
-    shown = ", ".join(modules[:SHOWN]) + (", …" if len(modules) > SHOWN else "")
-    which = "every linear layer but the output layer" if lora.target_modules == ALL_LINEAR else "the recipe's layers"
-    return (
-        f"{trained:,} of {total:,} parameters train ({trained / total:.2%}), on {which}: {shown}; saved {lora.export}"
     )
 
 

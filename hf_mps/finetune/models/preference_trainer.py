@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +28,7 @@ class PreferenceTrainer(QuietTrl, DPOTrainer):  # type: ignore[misc]
         with quantization.adapters_kept(model):
             super().__init__(model, *arguments, **settings)
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return the batch's loss and rewards of shape (pairs, 2), float32; one of the two passes is the
         reference's.
         """
@@ -41,16 +37,14 @@ class PreferenceTrainer(QuietTrl, DPOTrainer):  # type: ignore[misc]
         with torch.no_grad(), self.compute_loss_context_manager():
             reference = self.compute_ref_log_probs(self.ref_model or model, inputs)
             reference_logps = dict(zip(("ref_chosen_logps", "ref_rejected_logps"), reference, strict=True))
-            with self._reference_known():
-                loss = self.compute_loss(recorder, {**inputs, **reference_logps})
+            before, self.precompute_ref_logps = self.precompute_ref_logps, True  # the loss reads them from the batch
+            loss = self.compute_loss(recorder, {**inputs, **reference_logps})
+            self.precompute_ref_logps = before
             policy = recorder.log_probs.sum(dim=1).chunk(2)
         rewards = [self.beta * (ours - theirs).float() for ours, theirs in zip(policy, reference, strict=True)]
         pairs = torch.stack(rewards, dim=1)
-        return (
-            loss.detach().mean(),
-            None if prediction_loss_only else pairs,
-            None if prediction_loss_only else pairs[:, 0],
-        )
+        loss = loss.detach().mean()
+        return (loss, None, None) if prediction_loss_only else (loss, pairs, pairs[:, 0])
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if not self.model.training:
@@ -60,15 +54,6 @@ class PreferenceTrainer(QuietTrl, DPOTrainer):  # type: ignore[misc]
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """Return the data set unchanged: TRL would render and tokenise texts, and the task has done so."""
         return dataset
-
-    @contextmanager
-    def _reference_known(self) -> Iterator[None]:
-        """Let the loss read the reference's log-probabilities from the batch."""
-        before, self.precompute_ref_logps = self.precompute_ref_logps, True
-        try:
-            yield
-        finally:
-            self.precompute_ref_logps = before
 
 
 class _LogProbRecorder:
@@ -89,8 +74,5 @@ def measured(pairs: Any, chosen: Chosen) -> dict[str, float]:
     alike.
     """
     better, worse = numpy.asarray(pairs, dtype=numpy.float64).T
-    values = {
-        "rewards/accuracies": float((better > worse).mean()),
-        "rewards/margins": float((better - worse).mean()),
-    }
+    values = {"rewards/accuracies": float((better > worse).mean()), "rewards/margins": float((better - worse).mean())}
     return chosen.of(values)

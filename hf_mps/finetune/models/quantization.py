@@ -120,24 +120,17 @@ def settle(model: Any, dtype: str) -> None:
 
     from hf_mps.finetune.models import rounded_layers
 
-    for module in model.modules():
-        if isinstance(module, bitsandbytes.nn.Linear4bit):
-            module.support_avx512bf16_for_cpu = False
-            module.compute_dtype = module.weight.quant_state.dtype = getattr(torch, dtype)  # forward and backward
-            if module.in_features % rounded_layers.BLOCK:
-                module.__class__ = rounded_layers.UnevenLinear4bit
-        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
-            _weights_alone(module)
-
-
-def _weights_alone(layer: Any) -> None:
-    """Let an 8-bit layer round its weights alone; their scales become a buffer, which moves with the layer."""
-    from hf_mps.finetune.models import rounded_layers
-
-    scales = layer.weight.SCB
-    layer.weight.CB = layer.weight.SCB = None
-    layer.register_buffer("scales", scales, persistent=False)
-    layer.__class__ = rounded_layers.Int8Linear
+    for name, layer in layers(model).items():
+        if isinstance(layer, bitsandbytes.nn.Linear8bitLt):
+            model.set_submodule(name, rounded_layers.Int8Linear(layer))
+            continue
+        # The backward pass makes the weights whole again in this dtype, the forward pass in `compute_dtype`.
+        layer.weight.quant_state.dtype = getattr(torch, dtype)
+        if layer.in_features % rounded_layers.BLOCK:
+            layer = rounded_layers.UnevenLinear4bit(layer)
+            model.set_submodule(name, layer)
+        layer.support_avx512bf16_for_cpu = False
+        layer.compute_dtype = getattr(torch, dtype)
 
 
 def place(model: Any, device: Any) -> None:
@@ -147,7 +140,7 @@ def place(model: Any, device: Any) -> None:
 
 
 def is_quantized(model: Any) -> bool:
-    """Whether a model has weights of bitsandbytes', with adapters or without."""
+    """Return whether a model has weights of bitsandbytes', with adapters or without."""
     return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
 
 
@@ -215,7 +208,7 @@ def choices(model: Any, kind: Kind, computed: Choice[str], device: str) -> dict[
 
 
 def _whole(model: Any) -> list[tuple[str, Any]]:
-    """The modules that keep whole weights, each with one of them."""
+    """Return the modules that keep whole weights, each with one of them."""
     found = layers(model)
     return [
         (name, weight)
@@ -226,7 +219,7 @@ def _whole(model: Any) -> list[tuple[str, Any]]:
 
 
 def _kernels(kind: Kind, device: str) -> Choice[str]:
-    """What makes whole weights of quantized ones; nothing is fetched to find out."""
+    """Return what makes whole weights of quantized ones; nothing is fetched to find out."""
     own = "bitsandbytes' own"
     if kind == "int8":
         return Choice("PyTorch's own", "each row times its scale, for every product anew")

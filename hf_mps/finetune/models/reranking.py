@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hf_mps.finetune.data import queries
 from hf_mps.finetune.data.queries import Query
 from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.text.lengths import Lengths
-from hf_mps.metrics import Baseline, ranking
+from hf_mps.metrics import Baseline
+from hf_mps.metrics.scores import ndcg, order, reciprocal_rank
 from hf_mps.metrics.selection import Chosen
 from hf_mps.metrics.table import METRICS
 
@@ -26,10 +27,32 @@ def loss(losses: Any, name: str, model: Any) -> Any:
     return made(model, mini_batch_size=-1) if name in LISTED else made(model)
 
 
+def encoder(stock: type[Any]) -> type[Any]:
+    """Return the cross-encoder class `stock` with a `preprocess` that can look tokens up in place of making them.
+
+    While `tokens` is set (a batch of `collator`), inputs are the numbers of a batch's pairs in place of their texts.
+    """
+
+    class Encoder(stock):  # type: ignore[misc]
+        tokens: dict[str, Any] | None = None
+
+        def preprocess(self, inputs: Any, **settings: Any) -> Any:
+            if self.tokens is None:
+                return super().preprocess(inputs, **settings)
+            chosen = [number for _, number in inputs]
+            whole = chosen == list(range(len(self.tokens["input_ids"])))
+            picked = {name: tensor if whole else tensor[chosen] for name, tensor in self.tokens.items()}
+            return {**picked, "modality": "text"}
+
+    # Model cards and errors of sentence-transformers show the class's name.
+    Encoder.__name__, Encoder.__qualname__, Encoder.__module__ = stock.__name__, stock.__qualname__, stock.__module__
+    return Encoder
+
+
 def collator(tokenizer: Any, length: Lengths) -> Any:
     """Return a collator for sentence-transformers' trainer: every pair of a batch a row of tokens, padded by a list.
 
-    sentence-transformers tokenises within its losses, each batch to a length of its own: for Metal, a new graph each.
+    sentence-transformers tokenises within its losses, each batch to another length: Metal compiles a graph for each.
     """
     from sentence_transformers.cross_encoder.data_collator import CrossEncoderDataCollator
     from transformers import DataCollatorWithPadding
@@ -41,7 +64,8 @@ def collator(tokenizer: Any, length: Lengths) -> Any:
             import torch
 
             names = [name for name in features[0] if name != "label"]
-            pairs = [dict(zip(names, one, strict=True)) for row in features for one in _each(row, names)]
+            columns = [[row[name] for name in names] for row in features]
+            pairs = [dict(zip(names, one, strict=True)) for row in columns for one in zip(*row, strict=True)]
             relevance = [value for row in features for value in row["label"]]
             return {
                 **pad(pairs),
@@ -52,38 +76,19 @@ def collator(tokenizer: Any, length: Lengths) -> Any:
     return Pairs(preprocess_fn=None)
 
 
-def _each(row: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns `names` of each pair of a row."""
-    return zip(*(row[name] for name in names), strict=True)
-
-
 def trainer(evaluator: RerankEvaluator, *, listed: bool) -> type[Any]:
     """Return sentence-transformers' trainer class over batches of `collator`, with what `evaluator` measures.
 
-    Its losses are handed the numbers of a batch's pairs in place of their texts, and a `preprocess` that looks up the
+    Its losses are handed the numbers of a batch's pairs in place of their texts, and the model (`encoder`) looks up the
     tokens of those pairs. With `listed` the loss gets lists of documents.
     """
     measuring: Any = embeddings.trainer(evaluator, "CrossEncoderTrainer")
 
     class Reranking(measuring):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **settings)
-            self._tokens: dict[str, Any] | None = None
-            self._texts = self.model.preprocess
-            object.__setattr__(self.model, "preprocess", self._preprocessed)
-
-        def _preprocessed(self, inputs: Any, **settings: Any) -> Any:
-            if self._tokens is None:
-                return self._texts(inputs, **settings)
-            chosen = [number for _, number in inputs]
-            whole = chosen == list(range(len(self._tokens["input_ids"])))
-            picked = {name: tensor if whole else tensor[chosen] for name, tensor in self._tokens.items()}
-            return {**picked, "modality": "text"}
-
         def collect_features(self, inputs: dict[str, Any]) -> tuple[list[Any], Any]:
             relevance, sizes = inputs.pop("label"), inputs.pop(SIZES)
             numbers = list(range(len(relevance)))
-            self._tokens = dict(inputs)
+            self.model.tokens = dict(inputs)
             if not listed:
                 return [numbers, numbers], relevance
             ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
@@ -94,7 +99,7 @@ def trainer(evaluator: RerankEvaluator, *, listed: bool) -> type[Any]:
             try:
                 return super().compute_loss(*arguments, **settings)
             finally:
-                self._tokens = None
+                self.model.tokens = None
 
     return Reranking
 
@@ -105,12 +110,9 @@ class RerankEvaluator:
     def __init__(
         self, found: Sequence[Query], encoded: Any, measured: Chosen | None, pad: Callable[[list[dict[str, Any]]], Any]
     ) -> None:
-        self._queries = found
-        self._measured = measured
-        self._collator = pad
+        self._queries, self._encoded, self._measured, self._collator = found, encoded, measured, pad
         # Documents that are to be judged come by and by: only those of a row are known together.
         self._groups = queries.by_text(found) if measured is not None else queries.by_row(found)
-        self._encoded = encoded
 
     @property
     def without(self) -> int:
@@ -137,7 +139,7 @@ class RerankEvaluator:
         scores = self._scores(model)
         ranks: dict[tuple[int, int], int] = {}
         for group in self._groups:
-            ordered = ranking.order([scores[place][inner] for place, inner in group], self._relevance(group))
+            ordered = order([scores[place][inner] for place, inner in group], self._relevance(group))
             ranks |= {group[number]: rank for rank, number in enumerate(ordered, 1)}
         for place, query in enumerate(self._queries):
             for inner, document in enumerate(query.documents):
@@ -163,16 +165,14 @@ class RerankEvaluator:
                 ([scores[place][inner] for place, inner in group], self._relevance(group)) for group in self._groups
             ]
             ranked = [(given, truths) for given, truths in sides if _can_rank(truths)] or sides
-            for name, formula in (("ndcg@10", ranking.ndcg), ("mrr@10", ranking.reciprocal_rank)):
+            for name, formula in (("ndcg@10", ndcg), ("mrr@10", reciprocal_rank)):
                 values[name] = sum(formula(*one) for one in ranked) / len(ranked)
-        given, truths = ([value for row in side for value in row] for side in (scores, self._truths()))
+        sides_by_query = (scores, [query.relevance for query in self._queries])
+        given, truths = ([value for row in side for value in row] for side in sides_by_query)
         for name in self._measured.names:
             if (compute := METRICS[name].compute) is not None:
                 values |= compute(given, truths)
         return self._measured.of(values)
-
-    def _truths(self) -> list[tuple[float, ...]]:
-        return [query.relevance for query in self._queries]
 
     def _scores(self, model: Any) -> list[list[float]]:
         """Return the logit of each document of each query; pairs of like length share a batch.
@@ -180,19 +180,16 @@ class RerankEvaluator:
         Where there are several processes each scores a batch of every so many, and all get all.
         """
         pairs = [(place, inner) for place, row in enumerate(self._queries) for inner in range(len(row.documents))]
-        rows = [self._pair(place, inner) for place, inner in pairs]
+        columns = [{name: row[name] for name in row if name != "label"} for row in self._encoded]
+        rows = [{name: column[inner] for name, column in columns[place].items()} for place, inner in pairs]
 
         def scored(numbers: Sequence[int]) -> Any:
             batch = self._collator([rows[number] for number in numbers])
             return model({name: value.to(model.device) for name, value in batch.items()})["scores"].view(-1).float()
 
-        order = sorted(range(len(rows)), key=lambda number: len(rows[number]["input_ids"]))
-        found = iter(in_batch.each_once(model, order, BATCH, scored))
+        by_length = sorted(range(len(rows)), key=lambda number: len(rows[number]["input_ids"]))
+        found = iter(in_batch.each_once(model, by_length, BATCH, scored))
         return [[float(next(found)) for _ in query.documents] for query in self._queries]
-
-    def _pair(self, place: int, inner: int) -> dict[str, Any]:
-        row = self._encoded[place]
-        return {name: column[inner] for name, column in row.items() if name != "label"}
 
 
 def _can_rank(relevance: Sequence[float]) -> bool:

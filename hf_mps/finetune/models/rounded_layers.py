@@ -16,11 +16,17 @@ BLOCK = 64
 class Int8Linear(bitsandbytes.nn.Linear8bitLt):  # type: ignore[misc]
     """bitsandbytes' layer with the product that it takes on a CPU in training, always and on every device.
 
-    `scales` is a float32 buffer of shape (out_features,): the largest weight of each row, which 127 stands for. The
+    `scales` is a float32 buffer of shape (out_features,): the largest weight of each row, stored as 127. The
     other product (MatMul8bitLt) rounds what goes in to 8 bits too, and waits for the device to look for outliers in it.
     """
 
     scales: Any
+
+    def __init__(self, layer: Any) -> None:
+        """Take over the weights of bitsandbytes' `layer`; their scales become a buffer, which moves with the layer."""
+        self.__dict__.update(layer.__dict__)  # with what transformers noted on it; its own __init__ would allocate
+        self.register_buffer("scales", self.weight.SCB, persistent=False)
+        self.weight.CB = self.weight.SCB = None
 
     def forward(self, x: Any) -> Any:
         """Return `x` times the weights, (…, out_features) in the dtype of `x`; the gradient is that of whole ones."""
@@ -36,6 +42,10 @@ class UnevenLinear4bit(bitsandbytes.nn.Linear4bit):  # type: ignore[misc]
     Of those its kernel for x86 (0.50.2, AVX-512) takes other scales than they were rounded with, where a row is a
     multiple of 32: so it gets all weights in rows of a block each.
     """
+
+    def __init__(self, layer: Any) -> None:
+        """Take over the weights of bitsandbytes' `layer`."""
+        self.__dict__.update(layer.__dict__)
 
     def forward(self, x: Any) -> Any:
         """Return `x` times the weights, (…, out_features) in the dtype of `x`."""

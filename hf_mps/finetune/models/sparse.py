@@ -48,9 +48,7 @@ def trainer(evaluator: Any) -> type[Any]:
 
     The regularizers' weights rise from 0 over the first third of the steps, as its own default has it.
     """
-    from sentence_transformers.sparse_encoder.callbacks.splade_callbacks import (
-        SpladeRegularizerWeightSchedulerCallback,
-    )
+    from sentence_transformers.sparse_encoder.callbacks.splade_callbacks import SpladeRegularizerWeightSchedulerCallback
 
     measuring: Any = embeddings.trainer(evaluator, "SparseEncoderTrainer")
 

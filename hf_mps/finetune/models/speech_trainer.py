@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import Seq2SeqTrainer
@@ -24,36 +25,28 @@ class SpeechTrainer(MeasuredBefore, Seq2SeqTrainer):  # type: ignore[misc]
             return super().prediction_step(*arguments, **settings)
 
 
+@dataclass
 class Transcriber:
     """Reads what was generated for the rows `kept` of a split, and measures it after `clean`."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        kept: Sequence[int],
-        seconds: Sequence[float],
-        truths: Sequence[str],
-        tokenizer: Any,
-        clean: Callable[[str], str],
-    ) -> None:
-        self._rows = rows
-        self._kept = kept
-        self._seconds = seconds
-        self._truths = truths
-        self._tokenizer = tokenizer
-        self._clean = clean
+    rows: Rows
+    kept: Sequence[int]
+    seconds: Sequence[float]
+    truths: Sequence[str]
+    tokenizer: Any
+    clean: Callable[[str], str]
 
     def measure(self, evaluated: Any, measured: Metrics) -> dict[str, float]:
         """Return the metrics of an evaluation's generated ids, shape (rows, tokens).
 
         Rows whose truth is nothing after `clean` are not measured: they hold no word to get wrong.
         """
-        said = decoded(evaluated.predictions, self._tokenizer)
-        pairs = [(self._clean(text), self._clean(truth)) for text, truth in zip(said, self._truths, strict=True)]
+        said = decoded(evaluated.predictions, self.tokenizer)
+        pairs = [(self.clean(text), self.clean(truth)) for text, truth in zip(said, self.truths, strict=True)]
         answers, truths = zip(*(pair for pair in pairs if pair[1]), strict=True)
         return measured.compute(list(answers), list(truths))
 
     def lines(self, trainer: Any, features: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv."""
-        said = decoded(trainer.predict(features).predictions, self._tokenizer)
-        return transcripts.lines(self._rows, self._seconds, said, self._truths, kept=self._kept, clean=self._clean)
+        said = decoded(trainer.predict(features).predictions, self.tokenizer)
+        return transcripts.lines(self.rows, self.seconds, said, self.truths, kept=self.kept, clean=self.clean)

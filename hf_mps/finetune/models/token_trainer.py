@@ -29,15 +29,13 @@ class TokenTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         super().__init__(*arguments, **settings)
         self._causal = causal
 
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return the batch's loss a token, and for each row (summed loss, tokens, correct ones), float32 (B, 3)."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             sums = row_sums(model, inputs, causal=self._causal)
         loss = sums[:, 0].sum() / sums[:, 1].sum().clamp(min=1)
-        return loss, None if prediction_loss_only else sums, None if prediction_loss_only else sums[:, 1]
+        return (loss, None, None) if prediction_loss_only else (loss, sums, sums[:, 1])
 
 
 def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:

@@ -28,7 +28,7 @@ class Reader:
     """Makes a processor's tokens of conversations about images without looking at the images: their sizes suffice.
 
     What a processor writes for an image depends on its size alone (`_get_num_multimodal_tokens` in transformers counts
-    the same), and special tokens stand at its ends, so that the text around it becomes the tokens that it always is.
+    the same), and special tokens are at its ends, so that the text around it becomes the tokens that it always is.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -93,7 +93,7 @@ def budget(reader: Reader, most: int) -> Choice[str]:
     own = {name: value for name, value in dict(made.size).items() if value}
     for size, side, told in _sizes(made, own, most):
         made.size = type(made.size)(**size) if not isinstance(made.size, dict) else size
-        reader._blocks.clear()
+        reader._blocks.clear()  # they were counted at the size before
         counted = len(reader.block((side, side)))
         if counted <= most:
             kept = " (the checkpoint's own size)" if size == own else ""
@@ -134,9 +134,7 @@ def language_part(model: Any) -> tuple[str, Choice[str]]:
     decoder = model.get_decoder()
     name = next((path for path, module in model.named_modules() if module is decoder), "")
     if not name:
-        raise UserError(
-            f"{type(model).__name__} has no language model as a part of its own (get_decoder), to be trained"
-        )
+        raise UserError(f"{type(model).__name__} has no separate language model (get_decoder) that could be trained")
     kept = {id(one) for module in (decoder, model.get_output_embeddings()) for one in module.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in kept)

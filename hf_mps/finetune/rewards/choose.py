@@ -1,11 +1,16 @@
-"""The rewards of a recipe: its own words for them, the functions behind the names, and what is refused of either."""
+"""The rewards of a recipe: how it names them, the functions behind the names, and how a trainer calls these.
+
+The built-in functions have the signature of TRL's: every argument is a list with an entry for each completion.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from decimal import Decimal
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -14,11 +19,158 @@ from unicodedata import category
 from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, nearest
-from hf_mps.core.text import summary
+from hf_mps.core.errors import RunError, UserError, nearest
+from hf_mps.core.text import counted, summary
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.rewards.builtin import BUILT_IN, OPTIONS, WITH_ANSWER
-from hf_mps.finetune.rewards.score import GIVEN, Score, ScoreError
+from hf_mps.metrics import squad
+
+Completion = str | Sequence[Mapping[str, Any]]
+
+# A number as people write it: with a sign, thousands' commas and a fraction.
+_NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+_MINUS = "\N{MINUS SIGN}"
+# Where an answer is: behind GSM8K's four hashes (openai/grade-school-math, dataset.py), or in LaTeX's box.
+_MARKS = (re.compile(r"####\s*(?P<answer>[^\n]*)"), re.compile(r"\\boxed\{(?P<answer>[^{}]*)\}"))
+
+
+def exact(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+    """Return 1.0 where a completion is the answer, white space around both aside, otherwise 0.0."""
+    pairs = zip(completions, answer, strict=True)
+    return [float(words(said).strip() == right.strip()) for said, right in pairs]
+
+
+def normalised(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+    """Return 1.0 where a completion is the answer but for case, punctuation, articles and white space, else 0.0."""
+    return [squad.exact_match(words(said), [right]) for said, right in zip(completions, answer, strict=True)]
+
+
+def number(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
+    """Return 1.0 where a completion ends with the answer's number, as `final_number` reads both, otherwise 0.0."""
+    pairs = [(final_number(words(said)), final_number(right)) for said, right in zip(completions, answer, strict=True)]
+    return [float(said is not None and said == right) for said, right in pairs]
+
+
+def length(completion_ids: Sequence[Sequence[int]], most: int, **_: Any) -> list[float]:
+    """Return 1.0 for a completion of at most `most` tokens, and evenly less for longer ones: 0.0 from twice as many."""
+    return [max(0.0, min(1.0, 2.0 - len(ids) / most)) for ids in completion_ids]
+
+
+def matches(completions: Sequence[Completion], pattern: str, **_: Any) -> list[float]:
+    """Return 1.0 where the regular expression `pattern` is found in a completion, otherwise 0.0; a dot is any letter.
+
+    `^` and `$` are the completion's beginning and end.
+    """
+    found = re.compile(pattern, re.DOTALL)
+    return [float(found.search(words(said)) is not None) for said in completions]
+
+
+BUILT_IN: Mapping[str, Callable[..., list[float]]] = {
+    "exact": exact,
+    "normalised": normalised,
+    "number": number,
+    "length": length,
+    "format": matches,
+}
+"""By the name that a recipe has."""
+WITH_ANSWER = ("exact", "normalised", "number")
+"""Those that compare with the row's reference answer."""
+OPTIONS = {"length": "most", "format": "pattern"}
+"""What else a reward is told, by the name of both."""
+
+
+def words(completion: Completion) -> str:
+    """Return a completion's text; TRL hands on what answers a conversation as a list with one message."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def final_number(text: str) -> Decimal | None:
+    """Return the number that a text ends with, None where it holds none.
+
+    Where an answer is marked (`#### 72`, `\\boxed{72}`) that is the last number of the last mark; otherwise the text's
+    last one. 1,000 is 1000, and 72.0 is 72.
+    """
+    marked = [match for mark in _MARKS for match in mark.finditer(text)]
+    if marked:
+        text = max(marked, key=lambda match: match.start())["answer"]
+    found: list[str] = _NUMBER.findall(text.replace(_MINUS, "-"))
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+GIVEN = ("prompts", "completions", "completion_ids")
+"""What every function is given, beside the columns of the rows: lists with an entry for each completion."""
+SCORES = "a list with a number, or None, for each completion"
+
+
+class ScoreError(RunError):
+    """A reward function failed, or returned no score for each completion."""
+
+
+class Score:
+    """The reward `name`: calls the function that `find` returns with what it takes, and returns a score a completion.
+
+    `find` is called when the function is first needed: it may import code. `options` are further arguments. The row's
+    reference answer is handed over as `answer_as`. The scores are finite floats, or None where the function says that
+    it does not apply. Raises ScoreError for any other answer, and where the function fails.
+    """
+
+    def __init__(
+        self, name: str, find: Callable[[], Callable[..., Any]], options: Mapping[str, Any], answer_as: str = "answer"
+    ) -> None:
+        self.__name__ = name  # TRL's name in its logs
+        self._find, self._options, self._answer_as = find, options, answer_as
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        return self._find()
+
+    @cached_property
+    def _parameters(self) -> list[inspect.Parameter] | None:
+        """The parameters of the function, None where it does not tell them."""
+        try:
+            return list(inspect.signature(self._function).parameters.values())
+        except (TypeError, ValueError):
+            return None
+
+    def required(self) -> Iterator[str]:
+        """Yield the names of the arguments that the function cannot do without."""
+        for parameter in self._parameters or ():
+            named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if named and parameter.default is parameter.empty and parameter.name not in self._options:
+                yield parameter.name
+
+    def __call__(self, *, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        given = {"completions": completions, **columns, **self._options}
+        if "answer" in columns:
+            given[self._answer_as] = columns["answer"]
+        try:
+            known = self._parameters
+            # A function that has `**` or hides its parameters takes everything.
+            if known is not None and not any(one.kind is one.VAR_KEYWORD for one in known):
+                given = {one.name: given[one.name] for one in known if one.name in given}
+            found = self._function(**given)
+        except Exception as error:
+            raise ScoreError(f"the reward {self.__name__} failed: {summary(error)}") from error
+        if isinstance(found, (str, bytes, Mapping)) or not hasattr(found, "__iter__") or not hasattr(found, "__len__"):
+            raise ScoreError(f"the reward {self.__name__} returned a {type(found).__name__}; allowed: {SCORES}")
+        try:
+            scores = list(found)
+        except TypeError as error:  # a tensor without dimensions has `__len__`, and no length
+            raise ScoreError(f"the reward {self.__name__} returned one number; allowed: {SCORES}") from error
+        if len(scores) != len(completions):
+            came = f"{counted(len(scores), 'score')} for {counted(len(completions), 'completion')}"
+            raise ScoreError(f"the reward {self.__name__} returned {came}; allowed: {SCORES}")
+        values: list[float | None] = []
+        for score in scores:
+            try:
+                values.append(None if score is None else float(score))
+            except (TypeError, ValueError, RuntimeError) as error:
+                came = f"a {type(score).__name__} as a score"
+                raise ScoreError(f"the reward {self.__name__} returned {came}; allowed: {SCORES}") from error
+            if values[-1] is not None and not math.isfinite(values[-1]):
+                came = f"{values[-1]}; allowed: a finite number, or None"
+                raise ScoreError(f"the reward {self.__name__} returned {came}")
+        return values
+
 
 ALLOWED = f"{', '.join(BUILT_IN)}, or the dotted name of an installed function, such as trl.rewards.think_format_reward"
 ENTRY_POINTS = "hf_mps.rewards"
@@ -54,10 +206,8 @@ class Reward(schema.Section):
                 raise ValueError(f"has {option} beside {self.name}, and it belongs to {owner}; leave it out")
         if self.pattern is not None:
             if any(category(letter) == "Cc" and letter not in "\n\t" for letter in self.pattern):
-                came = (
-                    f"has the pattern {self.pattern!r}, where YAML's double quotes made a control letter of a backslash"
-                )
-                raise ValueError(f"{came}; next: single quotes, '\\bword\\b'")
+                came = f"has the pattern {self.pattern!r}, where YAML's double quotes turned a backslash into a control"
+                raise ValueError(f"{came} character; next: single quotes, '\\bword\\b'")
             try:
                 re.compile(self.pattern)
             except re.error as error:
@@ -112,9 +262,23 @@ def choose(
     to which the user has not `agreed`, and for a comparison with an answer that is not there.
     """
     refuse_unagreed(rewards, agreed)
-    scores = [_score(reward, "answer" in rows[0]) for reward in rewards]
+    scores = []
+    for reward in rewards:
+        if reward.name in WITH_ANSWER and "answer" not in rows[0]:
+            problem = f"rewards has {reward.name}, which compares with a reference answer"
+            raise UserError(f"{problem}; next: data.columns.answer=COLUMN")
+        options = {name: value for name in OPTIONS.values() if (value := getattr(reward, name)) is not None}
+        scores.append(Score(reward.shown, partial(_function, reward.name), options, reward.answer_as))
     value = " + ".join(f"{one.weight:g} x {one.shown}" if one.weight != 1 else one.shown for one in rewards)
-    return scores, Choice(value, "; ".join(_told(one) for one in rewards))
+    words = {
+        "exact": "the completion is the answer",
+        "normalised": "the answer, but for case, punctuation and articles",
+        "number": "the completion ends with the answer's number",
+        "length": "at most {0.most} tokens",
+        "format": "matches {0.pattern}",
+    }
+    told = (f"{one.shown}: {words.get(one.name, 'the installed function {0.name}').format(one)}" for one in rewards)
+    return scores, Choice(value, "; ".join(told))
 
 
 def try_out(rewards: Sequence[Reward], scores: Sequence[Score], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -123,17 +287,20 @@ def try_out(rewards: Sequence[Reward], scores: Sequence[Score], rows: Sequence[M
     Raises UserError for a name without a function, and for one that cannot take the rows or returns something else
     than a number for each completion.
     """
+    # The model is taken to have said each row's answer, or a full stop.
+    said = [[{"role": "assistant", "content": str(row.get("answer") or ".")}] for row in rows]
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    prompts = [row["prompt"] for row in rows]
     for reward, score in zip(rewards, scores, strict=True):
-        _try(reward, score, rows)
-
-
-def _score(reward: Reward, answers: bool) -> Score:
-    if reward.name in WITH_ANSWER and not answers:
-        raise UserError(
-            f"rewards has {reward.name}, which compares with a reference answer; next: data.columns.answer=COLUMN"
-        )
-    options = {name: value for name in OPTIONS.values() if (value := getattr(reward, name)) is not None}
-    return Score(reward.shown, partial(_function, reward.name), options, reward.answer_as)
+        lacking = [name for name in score.required() if name not in (*GIVEN, *rows[0], reward.answer_as)]
+        if lacking:
+            has = ", ".join((*GIVEN, *columns))
+            hint = f"; next: {{name: {reward.name}, answer_as: {lacking[0]}}}" if "answer" in rows[0] else ""
+            raise UserError(f"rewards has '{reward.name}', which takes {lacking[0]}; given are {has}{hint}")
+        try:
+            score(prompts=prompts, completions=said, completion_ids=[[0]] * len(rows), **columns)
+        except ScoreError as error:
+            raise UserError(f"rewards has '{reward.name}': {error}") from error
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -141,8 +308,19 @@ def _function(name: str) -> Callable[..., Any]:
     if name in BUILT_IN:
         return BUILT_IN[name]
     point = declared().get(name)
-    module, parts = _module(point.value.replace(":", ".") if point is not None else name)
-    found: Any = module
+    parts = (point.value.replace(":", ".") if point is not None else name).split(".")
+    found: Any = None
+    for end in range(len(parts) - 1, 0, -1):  # the longest module that the name begins with
+        path = ".".join(parts[:end])
+        try:
+            found, parts = import_module(path), parts[end:]
+            break
+        except Exception as error:
+            absent = isinstance(error, ModuleNotFoundError) and error.name is not None
+            if not (absent and f"{path}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
+                raise UserError(f"rewards has '{name}', and importing {path} fails: {summary(error)}") from error
+    if found is None:
+        raise UserError(f"rewards has '{name}', and no module {parts[0]} is installed; allowed: {ALLOWED}")
     for part in parts:
         if not hasattr(found, part):
             raise UserError(f"rewards has '{name}', and {found.__name__} has no {part}{nearest(part, dir(found))}")
@@ -154,52 +332,3 @@ def _function(name: str) -> Callable[..., Any]:
         raise UserError(f"rewards has '{name}', which is a {kind}; allowed: a function")
     function: Callable[..., Any] = found
     return function
-
-
-def _module(name: str) -> tuple[Any, list[str]]:
-    """Return the module that a dotted name begins with, the longest there is, and the rest of the name."""
-    parts = name.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        path = ".".join(parts[:end])
-        try:
-            return import_module(path), parts[end:]
-        except Exception as error:
-            absent = isinstance(error, ModuleNotFoundError) and error.name is not None
-            if not (absent and f"{path}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
-                raise UserError(f"rewards has '{name}', and importing {path} fails: {summary(error)}") from error
-    raise UserError(f"rewards has '{name}', and no module {parts[0]} is installed; allowed: {ALLOWED}")
-
-
-def _try(reward: Reward, score: Score, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Score each row's answer, or a full stop, as if the model had said it, before anything is trained."""
-    lacking = [name for name in score.required() if name not in (*GIVEN, *rows[0], reward.answer_as)]
-    if lacking:
-        has = ", ".join((*GIVEN, *(name for name in rows[0] if name != "prompt")))
-        hint = f"; next: {{name: {reward.name}, answer_as: {lacking[0]}}}" if "answer" in rows[0] else ""
-        raise UserError(f"rewards has '{reward.name}', which takes {lacking[0]}; given are {has}{hint}")
-    said = [[{"role": "assistant", "content": str(row.get("answer") or ".")}] for row in rows]
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    try:
-        score(prompts=[row["prompt"] for row in rows], completions=said, completion_ids=[[0]] * len(rows), **columns)
-    except ScoreError as error:
-        raise UserError(f"rewards has '{reward.name}': {error}") from error
-
-
-def _told(reward: Reward) -> str:
-    return "".join(_parts(reward))
-
-
-def _parts(reward: Reward) -> Iterator[str]:
-    function = BUILT_IN.get(reward.name)
-    yield f"{reward.shown}: "
-    yield (
-        {
-            "exact": "the completion is the answer",
-            "normalised": "the answer, but for case, punctuation and articles",
-            "number": "the completion ends with the answer's number",
-            "length": f"at most {reward.most} tokens",
-            "format": f"matches {reward.pattern}",
-        }[reward.name]
-        if function
-        else f"the installed function {reward.name}"
-    )

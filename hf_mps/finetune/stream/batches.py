@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hf_mps.finetune.stream.endless import Reader, Tally
+from hf_mps.finetune.stream.endless import BYTES, Tally, Windows, letters
 from hf_mps.finetune.stream.readers import Broken, Row
-from hf_mps.finetune.stream.windows import BYTES, Windows, letters
 from hf_mps.finetune.text import buckets, packing
 
 Example = dict[str, Any]
@@ -20,9 +19,9 @@ Pack = Callable[[list[Example]], list[list[Example]]]
 """What a row becomes: an example, or none, or several, or why it cannot be used."""
 
 ALIKE, PACKED, PLAIN = 32, 16, 4
-"""Batches of a group: rows of like length, or that fill a packed row together, are sought among so many."""
+"""Batches of a group: among so many are the rows sought that have one length, or fill a packed row together."""
 LETTERS = 4
-"""Letters of a token, about: how much text makes a group of long rows."""
+"""About the letters of a token: how much text makes a group of long rows."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +69,18 @@ class Batch:
 
 
 class Batches:
-    """The endless batches of one lane, from `state` on.
+    """The endless batches of one reader, from `state` on.
 
     A group of rows is tokenised, put into full batches, and what is left goes into the next group. While a group's
-    batches are given the next group is tokenised, a part for each batch, so that none waits for a whole group. A state
-    is where the group began, with what was left of the one before, and how many of its batches were given.
+    batches are given the next group is tokenised, a part for each batch, so that no batch waits for a whole group. A
+    state is where the group began, with what was left of the group before, and how many of its batches were given.
     """
 
     def __init__(
         self, windows: Windows, making: Making, arranging: Arranging, state: Mapping[str, Any] | None = None
     ) -> None:
         state = state or {}
-        self._windows = windows
-        self._making = making
-        self._arranging = arranging
+        self._windows, self._making, self._arranging = windows, making, arranging
         self._left = _Left(state.get("examples", []), state.get("tokens", []))
         self._number: int = state.get("group", 0)
         self._refused: int = state.get("refused", 0)
@@ -92,17 +89,12 @@ class Batches:
         """Rows of a batch when the group was made: another number of processes may have others now."""
 
     def _state(self) -> dict[str, Any]:
-        return {
-            **self._windows.state(),
-            "examples": self._left.examples,
-            "tokens": self._left.tokens,
-            "group": self._number,
-            "refused": self._refused,
-            "size": self._size,
-        }
+        left = {"examples": self._left.examples, "tokens": self._left.tokens}
+        group = {"group": self._number, "refused": self._refused, "size": self._size}
+        return {**self._windows.state(), **left, **group}
 
     def __iter__(self) -> Iterator[Batch]:
-        rows, lane = iter(self._windows), self._windows.lane
+        rows, reader = iter(self._windows), self._windows.reader
         state = self._state()
         group = self._group()
         self._take(group, rows, 1.0)
@@ -118,8 +110,8 @@ class Batches:
             here: dict[str, Any] | None = state
             state, group = self._state(), self._group()
             for number, examples in enumerate(batches[skipped:], skipped + 1):
-                told, lane.told = lane.told, []
-                tally = Tally(lane.tally.rows, lane.tally.broken + self._refused)
+                told, reader.told = reader.told, []
+                tally = Tally(reader.tally.rows, reader.tally.broken + self._refused)
                 yield Batch(examples, number, here, tally, told)
                 here = None
                 self._take(group, rows, number / len(batches))
@@ -133,62 +125,48 @@ class Batches:
             return _Group(BYTES, batches * self._size * making.longest * LETTERS)
         return _Group((ALIKE if arranging.grouped else PLAIN) * self._size, BYTES)
 
-    def _take(self, group: _Group, rows: Iterator[Row], share: float) -> None:
-        """Tokenise rows into `group` until it is full to `share` of its size."""
+    def _take(self, group: _Group, rows: Iterator[Row], part: float) -> None:
+        """Tokenise rows into `group` until the fraction `part` of its size is there."""
         some = []
-        while group.filled < share:
+        while group.filled < part:
             some.append(next(rows))
             group.count(some[-1])
+        reader = self._windows.reader
         for row, made in zip(some, self._making.encode(some) if some else (), strict=True):
             if isinstance(made, Broken):
-                lane = self._windows.lane
+                known = Tally(reader.tally.rows, reader.tally.broken + self._refused)
+                reader.told += known.count_broken(reader.reading.broken, partial(reader.where, row), made.why)
                 self._refused += 1
-                known = Tally(lane.tally.rows, lane.tally.broken + self._refused - 1)
-                said = partial(_said, lane, row, made)
-                lane.told += filter(None, [known.one_broken(lane.reading.broken, said)])
             else:
                 group.examples += made
 
     def _assembled(self, group: _Group) -> tuple[list[list[Example]], _Left]:
         """Return the full batches of a group with what was left before, and what is left now."""
-        making, examples = self._making, group.examples
-        tokens: list[int] = self._left.tokens
+        making, arranging, size = self._making, self._arranging, self._size
+        examples, tokens = group.examples, self._left.tokens
         if making.joined:
             examples, tokens = blocks([*tokens, *(token for one in examples for token in one["input_ids"])], making)
         examples = self._left.examples + examples
+        seed = f"{arranging.seed}/{self._windows.reader.number}/{self._number}"
         if making.pack is not None:
-            return self._packed(making.pack, examples)
-        if self._arranging.grouped:
-            return self._alike(examples)
-        cut = len(examples) // self._size * self._size
-        batches = [examples[at : at + self._size] for at in range(0, cut, self._size)]
-        return batches, _Left(examples[cut:], tokens)
-
-    def _alike(self, examples: list[Example]) -> tuple[list[list[Example]], _Left]:
-        keys = [buckets.bucket(self._arranging.target(len(one["input_ids"]))) for one in examples]
-        full, rest = buckets.full_batches(keys, range(len(examples)), self._size)
-        full.sort(key=lambda batch: max(keys[place] for place in batch))
-        # In the same order of lengths on every rank, or each step would wait for the rank with the longest batch.
-        slots = list(range(ALIKE))
-        random.Random(f"{self._arranging.seed}/{self._number}").shuffle(slots)
-        order = sorted(range(len(full)), key=lambda place: slots[place * ALIKE // len(full)])
-        full = [full[place] for place in order]
-        return [[examples[place] for place in batch] for batch in full], _Left([examples[place] for place in rest], [])
-
-    def _packed(self, pack: Pack, examples: list[Example]) -> tuple[list[list[Example]], _Left]:
-        """Pack the examples; those of the emptiest rows, which make no full batch, are left."""
-        rows = pack(examples)
-        rows.sort(key=lambda row: -sum(len(one["input_ids"]) for one in row))
-        cut = len(rows) // self._size * self._size
-        full = rows[:cut]
-        self._shuffle(full)
-        joined = [packing.joined_row(row, self._making.longest, self._making.filler) for row in full]
-        left = [one for row in rows[cut:] for one in row]
-        return [joined[at : at + self._size] for at in range(0, cut, self._size)], _Left(left, [])
-
-    def _shuffle(self, rows: list[Any]) -> None:
-        seed = f"{self._arranging.seed}/{self._windows.lane.number}/{self._number}"
-        random.Random(seed).shuffle(rows)
+            # The emptiest rows are left for the next group, where their examples fit beside others.
+            rows = sorted(making.pack(examples), key=lambda row: -sum(len(one["input_ids"]) for one in row))
+            cut = len(rows) // size * size
+            full, emptiest = rows[:cut], [one for row in rows[cut:] for one in row]
+            random.Random(seed).shuffle(full)
+            joined = [packing.joined_row(row, making.longest, making.filler) for row in full]
+            return [joined[at : at + size] for at in range(0, cut, size)], _Left(emptiest, [])
+        if arranging.grouped:
+            keys = [buckets.bucket(arranging.target(len(one["input_ids"]))) for one in examples]
+            places, rest = buckets.full_batches(keys, range(len(examples)), size)
+            places.sort(key=lambda batch: max(keys[place] for place in batch))
+            # In the same order of lengths on every rank, or each step would wait for the rank with the longest batch.
+            slots = list(range(ALIKE))
+            random.Random(f"{arranging.seed}/{self._number}").shuffle(slots)
+            order = sorted(range(len(places)), key=lambda place: slots[place * ALIKE // len(places)])
+            return [[examples[at] for at in places[place]] for place in order], _Left([examples[at] for at in rest], [])
+        cut = len(examples) // size * size
+        return [examples[at : at + size] for at in range(0, cut, size)], _Left(examples[cut:], tokens)
 
 
 @dataclass
@@ -209,7 +187,7 @@ class _Group:
 
     @property
     def filled(self) -> float:
-        """The share of its size that was taken, 1 and more where it is full."""
+        """The fraction of its size that was taken, 1 and more where it is full."""
         return max(count / limit for count, limit in zip(self._counts, self._limits, strict=True))
 
     def count(self, row: Row) -> None:
@@ -224,7 +202,3 @@ def blocks(tokens: list[int], making: Making) -> tuple[list[Example], list[int]]
     cut = len(tokens) // size * size
     made = [{"input_ids": [*making.before, *tokens[at : at + size], *making.after]} for at in range(0, cut, size)]
     return made, tokens[cut:]
-
-
-def _said(lane: Reader, row: Row, broken: Broken) -> str:
-    return f"{lane.where(row)} {broken.why}"

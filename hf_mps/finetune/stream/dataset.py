@@ -1,4 +1,4 @@
-"""The batches of one process or worker, for PyTorch's DataLoader: its lanes in turn, each batch with its place."""
+"""The batches of one process or worker, for PyTorch's DataLoader: its readers in turn, each batch with its place."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.stream.batches import Arranging, Batches, Encoded, Making
-from hf_mps.finetune.stream.endless import Reader, Reading, TooManyBroken
+from hf_mps.finetune.stream.endless import Reader, Reading, TooManyBroken, Windows
 from hf_mps.finetune.stream.readers import Broken, Row
-from hf_mps.finetune.stream.windows import Windows
 
 
 @dataclass
 class Message:
-    """What a worker hands over: a collated batch of a lane, or the line that ends the run in `error`.
+    """What a worker hands over: a collated batch of the reader called `reader`, or in `error` the line that ends the
+    run.
 
-    `count` is the lane's after this batch, `given` the batch's number in its group, `state` where that group began
-    (None where an earlier message said so), `tally` the rows that the lane has read and the broken ones among them.
+    `count` is the reader's after this batch, `given` the batch's number in its group, `state` where that group began
+    (None where an earlier message said so), `tally` the rows that the reader has read and the broken ones among them.
     """
 
-    lane: str = ""
+    reader: str = ""
     batch: dict[str, Any] = field(default_factory=dict)
     rows: int = 0
     tokens: int = 0
@@ -44,23 +44,23 @@ class Message:
 
 
 @dataclass
-class Assignment:
-    """A lane as one process has it: its name in checkpoints, its number of `lanes`, and where it goes on.
+class ReaderState:
+    """A reader as one process has it: its name in checkpoints, its number of `readers`, and where it goes on.
 
-    `parts` are (first, every, mine) of a lane that several took over from a run of fewer readers: of its batches from
+    `parts` are (first, every, mine) of a reader that several took over from a run of fewer readers: of its batches from
     number `first` on, each `every`-th is theirs, the one with remainder `mine`. `count` is how many batches it has
     given so far, those of others among them.
     """
 
     name: str
     number: int
-    lanes: int
+    readers: int
     count: int = 0
     parts: tuple[tuple[int, int, int], ...] = ()
     state: dict[str, Any] | None = None
 
     def mine(self, count: int) -> bool:
-        """Whether batch number `count` of the lane is this reader's."""
+        """Return whether batch number `count` of the reader is this process's."""
         return all((count - first) % every == mine for first, every, mine in self.parts)
 
 
@@ -69,8 +69,7 @@ def train(sample: Any, rows: Rows, making: Making) -> Any:
 
     `sample` are the features of the rows at hand.
     """
-    stream = rows.stream
-    if stream is None:
+    if (stream := rows.stream) is None:
         return sample
     return Streamed(stream.reading, making, stream.buffer, sample, len(rows.dataset))
 
@@ -94,20 +93,17 @@ class Streamed(IterableDataset[Message]):
     """The training rows of a run that streams them; `sample` are features of the first `sampled` rows, made like all.
 
     It is iterated over by `stream.loader` alone, once `arrange` has said what a batch is and `assigned` who reads what.
-    Each worker of a DataLoader takes every so-manieth of the assigned lanes. Two streams with equal fields give equal
+    Of w workers of a DataLoader each takes every w-th of the assigned readers. Two streams with equal fields give equal
     batches, random draws of the collator included.
     """
 
     def __init__(self, reading: Reading, making: Making, buffer: int, sample: Any, sampled: int = 1) -> None:
         super().__init__()
-        self.reading = reading
-        self.making = making
-        self.buffer = buffer
-        self.sample = sample
-        self.sampled = sampled
+        self.reading, self.making, self.buffer = reading, making, buffer
+        self.sample, self.sampled = sample, sampled
         self.arranging = Arranging(1)
         self.collate: Callable[[list[Any]], Any] = dict
-        self.assigned: Sequence[Assignment] = ()
+        self.assigned: Sequence[ReaderState] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker needs no sample, and what it encodes with is often a function inside another.
@@ -124,39 +120,31 @@ class Streamed(IterableDataset[Message]):
     def __iter__(self) -> Iterator[Message]:
         info = get_worker_info()
         number, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        lanes = [self._messages(one) for one in self.assigned[number::workers]]
+        messages = [self._messages(reader) for reader in self.assigned[number::workers]]
         try:
-            while lanes:
-                for lane in lanes:
-                    yield next(lane)
+            while messages:
+                for of_reader in messages:
+                    yield next(of_reader)
         except (TooManyBroken, UserError) as error:
             # DataLoader would wrap an exception in its traceback, and a person wants the line.
             yield Message(error=str(error))
 
-    def _messages(self, lane: Assignment) -> Iterator[Message]:
-        rows = Windows(Reader(self.reading, lane.number, lane.lanes), self.buffer, self.reading.seed, lane.state)
+    def _messages(self, reader: ReaderState) -> Iterator[Message]:
+        seed, number = self.reading.seed, reader.number
+        rows = Windows(Reader(self.reading, number, reader.readers), self.buffer, seed, reader.state)
         state: dict[str, Any] | None = None
-        for made in Batches(rows, self.making, self.arranging, lane.state):
+        for made in Batches(rows, self.making, self.arranging, reader.state):
             state = made.state or state
-            number = lane.count
-            lane.count += 1
-            if not lane.mine(number):
+            count = reader.count
+            reader.count += 1
+            if not reader.mine(count):
                 continue
-            yield Message(
-                lane.name,
-                self._collated(made.examples, f"{self.reading.seed}/{lane.number}/{number}"),
-                len(made.examples),
-                sum(len(one["input_ids"]) for one in made.examples),
-                lane.count,
-                made.given,
-                state,
-                (made.tally.rows, made.tally.broken),
-                made.told,
-            )
+            # Draws (masks) depend on the reader and the batch's number alone, not on the process that makes the batch.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(zlib.crc32(f"{seed}/{number}/{count}".encode()))
+                batch = dict(self.collate(made.examples))
+            tokens = sum(len(one["input_ids"]) for one in made.examples)
+            tally = made.tally.rows, made.tally.broken
+            position = (reader.count, made.given, state)
+            yield Message(reader.name, batch, len(made.examples), tokens, *position, tally, made.told)
             state = None
-
-    def _collated(self, examples: list[Any], drawn_from: str) -> dict[str, Any]:
-        """Collate, with draws (masks) that depend on the lane and the batch's number alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(drawn_from.encode()))
-            return dict(self.collate(examples))

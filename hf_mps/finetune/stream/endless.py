@@ -1,17 +1,18 @@
-"""The endless rows of one reader: pass after pass over its share of every source, each row by its weight."""
+"""The endless rows of one reader: pass after pass over its part of every source, drawn by weight, then mixed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.stream import readers, slices
-from hf_mps.finetune.stream.files import File
+from hf_mps.finetune.stream import readers
+from hf_mps.finetune.stream.files import Assignment, File, FileSlice, assign, cut
 from hf_mps.finetune.stream.readers import Broken, Raw, Row
 
 # How many draws between sources are made at once.
@@ -19,7 +20,11 @@ DRAWS = 1024
 SHOWN = 5
 """Broken rows that are shown."""
 LEAST = 10_000
-"""Rows that the stated share of broken ones is taken of at the least, so that the first of them does not end a run."""
+"""The fraction is taken of at least so many rows, so that the first broken row does not end a run."""
+
+
+BYTES = 64 * 2**20
+"""A window ends after so many letters of text, however few rows it has: long documents must not fill the memory."""
 
 
 class TooManyBroken(Exception):
@@ -28,16 +33,21 @@ class TooManyBroken(Exception):
 
 @dataclass(frozen=True)
 class Corpus:
-    """One source: its files, the pieces that they are read in, and its weight among the sources."""
+    """One source: its files, and its weight among the sources."""
 
     files: tuple[File, ...]
     weight: float = 1.0
     name: str = ""
 
     @cached_property
-    def units(self) -> tuple[slices.FileSlice, ...]:
-        """The pieces in the order of the files."""
-        return slices.cut(self.files)
+    def slices(self) -> tuple[FileSlice, ...]:
+        """The slices in the order of the files."""
+        return cut(self.files)
+
+    def where(self, number: int, behind: int) -> str:
+        """Return for a person where the row of slice `number` is that ends at the place `behind`."""
+        piece = self.slices[number]
+        return readers.place_of(self.files[piece.file], piece, behind)
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Reading:
     """What every reader of a run knows: the sources, the columns by their roles, and how rows are chosen.
 
     `texts` are the roles that hold text in every row. `hold_out` is the share that is kept for validation, `broken` the
-    share of rows that may be broken. Two readings with equal fields give equal rows.
+    fraction of rows that may be broken. Two readings with equal fields give equal rows.
     """
 
     corpora: tuple[Corpus, ...]
@@ -69,10 +79,10 @@ class Reading:
         return picked
 
     def held(self, row: Row) -> bool:
-        """Whether a row belongs to the validation split: a hash of its values falls into the share `hold_out`.
+        """Return whether a row belongs to the validation split: a hash of its values falls into the share `hold_out`.
 
-        The hash is BLAKE2b over the values as JSON with sorted keys: equal rows stand on one side, in every run, on
-        every machine and in every number of processes, wherever the row lies.
+        The hash is BLAKE2b over the values as JSON with sorted keys: equal rows are on one side in every run, on every
+        machine and with any number of processes, whichever file they are in.
         """
         if self.hold_out is None:
             return False
@@ -88,50 +98,49 @@ class Tally:
     rows: int = 0
     broken: int = 0
 
-    def one_broken(self, share: float, told: Callable[[], str]) -> str | None:
-        """Count a broken row; return what `told` says of it where it is one to show.
+    def count_broken(self, most: float, where: Callable[[], str], why: str) -> list[str]:
+        """Count a broken row; return the line about it, none where SHOWN rows were shown. `where` is slow.
 
-        Raises TooManyBroken where more than `share` are broken.
+        Raises TooManyBroken where more than the fraction `most` is broken.
         """
         self.broken += 1
-        over = self.broken > share * max(self.rows, LEAST)
-        if over:
+        if self.broken > most * max(self.rows, LEAST):
             raise TooManyBroken(
-                f"{told()}; {self.broken:,} of {self.rows:,} rows are broken, more than"
-                f" data.max_bad_row_fraction={share:g} allows; next: repair them, or a larger data.max_bad_row_fraction"
+                f"{where()} {why}; {self.broken:,} of {self.rows:,} rows are broken, more than"
+                f" data.max_bad_row_fraction={most:g} allows; next: repair them, or a larger data.max_bad_row_fraction"
             )
-        return told() if self.broken <= SHOWN else None
+        return [f"{where()} {why}"] if self.broken <= SHOWN else []
 
 
 @dataclass
 class Place:
-    """Where a reader is in one source: the pass, which of its units, the place behind the last row, and its number."""
+    """Where a reader is in one source: the pass, which of its slices, the place behind the last row, and its number."""
 
     passed: int = 0
-    unit: int = 0
+    slice: int = 0
     position: int | None = None
     row: int = 0
 
 
 @dataclass
 class Reader:
-    """The rows of reader `number` of `lanes`, endless: iterate over it, and `state` says where it is."""
+    """The endless rows of reader `number` of `readers`: iterate over it, and `state` says where it is."""
 
     reading: Reading
     number: int
-    lanes: int
+    readers: int
     drawn: int = 0
     places: list[Place] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     told: list[str] = field(default_factory=list)
-    """The first broken rows, each with its file and line; whoever shows them takes them away."""
+    """The first broken rows, each with its file and line; they are removed when they are shown."""
     _draws: tuple[int, list[int]] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Where the lane is, as JSON has it."""
+        """Return where the reader is, as JSON has it."""
         return {
             "drawn": self.drawn,
-            "places": [[place.passed, place.unit, place.position, place.row] for place in self.places],
+            "places": [[place.passed, place.slice, place.position, place.row] for place in self.places],
             "tally": [self.tally.rows, self.tally.broken],
         }
 
@@ -152,15 +161,15 @@ class Reader:
             yield row
 
     def where(self, row: Row) -> str:
-        """Return where a row of this lane lies, for a person."""
-        number, unit, behind = row.place
-        corpus = self.reading.corpora[number]
-        return readers.place_of(corpus.files[corpus.units[unit].file], corpus.units[unit], behind)
+        """Return for a person where a row of this reader is."""
+        source, number, behind = row.place
+        return self.reading.corpora[source].where(number, behind)
 
     def _draw(self) -> int:
-        """Return the source of row `drawn`: a number that depends on the seed, the lane and that row's number alone."""
+        """Return the source of row `drawn`. It depends on the seed, the reader and that row's number alone."""
         import numpy
 
+        # In blocks with a seed each, so that a resumed reader draws one block again and not all before it.
         block, place = divmod(self.drawn, DRAWS)
         if self._draws is None or self._draws[0] != block:
             weights = numpy.array([corpus.weight for corpus in self.reading.corpora])
@@ -168,49 +177,41 @@ class Reader:
             self._draws = block, generator.choice(len(weights), DRAWS, p=weights / weights.sum()).tolist()
         return self._draws[1][place]
 
-    def _of(self, number: int) -> Iterator[Row]:
-        """Yield the lane's rows of one source, again and again."""
-        corpus, place = self.reading.corpora[number], self.places[number]
-        given = place.unit + place.row  # of a pass that goes on
+    def _of(self, source: int) -> Iterator[Row]:
+        """Yield the reader's rows of one source, pass after pass."""
+        corpus, place = self.reading.corpora[source], self.places[source]
+        given = place.slice + place.row  # a resumed pass may have no row left, and is not empty for that
         while True:
-            order = f"{self.reading.seed}/{number}/{place.passed}"
-            share = slices.share(len(corpus.units), self.number, self.lanes, order)
-            for unit in share.units[place.unit :]:
-                for row in self._unit(corpus, corpus.units[unit], share, place):
-                    row.place = number, unit, place.position or 0
+            order = f"{self.reading.seed}/{source}/{place.passed}"
+            assigned = assign(len(corpus.slices), self.number, self.readers, order)
+            for number in assigned.slices[place.slice :]:
+                for row in self._slice(corpus, number, assigned, place):
+                    row.place = source, number, place.position or 0
                     given += 1
                     yield row
-                place.unit, place.position, place.row = place.unit + 1, None, 0
+                place.slice, place.position, place.row = place.slice + 1, None, 0
+            if not given and self.readers == 1:
+                raise UserError(f"{corpus.name}: holds no rows to train on; allowed: at least one")
             if not given:
-                raise UserError(self._nothing(corpus, place))
-            place.passed, place.unit, given = place.passed + 1, 0, 0
+                raise UserError(
+                    f"{corpus.name}: too few rows for {self.readers} readers, reader {self.number + 1} has none; next:"
+                    " training.dataloader_num_workers=0, or fewer processes"
+                )
+            place.passed, place.slice, given = place.passed + 1, 0, 0
 
-    def _unit(self, corpus: Corpus, unit: slices.FileSlice, share: slices.Assignment, place: Place) -> Iterator[Row]:
-        file, columns = corpus.files[unit.file], tuple(self.reading.columns.values())
-        for behind, raw in readers.read(file, unit, place.position, columns):
+    def _slice(self, corpus: Corpus, number: int, assigned: Assignment, place: Place) -> Iterator[Row]:
+        piece, columns = corpus.slices[number], tuple(self.reading.columns.values())
+        for behind, raw in readers.read(corpus.files[piece.file], piece, place.position, columns):
             place.position, place.row = behind, place.row + 1
-            if (place.row - 1) % share.readers != share.remainder:
+            if (place.row - 1) % assigned.readers != assigned.remainder:
                 continue
             row = self.reading.row(raw)
             self.tally.rows += 1
             if isinstance(row, Broken):
-                said = partial(_said, file, unit, behind, row.why)
-                self.told += filter(None, [self.tally.one_broken(self.reading.broken, said)])
+                where = partial(corpus.where, number, behind)
+                self.told += self.tally.count_broken(self.reading.broken, where, row.why)
             elif not self.reading.held(row):
                 yield row
-
-    def _nothing(self, corpus: Corpus, place: Place) -> str:
-        """Say why a pass had no row for this lane."""
-        if self.lanes == 1:
-            return f"{corpus.name}: holds no rows to train on; allowed: at least one"
-        return (
-            f"{corpus.name}: too few rows for {self.lanes} readers, reader {self.number + 1} has none; next:"
-            " training.dataloader_num_workers=0, or fewer processes"
-        )
-
-
-def _said(file: File, unit: slices.FileSlice, behind: int, why: str) -> str:
-    return f"{readers.place_of(file, unit, behind)} {why}"
 
 
 def validation(reading: Reading, corpora: Sequence[Corpus], most: int, *, held: bool) -> Iterator[Row]:
@@ -220,9 +221,8 @@ def validation(reading: Reading, corpora: Sequence[Corpus], most: int, *, held: 
     """
     given = 0
     for corpus in corpora:
-        for unit in corpus.units:
-            file = corpus.files[unit.file]
-            for _, raw in readers.read(file, unit, None, tuple(reading.columns.values())):
+        for piece in corpus.slices:
+            for _, raw in readers.read(corpus.files[piece.file], piece, None, tuple(reading.columns.values())):
                 row = reading.row(raw)
                 if isinstance(row, Broken) or (held and not reading.held(row)):
                     continue
@@ -230,3 +230,70 @@ def validation(reading: Reading, corpora: Sequence[Corpus], most: int, *, held: 
                 given += 1
                 if given == most:
                     return
+
+
+class Windows:
+    """The rows of `reader` in windows of `size` rows, in an order drawn from the seed, the reader and the window.
+
+    While a window is given the next one is read, a row for a row, so that no batch waits for a whole window. A state is
+    where the window began and how many of its rows were given: the rows themselves are read again.
+    """
+
+    def __init__(self, reader: Reader, size: int, seed: int, state: Mapping[str, Any] | None = None) -> None:
+        self.reader = reader.load(state["reader"]) if state else reader
+        self._size = size
+        self._seed = seed
+        self._number = state["window"] if state else 0
+        self._given = state["row"] if state else 0
+        self._begun = self.reader.state()
+
+    def state(self) -> dict[str, Any]:
+        """Return where the rows are, as JSON has it."""
+        return {"window": self._number, "row": self._given, "reader": self._begun}
+
+    def __iter__(self) -> Iterator[Row]:
+        rows = iter(self.reader)
+        self._begun = self.reader.state()
+        window = _Window(self._size)
+        while not window.full:
+            window.add(next(rows))
+        while True:
+            following, begun = _Window(self._size), self.reader.state()
+            # A resumed window is read whole again, though its first rows were given: its order needs their number.
+            order = list(range(len(window.rows)))
+            random.Random(f"{self._seed}/{self.reader.number}/{self._number}").shuffle(order)
+            for place in order[self._given :]:
+                self._given += 1
+                yield window.rows[place]
+                if not following.full:
+                    following.add(next(rows))
+            while not following.full:
+                following.add(next(rows))
+            window, self._begun = following, begun
+            self._number, self._given = self._number + 1, 0
+
+
+class _Window:
+    """Rows until there are `size` of them, or BYTES letters."""
+
+    def __init__(self, size: int) -> None:
+        self.rows: list[Row] = []
+        self._size = size
+        self._letters = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.rows) >= self._size or self._letters >= BYTES
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self._letters += letters(row)
+
+
+def letters(value: Any) -> int:
+    """Return how many letters of text a row holds, however deep; another value counts as one."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(letters, value.values()))
+    return sum(map(letters, value)) if isinstance(value, list) else 1

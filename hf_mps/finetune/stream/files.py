@@ -1,12 +1,16 @@
-"""The files behind streamed rows: patterns, URLs and hub data sets as `datasets` resolves them; none is read."""
+"""The files behind streamed rows, and the slices that readers share.
+
+`datasets` resolves patterns, URLs and hub data sets; no row is read here.
+"""
 
 from __future__ import annotations
 
 import glob
-import hashlib
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,8 +21,13 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.run.logging import datasets_silent
 
 KINDS = ("parquet", "json", "jsonl", "csv", "tsv", "text")
-# The builders of `datasets` that read such files, and the format that each stands for. Of a hub data set it is one of
-# their subclasses, with a name of its own (datasets' builder.py, `configure_builder_class`).
+SPAN = 64 * 2**20
+"""Bytes of a slice of a file of lines."""
+MANY = 64
+"""With so many files each is one slice: the footers of Parquet need not be read before the run begins."""
+WHOLE = -1
+# The builders of `datasets` that read such files, and their formats. A hub data set has a
+# subclass with another name (datasets' builder.py, `configure_builder_class`).
 BUILDERS = {"Parquet": "parquet", "Json": "jsonl", "Csv": "csv", "Text": "text"}
 
 
@@ -38,12 +47,12 @@ class File:
 
     @property
     def local(self) -> bool:
-        """Whether it is a file of this machine."""
-        return "://" not in self.url
+        """Return whether it is a file of this machine."""
+        return not remote(self.url)
 
     @property
     def packed(self) -> bool:
-        """Whether it is read through gzip."""
+        """Return whether it is read through gzip."""
         return self.url.lower().endswith(formats.GZ)
 
     @contextmanager
@@ -60,7 +69,7 @@ class File:
 
 
 def remote(name: str) -> bool:
-    """Whether a name is a URL that fsspec opens (hf://, s3://, https://)."""
+    """Return whether a name is a URL that fsspec opens (hf://, s3://, https://)."""
     return "://" in name
 
 
@@ -107,18 +116,11 @@ def of_hub(source: schema.Source, key: str) -> tuple[File, ...]:
     kind = next((BUILDERS[each.__name__] for each in type(builder).__mro__ if each.__name__ in BUILDERS), None)
     if kind is None:
         raise UserError(f"{key}: {where}: rows are streamed from {formats.allowed(KINDS)}, and this set has others")
-    splits: dict[str, Any] = dict(builder.config.data_files or {})
-    names = {str(name): urls for name, urls in splits.items()}
-    if source.split not in names:
-        raise UserError(f"{key}: {source.hub} has no split '{source.split}'; there are: {', '.join(names)}")
-    urls = sorted(map(str, names[source.split]))
+    splits: dict[str, Any] = {str(name): urls for name, urls in (builder.config.data_files or {}).items()}
+    if source.split not in splits:
+        raise UserError(f"{key}: {source.hub} has no split '{source.split}'; there are: {', '.join(splits)}")
+    urls = sorted(map(str, splits[source.split]))
     return tuple(_remote(url, kind, key, True) if remote(url) else _local(Path(url), url, key, True) for url in urls)
-
-
-def fingerprint(files: Sequence[File]) -> str:
-    """Return a digest of which files there are: their names, sizes and stamps, not their content."""
-    listed = repr([(Path(file.url).name, file.size, file.stamp) for file in files])
-    return hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
 
 
 def _found(path: Path) -> list[Path]:
@@ -138,7 +140,11 @@ def _local(path: Path, name: str, key: str, header: bool) -> File:
         formats.refuse_disguised(path, str(path))
     file = File(str(path), "jsonl" if kind == "json" else kind, about.st_size, str(about.st_mtime_ns), header)
     if kind == "json":
-        _refuse_array(file, key)
+        with file.opened() as opened:
+            begun = opened.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if begun.startswith(b"["):  # a list has no place from which its middle can be read
+            way_on = f"jq -c '.[]' {file.url} > {path.with_suffix('.jsonl')}"
+            raise UserError(f"{key}: {file.url}: one list of rows cannot be streamed; next: {way_on}")
     return file
 
 
@@ -157,10 +163,60 @@ def _remote(url: str, kind: str, key: str, header: bool) -> File:
     return File(url, "jsonl" if kind == "json" else kind, int(about.get("size") or 0), stamp, header)
 
 
-def _refuse_array(file: File, key: str) -> None:
-    """Raise UserError for JSON that is one list of rows: it has no place to begin in its middle."""
-    with file.opened() as opened:
-        begun = opened.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
-    if begun.startswith(b"["):
-        way_on = f"jq -c '.[]' {file.url} > {Path(file.url).with_suffix('.jsonl')}"
-        raise UserError(f"{key}: {file.url}: one list of rows cannot be streamed; next: {way_on}")
+@dataclass(frozen=True)
+class FileSlice:
+    """A part of the file numbered `file` that can be read alone: the lines that begin in bytes `start` to `end`, or row
+    groups of Parquet. `end` is WHOLE where it is not known yet.
+    """
+
+    file: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one reader has of a pass: `slices` in the order in which it reads them, and of each slice the rows whose
+    number leaves `remainder` when divided by `readers` (1 where no other reader has the slice).
+    """
+
+    slices: tuple[int, ...]
+    readers: int
+    remainder: int
+
+
+def cut(files: Sequence[File]) -> tuple[FileSlice, ...]:
+    """Return the slices of `files` in their order: row groups, spans of plain lines, whole files of anything else.
+
+    A line of csv may be a part of a quoted text and a line of gzip cannot be reached alone, so these stay whole.
+    """
+    slices = []
+    for number, file in enumerate(files):
+        if len(files) >= MANY or file.packed or file.kind in ("csv", "tsv"):
+            slices.append(FileSlice(number, 0, WHOLE))
+        elif file.kind == "parquet":
+            import pyarrow.parquet
+
+            with file.opened() as opened:
+                groups = max(1, int(pyarrow.parquet.ParquetFile(opened).num_row_groups))
+            slices += [FileSlice(number, group, group + 1) for group in range(groups)]
+        else:
+            # Rounded and not up: a file that is a little longer than a span stays whole.
+            spans = max(1, round(file.size / SPAN))
+            edges = [file.size * place // spans for place in range(spans + 1)]
+            slices += [FileSlice(number, *edge) for edge in pairwise(edges)]
+    return tuple(slices)
+
+
+def assign(count: int, reader: int, readers: int, order: str) -> Assignment:
+    """Return what `reader` of `readers` has of `count` slices in a pass that the text `order` shuffles.
+
+    All readers together have each row of each slice once. Where there are fewer slices than readers, several readers
+    read one slice and keep every second, third, … row of it.
+    """
+    places = list(range(count))
+    random.Random(order).shuffle(places)
+    if count >= readers:
+        return Assignment(tuple(places[reader::readers]), 1, 0)
+    mine = reader % count
+    return Assignment((places[mine],), len(range(mine, readers, count)), reader // count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,29 +21,28 @@ from hf_mps.core.files import write_json
 from hf_mps.core.text import counted
 from hf_mps.distributed.world import World
 from hf_mps.finetune.stream.batches import Arranging
-from hf_mps.finetune.stream.dataset import Assignment, Message, Streamed
+from hf_mps.finetune.stream.dataset import Message, ReaderState, Streamed
 from hf_mps.finetune.stream.endless import SHOWN
 
 FILE = "stream_{}.json"
-"""A rank's places in a checkpoint, beside its random state."""
+"""What a checkpoint keeps of a rank's readers, beside its random state."""
 READY = 4
-"""Batches that each worker has ready where the recipe does not say: what begins a group takes longer."""
+"""Batches that each worker has ready where the recipe does not say: the first batch of a group takes longer."""
 
 
 class StreamLoader:
     """The batches of a run on this rank's device, as many as the run has steps for; `len` is their number.
 
-    Trainer iterates over it once. The batches of all ranks and workers are of different rows: each has lanes of its own
-    (`units.share`), and no sampler or Accelerate deals them again. `waited` is how many seconds the training process
-    stood still for a batch, the first one's apart, `rows` and `tokens` what it got, over every part of a resumed run.
+    Trainer iterates over it once. The batches of all ranks and workers are of different rows: each has readers of its
+    own (`files.assign`), and no sampler or Accelerate deals them again. `waited` is how many seconds the training
+    process waited for batches, the first one apart, `rows` and `tokens` what it got, over every part of a resumed run.
     """
 
     def __init__(self, trainer: Any, stream: Streamed, arranging: Arranging) -> None:
-        self._trainer = trainer
-        self._stream = stream
+        self._trainer, self._stream = trainer, stream
         self._world = World.here()
         self._workers: int = trainer.args.dataloader_num_workers
-        self._lanes: dict[str, Assignment] = {}
+        self._readers: dict[str, ReaderState] = {}
         self._tallies: dict[str, tuple[int, int]] = {}
         self._shown = 0
         self.worker_init_fn: Callable[[int], None] = _alone
@@ -67,26 +66,40 @@ class StreamLoader:
         return sum(broken for _, broken in self._tallies.values())
 
     def begin(self, checkpoint: Path | None) -> None:
-        """Deal the lanes over ranks and workers, as `checkpoint` left them where there is one. Raises UserError."""
-        readers = max(1, self._workers)
-        if checkpoint is not None:
-            lanes, counts = _stored(checkpoint, self._world, readers)
+        """Deal the readers over ranks and workers, as `checkpoint` left them where there is one.
+
+        Raises UserError for a checkpoint whose file is missing or cannot be used.
+        """
+        world, workers, counts = self._world, max(1, self._workers), dict[str, Any]()
+        if checkpoint is None:
+            readers = deal([], world, workers)
         else:
-            lanes, counts = deal([], self._world, readers), {}
+            # A rank beyond those of the run before has no file: rank 0's says how many there were.
+            readers, counts = _stored(checkpoint, world.rank if (checkpoint / FILE.format(world.rank)).is_file() else 0)
+            size, before = counts["workers"]
+            if (size, before) != (world.size, workers):
+                every = [reader for rank in range(size) for reader in _stored(checkpoint, rank)[0]]
+                readers = deal(every, world, workers)
+                now, then = world.size * workers, size * before
+                if world.main:
+                    notices.warn_user(
+                        f"{counted(then, 'reader')} shared the streamed rows before, {now} now: the rest of the rows is"
+                        f" the same, {'each has several parts of them' if now < then else 'several share one part'}"
+                    )
         self.waited, self.rows, self.tokens = (counts.get(name, 0) for name in ("waited", "rows", "tokens"))
-        self._lanes = {lane.name: lane for lane in lanes}
+        self._readers = {reader.name: reader for reader in readers}
 
     def __iter__(self) -> Iterator[Any]:
         args = self._trainer.args
-        # The lane that has given fewest batches is the next one: its worker comes first.
-        self._stream.assigned = [replace(lane) for lane in sorted(self._lanes.values(), key=lambda lane: lane.count)]
+        # The reader that has given fewest batches is the next one: its worker comes first.
+        self._stream.assigned = [replace(one) for one in sorted(self._readers.values(), key=lambda one: one.count)]
         self._stream.collate = self._trainer.data_collator
         settings: dict[str, Any] = {}
         if self._workers:
-            context = getattr(args, "dataloader_multiprocessing_context", None)
             settings = {"prefetch_factor": args.dataloader_prefetch_factor or READY}
             settings |= {"worker_init_fn": self.worker_init_fn}
-            settings |= {"multiprocessing_context": context} if context is not None else {}
+            if (context := getattr(args, "dataloader_multiprocessing_context", None)) is not None:
+                settings["multiprocessing_context"] = context
         pinned = args.device.type == "cuda" and args.dataloader_pin_memory
         loader = DataLoader(
             self._stream,
@@ -114,26 +127,25 @@ class StreamLoader:
         """Note what came with a batch, and return it. Raises RunError for the line that ended a worker."""
         if message.error:
             raise RunError(message.error)
-        lane = self._lanes[message.lane]
-        lane.count = message.count
-        if message.state is not None:
-            lane.state = dict(message.state)
-        assert lane.state is not None
-        lane.state["batch"] = message.given
+        reader = self._readers[message.reader]
+        reader.count = message.count
+        reader.state = dict(reader.state or {}) if message.state is None else dict(message.state)
+        reader.state["batch"] = message.given
         self.rows += message.rows
         self.tokens += message.tokens
-        self._tallies[lane.name] = message.tally
+        self._tallies[reader.name] = message.tally
+        # Each worker shows its own first ones; of all workers together SHOWN are enough.
         for line in list(message.told)[: SHOWN - self._shown]:
             self._shown += 1
             notices.warn_user(f"{line}; it is skipped")
         return message.batch
 
     def save(self, folder: str) -> None:
-        """Write where this rank's lanes are into a checkpoint."""
+        """Write where this rank's readers are into a checkpoint."""
         counts = {"waited": self.waited, "rows": self.rows, "tokens": self.tokens}
-        readers = [self._world.size, max(1, self._workers)]
-        lanes = list(self._lanes.values())
-        write_json(Path(folder) / FILE.format(self._world.rank), {"readers": readers, **counts, "lanes": lanes})
+        workers = [self._world.size, max(1, self._workers)]
+        stored = {"workers": workers, **counts, "readers": list(self._readers.values())}
+        write_json(Path(folder) / FILE.format(self._world.rank), stored)
 
 
 class Progress(TrainerCallback):  # type: ignore[misc]
@@ -150,60 +162,39 @@ def install(trainer: Any, stream: Streamed, arranging: Arranging) -> StreamLoade
     return loader
 
 
-def deal(lanes: Sequence[Assignment], world: World, workers: int) -> list[Assignment]:
-    """Return the lanes of this rank, in the order in which its workers take them.
+def deal(readers: Sequence[ReaderState], world: World, workers: int) -> list[ReaderState]:
+    """Return the readers of this rank, in the order in which its workers take them.
 
-    `lanes` are those of all ranks of a run that goes on; none for a new run, which has one for each worker of each
-    rank. Fewer readers take several lanes each; of more readers several share a lane, each with every second, third, …
-    batch of what is left of it.
+    `readers` are those of all ranks of a run that goes on; none for a new run, which has one for each worker of each
+    rank. Where there are fewer workers now, each takes several readers; where there are more, several share a reader,
+    each with every second, third, … batch of what is left of it.
     """
-    readers = world.size * workers
+    count = world.size * workers
     mine = range(world.rank * workers, (world.rank + 1) * workers)
-    if not lanes:
-        return [Assignment(str(number), number, readers) for number in mine]
-    if len(lanes) >= readers:
-        return [lane for number in mine for lane in lanes[number::readers]]
+    if not readers:
+        return [ReaderState(str(number), number, count) for number in mine]
+    if len(readers) >= count:
+        return [reader for number in mine for reader in readers[number::count]]
     taken = []
     for number in mine:
-        lane = lanes[number % len(lanes)]
-        sharing = len(range(number % len(lanes), readers, len(lanes)))
-        part = lane.count, sharing, number // len(lanes)
-        name = f"{lane.name}/{part[-1]}" if sharing > 1 else lane.name
-        taken.append(replace(lane, name=name, parts=(*lane.parts, part) if sharing > 1 else lane.parts))
+        reader = readers[number % len(readers)]
+        sharing = len(range(number % len(readers), count, len(readers)))
+        part = reader.count, sharing, number // len(readers)
+        name = f"{reader.name}/{part[-1]}" if sharing > 1 else reader.name
+        taken.append(replace(reader, name=name, parts=(*reader.parts, part) if sharing > 1 else reader.parts))
     return taken
 
 
-def _stored(checkpoint: Path, world: World, workers: int) -> tuple[list[Assignment], dict[str, Any]]:
-    """Return this rank's lanes and counts as a checkpoint has them; all ranks' lanes are dealt anew to other readers.
-
-    Raises UserError where a file is missing.
-    """
-    own = _file(checkpoint, world.rank if (checkpoint / FILE.format(world.rank)).is_file() else 0)
-    size, before = own["readers"]
-    if (size, before) == (world.size, workers):
-        return [_assignment(one) for one in own["lanes"]], own
-    every = [_assignment(one) for rank in range(size) for one in _file(checkpoint, rank)["lanes"]]
-    now, then = world.size * workers, size * before
-    if world.main:
-        left = "each has several of them" if now < then else "several share one"
-        notices.warn_user(
-            f"{counted(then, 'reader')} dealt the streamed rows before, {now} now: the same are left, {left}"
-        )
-    return deal(every, world, workers), own
-
-
-def _file(checkpoint: Path, rank: int) -> dict[str, Any]:
+def _stored(checkpoint: Path, rank: int) -> tuple[list[ReaderState], dict[str, Any]]:
+    """Return a rank's readers and counts as a checkpoint has them. Raises UserError where it has none."""
     path = checkpoint / FILE.format(rank)
     try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        told = "says not where the streamed rows were"
+        counts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kept = [ReaderState(**{**one, "parts": tuple(map(tuple, one["parts"]))}) for one in counts.pop("readers")]
+        return kept, {"workers": counts["workers"], **counts}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = "does not say where the streamed rows were"
         raise UserError(f"{checkpoint}: {path.name} {told}; next: an older checkpoint, or --fresh") from error
-    return stored
-
-
-def _assignment(stored: Mapping[str, Any]) -> Assignment:
-    return Assignment(**{**stored, "parts": tuple(tuple(part) for part in stored["parts"])})
 
 
 def _as_it_is(message: Any) -> Any:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from hf_mps.finetune.stream.dataset import Streamed
 
 EVALUATIONS = 3
-"""Evaluations, and checkpoints, of a run that does not say."""
+"""Evaluations, and checkpoints, of a run whose recipe does not say."""
 WORKERS = 2
 CORES = 4
-"""Cores from which on two of them read ahead."""
+"""With so many cores two of them read ahead."""
 
 
 def refuse_endless(recipe: Recipe) -> None:
@@ -72,7 +72,7 @@ def workers() -> Choice[int]:
 
 def sampling(recipe: Recipe, stream: Streamed, grouped: Choice[str]) -> Choice[str]:
     """Choose how batches are drawn; `grouped` is what would be chosen of rows that are there whole."""
-    mixed = f"rows are mixed {stream.buffer:,} at a time, seeded, after the pieces of the files"
+    mixed = f"rows are mixed {stream.buffer:,} at a time, seeded, after the slices of the files"
     if stream.making.joined or stream.making.pack is not None:
         return Choice(buckets.RANDOM, f"every row is of one length; {mixed}")
     if not buckets.grouped(grouped):
@@ -83,11 +83,10 @@ def sampling(recipe: Recipe, stream: Streamed, grouped: Choice[str]) -> Choice[s
 def readers(stream: Streamed, processes: int) -> Choice[str]:
     """Describe who reads which part of the files."""
     number = World.here().size * max(1, processes)
-    pieces = sum(len(corpus.units) for corpus in stream.reading.corpora)
-    least = min(len(corpus.units) for corpus in stream.reading.corpora)
-    reason = f"each reads {counted(pieces, 'piece')} of the files in turn, none twice in a pass"
+    slices = [len(corpus.slices) for corpus in stream.reading.corpora]
+    reason = f"it reads {counted(sum(slices), 'slice')} of the files in turn, none twice in a pass"
     if number > 1:
-        reason = f"they share {counted(pieces, 'piece')} of the files, none read twice in a pass"
-    if least < number:
-        reason += f"; of {counted(least, 'piece')} each reads all lines and keeps its own: more files would be faster"
+        reason = f"they share {counted(sum(slices), 'slice')} of the files, none read twice in a pass"
+    if min(slices) < number:
+        reason += f"; of {counted(min(slices), 'slice')} each reads all lines and keeps its own: more files are faster"
     return Choice(counted(number, "reader"), reason)

@@ -1,28 +1,30 @@
-"""The rows of one piece of a file, from any place in it, each with the place behind it; broken ones are told apart."""
+"""The rows of one slice of a file, from any place in it, each with the place behind it; broken ones are told apart."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
-from hf_mps.finetune.data.csv import SEPARATORS, Shape, column_names
-from hf_mps.finetune.stream.files import File
-from hf_mps.finetune.stream.slices import WHOLE, FileSlice
+from hf_mps.finetune.data import tables
+from hf_mps.finetune.stream.files import WHOLE, File, FileSlice
 
 BLOCK = 2**20
 # Rows of Parquet that are Python objects at a time.
 AT_ONCE = 256
+# Bytes at a file's beginning that tell how a table is written.
+HEAD = 2**20
 LINE_END, MARK = b"\n", b"\xef\xbb\xbf"
 
 
 class Row(dict[str, Any]):
-    """The values of a row by their roles, and where it lies: source, unit, the place behind it."""
+    """The values of a row by their roles, and where it is: source, slice, the place behind it."""
 
     place: tuple[int, int, int] = (0, 0, 0)
 
@@ -39,58 +41,60 @@ Raw = Mapping[str, Any]
 Rows = Iterator[tuple[int, Raw | Broken]]
 
 
-def read(file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
-    """Yield (the place behind it, row) of each row of a unit from `position` on, None for its beginning.
+def read(file: File, piece: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
+    """Yield (the place behind it, row) of each row of a slice from `position` on, None for its beginning.
 
     A place is a number of bytes in a file of lines, a number of rows in Parquet. Of Parquet only `columns` are read.
     Raises UserError for a file that cannot be read at all.
     """
-    readers: dict[str, Callable[..., Rows]] = {"parquet": _parquet, "jsonl": _json, "text": _text}
-    reader = readers.get(file.kind, _table)
     try:
         with file.opened() as opened:
-            yield from reader(opened, file, unit, position, columns)
+            if file.kind == "parquet":
+                yield from _parquet(opened, file, piece, position, columns)
+            elif file.kind in ("jsonl", "text"):
+                made = _json if file.kind == "jsonl" else _text
+                for place, line in _lines(opened, piece, position):
+                    if file.kind == "text" or line.strip():
+                        yield place, made(line)
+            else:
+                yield from _table(opened, file, position)
     except (OSError, EOFError) as error:
         raise UserError(f"{file.url}: cannot be read: {error}") from error
     except Exception as error:
-        if file.local or not _of_a_client(error):
+        # A file system's client raises errors of its own: httpx's, aiohttp's, botocore's.
+        if file.local or type(error).__module__.partition(".")[0] in ("builtins", "hf_mps"):
             raise
         raise UserError(f"{file.url}: cannot be read: {first_line(error)}; next: the same command") from error
 
 
-def _of_a_client(error: Exception) -> bool:
-    """Whether an error is one that a file system's client has for itself: httpx's, aiohttp's, botocore's."""
-    return type(error).__module__.partition(".")[0] not in ("builtins", "hf_mps")
+def _json(line: bytes) -> Raw | Broken:
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError:
+        return Broken("is not UTF-8")
+    except (ValueError, RecursionError) as error:
+        return Broken(f"is no JSON ({getattr(error, 'msg', None) or first_line(error)})")
+    return row if isinstance(row, dict) else Broken(f"is a JSON {type(row).__name__} and no object")
 
 
-def _json(opened: IO[bytes], file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
-    for place, line in _lines(opened, unit, position):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except UnicodeDecodeError:
-            yield place, Broken("is not UTF-8")
-            continue
-        except ValueError as error:
-            yield place, Broken(f"is no JSON ({getattr(error, 'msg', error)})")
-            continue
-        yield place, row if isinstance(row, dict) else Broken(f"is a JSON {type(row).__name__} and no object")
+def _text(line: bytes) -> Raw | Broken:
+    try:
+        return {"text": line.decode().rstrip("\r\n")}
+    except UnicodeDecodeError:
+        return Broken("is not UTF-8")
 
 
-def _text(opened: IO[bytes], file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
-    for place, line in _lines(opened, unit, position):
-        try:
-            yield place, {"text": line.decode().rstrip("\r\n")}
-        except UnicodeDecodeError:
-            yield place, Broken("is not UTF-8")
-
-
-def _table(opened: IO[bytes], file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
+def _table(opened: IO[bytes], file: File, position: int | None) -> Rows:
     """Read separated values; the header is read anew wherever the rows begin."""
-    shape, begin = _shape(opened, file)
-    opened.seek(begin if position is None else position)
-    place = opened.tell()
+    head = opened.readlines(HEAD)[: tables.LOOKED_AT]
+    beginning = [line.removeprefix(MARK).decode(errors="replace") for line in head]
+    shape = tables.shape_of(lambda: nullcontext(iter(beginning)), file.kind, file.url, header=file.header)
+    if position is None:
+        header = shape.reader(iter(beginning))
+        next(filter(None, header if file.header else ()), None)
+        position = sum(map(len, head[: header.line_num]))
+    opened.seek(position)
+    place = position
 
     def lines() -> Iterator[str]:
         nonlocal place
@@ -100,8 +104,7 @@ def _table(opened: IO[bytes], file: File, unit: FileSlice, position: int | None,
             # A letter that is no UTF-8 ends up as U+FFFD, and its row is broken.
             yield line.decode(errors="replace")
 
-    limit = csv.field_size_limit(2**31 - 1)
-    try:
+    with tables.long_fields():
         rows = shape.reader(lines())
         while True:
             try:
@@ -113,33 +116,15 @@ def _table(opened: IO[bytes], file: File, unit: FileSlice, position: int | None,
                 continue
             if not fields:
                 continue
-            yield place, _row(fields, shape)
-    finally:
-        csv.field_size_limit(limit)
+            if misfit := shape.misfit(fields):
+                yield place, Broken(misfit)
+            elif any("\ufffd" in field for field in fields):
+                yield place, Broken("is not UTF-8")
+            else:
+                yield place, dict(zip(shape.columns, fields, strict=True))
 
 
-def _row(fields: Sequence[str], shape: Shape) -> Raw | Broken:
-    if len(fields) != len(shape.columns):
-        return Broken(f"has {len(fields)} fields where there are {len(shape.columns)} columns")
-    if any("\ufffd" in field for field in fields):
-        return Broken("is not UTF-8")
-    return dict(zip(shape.columns, fields, strict=True))
-
-
-def _shape(opened: IO[bytes], file: File) -> tuple[Shape, int]:
-    """Return how a table is written, by its first line: the separator with which it has most fields; and where the
-    first row begins.
-    """
-    line = opened.readline()
-    text = line.decode("utf-8-sig", errors="replace")
-    quoted = file.kind == "csv"
-    shapes = [Shape(separator, (), quoted=quoted, header=file.header) for separator in SEPARATORS[file.kind]]
-    fields, shape = max(((next(shape.reader([text]), []), shape) for shape in shapes), key=lambda pair: len(pair[0]))
-    columns = column_names(fields, file.url) if file.header else tuple(map(str, range(len(fields))))
-    return Shape(shape.separator, columns, quoted=quoted, header=file.header), len(line) if file.header else 0
-
-
-def _parquet(opened: IO[bytes], file: File, unit: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
+def _parquet(opened: IO[bytes], file: File, piece: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
     import pyarrow
     import pyarrow.parquet
 
@@ -148,7 +133,7 @@ def _parquet(opened: IO[bytes], file: File, unit: FileSlice, position: int | Non
         named = table.schema_arrow.names
         outer = dict.fromkeys(name if name in named else name.partition(".")[0] for name in columns)
         wanted = [column for column in outer if column in named]
-        groups = range(table.num_row_groups) if unit.end == WHOLE else range(unit.start, unit.end)
+        groups = range(table.num_row_groups) if piece.end == WHOLE else range(piece.start, piece.end)
         place = 0
         for group in groups:
             size = table.metadata.row_group(group).num_rows if table.num_row_groups else 0
@@ -165,21 +150,22 @@ def _parquet(opened: IO[bytes], file: File, unit: FileSlice, position: int | Non
         raise UserError(f"{file.url}: cannot be read as parquet: {error}") from error
 
 
-def _lines(opened: IO[bytes], unit: FileSlice, position: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield (the byte behind it, line) of the lines that begin within the unit, from byte `position` on."""
-    at = unit.start if position is None else position
+def _lines(opened: IO[bytes], piece: FileSlice, position: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yield (the byte behind it, line) of the lines that begin within the slice, from byte `position` on."""
+    # A line belongs to the slice in which it begins: the reader of that slice reads on to the line's end.
+    at = piece.start if position is None else position
     if position is None and at > 0:
         opened.seek(at - 1)
         at += len(opened.readline()) - 1  # the rest of a line that begins before
     else:
         opened.seek(at)
-    if unit.end != WHOLE and at >= unit.end:
+    if piece.end != WHOLE and at >= piece.end:
         return
     for line in opened:
         begun = at
         at += len(line)
         yield at, line.removeprefix(MARK) if begun == 0 else line
-        if unit.end != WHOLE and at >= unit.end:
+        if piece.end != WHOLE and at >= piece.end:
             return
 
 
@@ -196,13 +182,13 @@ def pick(row: Raw, columns: Mapping[str, str]) -> Row | Broken:
     return picked
 
 
-def place_of(file: File, unit: FileSlice, behind: int) -> str:
+def place_of(file: File, piece: FileSlice, behind: int) -> str:
     """Return where a row is, for a person: the line of a local file whose place behind it is `behind`, else a number.
 
     Counts the lines before it, about a second for each gigabyte: for the few rows that are shown.
     """
     if file.kind == "parquet":
-        group = f" of row group {unit.start + 1}" if unit.end != WHOLE else ""
+        group = f" of row group {piece.start + 1}" if piece.end != WHOLE else ""
         return f"{file.url}: row {behind}{group}"
     if not file.local:
         return f"{file.url}: the line that ends at byte {behind:,}"
@@ -216,7 +202,7 @@ def place_of(file: File, unit: FileSlice, behind: int) -> str:
     return f"{file.url}: line {breaks + int(last != LINE_END)}"
 
 
-def first_rows(file: File, unit: FileSlice, columns: Sequence[str], count: int) -> list[Raw]:
-    """Return the first rows of a unit that are not broken."""
-    rows = (row for _, row in read(file, unit, None, columns) if not isinstance(row, Broken))
+def first_rows(file: File, piece: FileSlice, columns: Sequence[str], count: int) -> list[Raw]:
+    """Return the first rows of a slice that are not broken."""
+    rows = (row for _, row in read(file, piece, None, columns) if not isinstance(row, Broken))
     return list(islice(rows, count))

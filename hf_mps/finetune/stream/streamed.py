@@ -1,7 +1,8 @@
-"""A recipe's streamed rows: a first sample of the training rows, which all is decided from, and the validation rows."""
+"""A recipe's streamed rows: a sample of the training rows, from which all is decided, and the validation rows."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +16,7 @@ from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.stream import endless, files, readers
 from hf_mps.finetune.stream.endless import Corpus, Reading
+from hf_mps.finetune.stream.files import File
 from hf_mps.finetune.stream.readers import Broken, Row
 
 if TYPE_CHECKING:
@@ -34,20 +36,24 @@ class Stream:
     buffer: int
 
     @property
+    def files(self) -> list[File]:
+        """The files of all sources."""
+        return [file for corpus in self.reading.corpora for file in corpus.files]
+
+    @property
     def digest(self) -> str:
-        """A digest of which files there are, and how rows are taken from them."""
-        every = [file for corpus in self.reading.corpora for file in corpus.files]
-        return files.fingerprint(every)
+        """A digest of which files there are: their names, sizes and stamps, not their content."""
+        listed = repr([(Path(file.url).name, file.size, file.stamp) for file in self.files])
+        return hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
 
     @property
     def bytes(self) -> int:
         """The size of all files."""
-        return sum(file.size for corpus in self.reading.corpora for file in corpus.files)
+        return sum(file.size for file in self.files)
 
     def __str__(self) -> str:
-        count = sum(len(corpus.files) for corpus in self.reading.corpora)
-        size = self.bytes / 1e9 if self.bytes >= 1e8 else self.bytes / 1e6
-        return f"{counted(count, 'file')}, {size:,.1f} {'GB' if self.bytes >= 1e8 else 'MB'}"
+        size = f"{self.bytes / 1e9:,.1f} GB" if self.bytes >= 1e8 else f"{self.bytes / 1e6:,.1f} MB"
+        return f"{counted(len(self.files), 'file')}, {size}"
 
 
 def check(data: schema.Data) -> None:
@@ -72,7 +78,12 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     corpora = {split: _corpora(data, split) for split in splits}
     asked = tuple(role for role in columns if role in texts)
     reading = Reading(corpora["train"], columns, asked, seed, data.hold_out, data.max_bad_row_fraction)
-    sample = _sample(reading)
+    sample: list[Row] = []
+    for corpus in reading.corpora:  # as many rows of each source
+        rows = list(islice(_usable(reading, corpus), -(-SAMPLE // len(reading.corpora))))
+        if not rows:
+            raise UserError(_unusable(reading, corpus))
+        sample += rows
     kinds = _kinds(reading, sample)
     where = "; ".join(corpus.name for corpus in reading.corpora)
     stream = Stream(reading, data.shuffle_buffer)
@@ -103,38 +114,24 @@ def _corpora(data: schema.Data, split: str) -> tuple[Corpus, ...]:
         sources = [("data.hub", schema.Source(hub=data.hub, config=data.config, revision=data.revision, split=there))]
     corpora = []
     for key, source in sources:
-        if source.files is not None:
-            found, name = files.of_pattern(source.files, key, header=data.header), source.files
-        else:
-            found, name = files.of_hub(source, key), " ".join(filter(None, (source.hub, source.config, source.split)))
-        found = tuple(file for file in found if file.size)
-        if not found:
+        name = source.files or " ".join(filter(None, (source.hub, source.config, source.split)))
+        named = files.of_pattern(name, key, header=data.header) if source.files else files.of_hub(source, key)
+        kept = tuple(file for file in named if file.size)
+        if not kept:
             raise UserError(f"{key}: {name}: every file is empty; allowed: at least one row")
-        corpora.append(Corpus(found, source.weight, name))
+        corpora.append(Corpus(kept, source.weight, name))
     return tuple(corpora)
 
 
-def _sample(reading: Reading) -> list[Row]:
-    """Return the first rows to train on, as many of each source. Raises UserError where a column is missing."""
-    sample: list[Row] = []
-    most = -(-SAMPLE // len(reading.corpora))
-    for corpus in reading.corpora:
-        found = list(islice(_usable(reading, corpus), most))
-        if not found:
-            raise UserError(_unusable(reading, corpus))
-        sample += found
-    return sample
-
-
 def _usable(reading: Reading, corpus: Corpus) -> Iterator[Row]:
-    """Yield the rows of a source that are trained on, from SAMPLE rows behind each other at the most."""
+    """Yield the rows of a source that are trained on, until SAMPLE rows of it were broken."""
     wanted = tuple(reading.columns.values())
-    seen = 0
-    for unit in corpus.units:
-        for _, raw in readers.read(corpus.files[unit.file], unit, None, wanted):
+    broken = 0
+    for piece in corpus.slices:
+        for _, raw in readers.read(corpus.files[piece.file], piece, None, wanted):
             row = reading.row(raw)
-            seen += isinstance(row, Broken)
-            if seen > SAMPLE:
+            broken += isinstance(row, Broken)
+            if broken > SAMPLE:
                 return
             if not isinstance(row, Broken) and not reading.held(row):
                 yield row
@@ -142,9 +139,9 @@ def _usable(reading: Reading, corpus: Corpus) -> Iterator[Row]:
 
 def _unusable(reading: Reading, corpus: Corpus) -> str:
     """Say why no row of a source can be used: a column that none has, or what is wrong with the first."""
-    unit = corpus.units[0]
-    file = corpus.files[unit.file]
-    rows = readers.first_rows(file, unit, _names(file) if file.kind == "parquet" else (), 1)
+    piece = corpus.slices[0]
+    file = corpus.files[piece.file]
+    rows = readers.first_rows(file, piece, _schema(file).names if file.kind == "parquet" else (), 1)
     available = list(rows[0]) if rows else []
     for role, column in reading.columns.items():
         if rows and isinstance(readers.pick(rows[0], {role: column}), Broken):
@@ -153,18 +150,18 @@ def _unusable(reading: Reading, corpus: Corpus) -> str:
             return (
                 f"{corpus.name}: there is no column '{column}' for data.columns.{role}; the columns are {known}{way_on}"
             )
-    for behind, raw in readers.read(file, unit, None, tuple(reading.columns.values())):
+    for behind, raw in readers.read(file, piece, None, tuple(reading.columns.values())):
         row = reading.row(raw)
         if isinstance(row, Broken):
-            return f"{readers.place_of(file, unit, behind)} {row.why}, and no row can be used"
+            return f"{corpus.where(0, behind)} {row.why}, and no row can be used"
     return f"{corpus.name}: holds no rows; allowed: at least one"
 
 
-def _names(file: files.File) -> list[str]:
+def _schema(file: File) -> Any:
     import pyarrow.parquet
 
     with file.opened() as opened:
-        return list(pyarrow.parquet.read_schema(opened).names)
+        return pyarrow.parquet.read_schema(opened)
 
 
 def _kinds(reading: Reading, sample: Sequence[Row]) -> Features:
@@ -174,10 +171,7 @@ def _kinds(reading: Reading, sample: Sequence[Row]) -> Features:
     kinds = dict(Dataset.from_list([dict(row) for row in sample]).features)
     file = reading.corpora[0].files[0]
     if file.kind == "parquet":
-        import pyarrow.parquet
-
-        with file.opened() as opened:
-            stated = Features.from_arrow_schema(pyarrow.parquet.read_schema(opened))
+        stated = Features.from_arrow_schema(_schema(file))
         kinds |= {role: stated[column] for role, column in reading.columns.items() if column in stated}
     return Features(kinds)
 

@@ -104,7 +104,7 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
 
 
 def _separator(data: Data, tokenizer: Any) -> str:
-    """Return what stands between two rows. Raises UserError where the tokenizer has no end token to put there."""
+    """Return the text between two rows. Raises UserError where the tokenizer has no end token to put there."""
     if data.end_of_text and tokenizer.eos_token is None:
         raise UserError("data.end_of_text: the model's tokenizer has no end token; leave it out")
     return str(tokenizer.eos_token) if data.end_of_text else "\n"

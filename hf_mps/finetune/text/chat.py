@@ -18,14 +18,8 @@ Message = Mapping[str, Any]
 """{"role", "content"}; the content is a text, or a list of parts, {"type": "text", "text"} and {"type": "image"}."""
 
 # ShareGPT's names ("from", "value") beside OpenAI's ("role", "content").
-ROLES = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "model": "assistant",
-}
+ROLES = {"system": "system", **dict.fromkeys(("user", "human"), "user")}
+ROLES |= dict.fromkeys(("assistant", "gpt", "model"), "assistant")
 PLAIN = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
@@ -102,7 +96,19 @@ def messages(raw: Any) -> list[dict[str, str]]:
         raw = [raw]
     if not isinstance(raw, Sequence) or not raw:
         raise ConversationError("has no messages; allowed: a list of {role, content} or {from, value}")
-    return [_message(one) for one in raw]
+    made = []
+    for one in raw:
+        if not isinstance(one, Mapping):
+            kind = type(one).__name__
+            raise ConversationError(f"holds a message that is a {kind}; allowed: {{role, content}} or {{from, value}}")
+        role = one.get("role") or one.get("from")
+        content = one.get("content") if one.get("content") is not None else one.get("value")
+        if role not in ROLES:
+            raise ConversationError(f"holds a message of '{role}'; allowed: {', '.join(ROLES)}")
+        if not isinstance(content, str):
+            raise ConversationError(f"holds a message of {role} without text")
+        made.append({"role": ROLES[role], "content": content})
+    return made
 
 
 def instruction(asked: str, given: str | None, answer: str, system: str | None = None) -> list[dict[str, str]]:
@@ -161,19 +167,6 @@ def _marks_assistant(tokenizer: Any) -> bool:
     return isinstance(tokenizer.chat_template, str) and _GENERATION.search(tokenizer.chat_template) is not None
 
 
-def _message(raw: Any) -> dict[str, str]:
-    if not isinstance(raw, Mapping):
-        kind = type(raw).__name__
-        raise ConversationError(f"holds a message that is a {kind}; allowed: {{role, content}} or {{from, value}}")
-    role = raw.get("role") or raw.get("from")
-    content = raw.get("content") if raw.get("content") is not None else raw.get("value")
-    if role not in ROLES:
-        raise ConversationError(f"holds a message of '{role}'; allowed: {', '.join(ROLES)}")
-    if not isinstance(content, str):
-        raise ConversationError(f"holds a message of {role} without text")
-    return {"role": ROLES[role], "content": content}
-
-
 def _rendered(tokenizer: Any, conversation: Sequence[Message], **settings: Any) -> Any:
     from jinja2 import TemplateError
 
@@ -184,7 +177,7 @@ def _rendered(tokenizer: Any, conversation: Sequence[Message], **settings: Any) 
 
 
 def _spans(tokenizer: Any, conversation: Sequence[Message], text: str) -> list[tuple[int, int]]:
-    """Return where each message of the assistant stands in `text`, as [start, end) in characters.
+    """Return where each message of the assistant is in `text`, as [start, end) in characters.
 
     A stand-in for the words finds the end: the text around it must be the whole conversation's, or the template
     changes the words and ConversationError is raised. The start is the end of this turn's prompt where the whole text
@@ -211,7 +204,7 @@ def _span(tokenizer: Any, conversation: Sequence[Message], turn: int, text: str,
     content = "".join(part["text"] for part in content) if in_parts else content
     for words in (content, content.strip(), content.lstrip(), content.rstrip()):
         if before + words + after == text:
-            # A template without a generation prompt writes the role's heading in the turn; nobody says the heading.
+            # A template without a generation prompt writes the role's heading in the turn; the heading is not learned.
             asks = bool(prompt) and prompt != render(tokenizer, conversation[:turn])
             start = len(prompt) if asks and before.startswith(prompt) else len(before)
             return start, len(before) + len(words)

@@ -84,7 +84,7 @@ def prompt(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str
 
 def row_error(rows: Rows, index: int, why: chat.ConversationError) -> UserError:
     """Return the error for a row whose conversation cannot be used."""
-    return UserError(f"{rows.where}: row {rows.number(index)} {why}")
+    return UserError(f"{rows.place(index)} {why}")
 
 
 def learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice[str]:

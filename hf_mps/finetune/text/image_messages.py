@@ -18,9 +18,9 @@ PLACE = re.compile(r"\s*<image>\s*")
 
 
 class Columns(schema.Columns):
-    """The images, as `image` (one a row) or `images` (a list), and what is said of them: `messages`, or `answer`.
+    """The images, as `image` (one a row) or `images` (a list), and what is said about them: `messages`, or `answer`.
 
-    `question` stands beside `answer` where each row has one of its own.
+    `question` belongs to `answer`, where every row has another question.
     """
 
     image: str | None = None
@@ -62,7 +62,7 @@ def role(row: Mapping[str, Any]) -> str:
 def conversation(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, Any]]:
     """Return the conversation of one row, its messages' content in parts, with a place for each of its images.
 
-    `prompt` is said before a question, or asks for the answer where the row has no question. Images that no message
+    `prompt` comes before a question, or asks for the answer where the row has no question. Images that no message
     has a place for come first in the first message of the user. Raises chat.ConversationError for a row that holds no
     conversation, or another number of places than of images.
     """
@@ -110,37 +110,29 @@ def _messages(raw: Any) -> list[dict[str, Any]]:
         if isinstance(content, Sequence) and not isinstance(content, str):
             # chat.messages knows the roles and what is wrong with them; the parts are told here.
             named = chat.messages([{**one, "content": ""}])[0]["role"]
-            parts = [_part(part) for part in content]
+            parts = []
+            for part in content:
+                kind = part.get("type") if isinstance(part, Mapping) else None
+                if kind == "image":
+                    parts.append(dict(IMAGE))
+                elif kind == "text" and isinstance(part.get("text"), str):
+                    parts.append(_part_of(part["text"]))
+                else:
+                    problem = f"a part of type {kind}" if kind else f"a part that is a {type(part).__name__}"
+                    allowed = "{type: text, text} and {type: image}"
+                    raise ConversationError(f"holds {problem}; allowed: {allowed}")
         else:
             message = chat.messages([one])[0]
-            named, parts = message["role"], _parts(message["content"])
+            named, parts = message["role"], []
+            for number, piece in enumerate(PLACE.split(message["content"])):
+                parts += [dict(IMAGE)] * (number > 0) + _text(piece)
+            parts = parts or [_part_of("")]
         if named == "assistant" and any(part["type"] == "image" for part in parts):
             raise ConversationError("has an image among the assistant's words; allowed: images in the user's messages")
-        made.append({"role": named, "content": _joined(parts) if named == "assistant" else parts})
+        # Chat templates write the parts of a message one behind the other.
+        joined = [_part_of("".join(part["text"] for part in parts))] if named == "assistant" else parts
+        made.append({"role": named, "content": joined})
     return made
-
-
-def _part(raw: Any) -> dict[str, Any]:
-    kind = raw.get("type") if isinstance(raw, Mapping) else None
-    if kind == "text" and isinstance(raw.get("text"), str):
-        return {"type": "text", "text": raw["text"]}
-    if kind == "image":
-        return dict(IMAGE)
-    problem = f"a part of type {kind}" if kind else f"a part that is a {type(raw).__name__}"
-    raise ConversationError(f"holds {problem}; allowed: {{type: text, text}} and {{type: image}}")
-
-
-def _parts(text: str) -> list[dict[str, Any]]:
-    """Return the parts of a text with `<image>` in the places of images."""
-    parts: list[dict[str, Any]] = []
-    for number, piece in enumerate(PLACE.split(text)):
-        parts += [dict(IMAGE)] * (number > 0) + _text(piece)
-    return parts or [_part_of("")]
-
-
-def _joined(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one part of text: chat templates write the parts of a message one behind the other."""
-    return [_part_of("".join(part["text"] for part in parts))]
 
 
 def _text(text: str | None) -> list[dict[str, Any]]:

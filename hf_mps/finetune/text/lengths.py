@@ -1,7 +1,7 @@
 """Batches of few shapes: each batch is padded to one of a short list of lengths, chosen from the rows.
 
 Every new shape costs Metal a compiled graph and allocator blocks (pytorch#181485), and every padded token costs time on
-every device. A list of at most SHAPES lengths, laid where the rows are, keeps both low. A CPU pays for tokens alone.
+every device. A list of at most SHAPES lengths, chosen from the rows' own, keeps both low. A CPU pays for tokens alone.
 
 A task cuts its rows to `limit`, counts them, and calls `decide`; `Lengths.collator` wraps any collator:
 
@@ -30,8 +30,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
+from hf_mps.finetune.text.buckets import optimal_buckets
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
-from hf_mps.finetune.text.shapes import optimal_buckets
 from hf_mps.metal.device import choose
 
 Padding = Literal["list", "longest", "max_length"]
@@ -157,7 +157,7 @@ def those_of(chosen: Mapping[str, Any]) -> Iterator[None]:
 
 
 def decided() -> Mapping[str, Any]:
-    """The choices of the run whose lengths are to be taken, of `those_of`; empty where new ones are decided."""
+    """Return the choices of the run whose lengths are to be taken, of `those_of`; empty where new ones are decided."""
     return _chosen.get()
 
 
@@ -214,30 +214,25 @@ def decide(
     top = max([*counts, *others])
     shapes = optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=most, step=step)
     listed = Lengths(longest, "list", shapes)
-    return Choice(listed, f"{_why(listed, counts, size, alike)}; {rows}")
+    # What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes.
+    tokens = (
+        buckets.padded_tokens(counts, size, listed.target, alike=alike),
+        buckets.padded_tokens(counts, size, int, alike=False),
+    )
+    ours, plain = (round(100 * (1 - sum(counts) / number)) for number in tokens)
+    gain = f", where random batches of {size} padded to their longest rows have {plain}%" if ours < plain else ""
+    if ours > plain:
+        gain = f", {plain}% where each batch is padded to its longest row, often a shape new to Metal"
+    shown = "one length" if len(shapes) == 1 else f"{len(shapes)} lengths, chosen from your data"
+    return Choice(listed, f"{shown}: about {ours}% padding{gain}; {rows}")
 
 
 def summary(counts: Sequence[int], longest: int) -> str:
-    """Describe the tokenised rows: their median, the longest, and how many stand at the limit."""
+    """Describe the tokenised rows: their median, the longest, and how many are at the limit."""
     ordered = sorted(counts)
     full = sum(count >= longest for count in ordered)
     cut = f", {full} at the limit of {longest} and perhaps cut" if full else ""
     return f"half of the rows within {ordered[len(ordered) // 2]} tokens, the longest {ordered[-1]}{cut}"
-
-
-def _why(listed: Lengths, counts: Sequence[int], batch: int, alike: bool) -> str:
-    """Say what the list gains over random batches padded to their own longest rows: less padding, or fewer shapes."""
-    shapes = "one shape" if len(listed.shapes) == 1 else f"{len(listed.shapes)} shapes, laid where the rows are"
-    with_list = buckets.padded_tokens(counts, batch, listed.target, alike=alike)
-    with_longest = buckets.padded_tokens(counts, batch, int, alike=False)
-    ours, plain = (round(100 * (1 - sum(counts) / tokens)) for tokens in (with_list, with_longest))
-    if ours < plain:
-        gain = f", where random batches of {batch} padded to their longest rows have {plain}%"
-    elif ours > plain:
-        gain = f", {plain}% where each batch is padded to its longest row, often a shape new to Metal"
-    else:
-        gain = ""
-    return f"{shapes}: about {ours}% padding{gain}"
 
 
 def positions(tokenizer: Any, config: Any) -> int:

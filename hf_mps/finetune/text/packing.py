@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import buckets
+from hf_mps.finetune.text.buckets import optimal_buckets
 from hf_mps.finetune.text.lengths import SHAPES, STEP, Lengths
 from hf_mps.finetune.text.padding import IGNORED
-from hf_mps.finetune.text.shapes import optimal_buckets
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -38,14 +38,12 @@ class Packed:
     """Whole examples, as many in a row of `capacity` tokens as fit; `filler` pads every row to that length.
 
     `features` has `input_ids` and, unless all tokens count, `labels` (IGNORED where they do not): lists of equal
-    length, at most `capacity` long. An example's first token is no label, because another example stands before it.
+    length, at most `capacity` long. An example's first token is no label, because another example comes before it.
     """
 
     def __init__(self, features: Dataset, counts: Sequence[int], capacity: int, filler: int) -> None:
         columns = [name for name in ("input_ids", "labels") if name in features.column_names]
-        self._features = features.select_columns(columns)
-        self._capacity = capacity
-        self._filler = filler
+        self._features, self._capacity, self._filler = features.select_columns(columns), capacity, filler
         self.rows = best_fit(counts, capacity)
         self.waste = 1 - sum(counts) / (len(self.rows) * capacity)
         """The share of padding, 0 to 1."""

@@ -58,7 +58,8 @@ class PadToBucket:
                 assert self.labels is not None
                 # A decoder starts on the left, whichever side the encoder's rows are padded on.
                 batch[name] = self._up(name, column, self.labels(column.shape[-1]), "right")
-            elif _token_level(name, column, main):
+            elif getattr(column, "shape", None) == main.shape and not (name == "labels" and column.is_floating_point()):
+                # A row may have as many float labels as tokens by chance; they belong to the row.
                 batch[name] = self._up(name, column, self.target(main.shape[-1]), self.side)
         return batch
 
@@ -73,20 +74,13 @@ class PadToBucket:
         return pad(column, (0, missing) if side == "right" else (missing, 0), value=self.pad_values[name])
 
 
-def _token_level(name: str, column: Any, main: Any) -> bool:
-    if getattr(column, "shape", None) != main.shape:
-        return False
-    # A row may have as many float labels as tokens by chance; they belong to the row.
-    return name != "labels" or not column.is_floating_point()
-
-
 # What `tokenizer.pad` pads (transformers, tokenization_utils_base.py, _pad); the batch's width is that of the first.
 PADDED = ("input_ids", "attention_mask", "token_type_ids", "special_tokens_mask")
 LABELS = ("label", "label_ids")
 
 
 def stackable(inner: Any) -> bool:
-    """Whether `stack` does what the collator `inner` does: transformers' own that pads to the longest row."""
+    """Return whether `stack` does what the collator `inner` does: transformers' own that pads to the longest row."""
     from transformers import DataCollatorWithPadding
 
     return (

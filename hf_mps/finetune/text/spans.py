@@ -6,7 +6,7 @@ Imports numpy alone, so that the formulas can be tested without a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ class Window:
 
     `start_logits` and `end_logits` have shape (width,); `starts` and `ends` are the characters at which each token
     begins and ends in the whole text (NOWHERE outside of it), shape (tokens,) with tokens at most width. `null` is the
-    position of the token that stands for "no answer here".
+    position of the token that means "no answer here".
     """
 
     start_logits: Any
@@ -107,13 +107,9 @@ def answer(
     if not ordered:
         return Answer("", -1, 1.0, math.inf, ())
     margin = null - ordered[0].score
-    shares = _softmax([span.score for span in ordered] + ([null] if nothing else []))
+    scores = numpy.array([span.score for span in ordered] + ([null] if nothing else []))
+    powers = numpy.exp(scores - scores.max())
+    shares = (powers / powers.sum()).tolist()
     if nothing and margin > threshold:
         return Answer("", -1, shares[-1], margin, tuple(ordered))
     return Answer(text[ordered[0].start : ordered[0].end], ordered[0].start, shares[0], margin, tuple(ordered))
-
-
-def _softmax(scores: Sequence[float]) -> list[float]:
-    highest = max(scores)
-    powers = [math.exp(score - highest) for score in scores]
-    return [power / sum(powers) for power in powers]

@@ -24,7 +24,7 @@ REPORTED_SHARE = 0.1
 
 
 def digest(tokenizer: Any) -> str:
-    """A digest of all that a tokenizer does, to be taken before its first call and handed to `map_cached`.
+    """Return a digest of all that a tokenizer does, to be taken before its first call and handed to `map_cached`.
 
     Padding and truncation, which a tokenizer remembers from its last call, are part of it: hence before the first.
     """
@@ -108,7 +108,7 @@ def unknown_tokens(prepared: Prepared) -> dict[str, Choice[str]]:
     # Packed training rows are no table: then those of validation.
     split = next((name for name, rows in prepared.splits.items() if hasattr(rows, "column_names")), None)
     unknown, total = 0, 0
-    for ids in _ids(prepared.splits[split], tokenizer) if split else ():
+    for ids in _sampled_ids(prepared.splits[split], tokenizer) if split else ():
         unknown += sum(1 for one in ids if one == unknown_id)
         total += sum(1 for one in ids if one == unknown_id or one not in special)
     if unknown <= REPORTED_SHARE * total:
@@ -117,7 +117,7 @@ def unknown_tokens(prepared: Prepared) -> dict[str, Choice[str]]:
     return {"unknown_tokens": Choice(f"{unknown / total:.0%} of the {split} tokens", reason)}
 
 
-def _ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
+def _sampled_ids(rows: Dataset, tokenizer: Any) -> Iterator[list[int]]:
     """Yield the tokens of the first SAMPLED_ROWS rows; rows of text are tokenised."""
     some = rows.select(range(min(SAMPLED_ROWS, len(rows))))
     for column in some.column_names:
@@ -139,5 +139,5 @@ def set_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
         raise UserError("the model's tokenizer has neither a padding nor an end token, so rows cannot be batched")
     tokenizer.pad_token = tokenizer.eos_token
     config.pad_token_id = tokenizer.pad_token_id
-    reason = "the tokenizer has none of its own; the end token takes its place"
+    reason = "the tokenizer has none; the end token takes its place"
     return {"pad_token": Choice(tokenizer.pad_token, reason)}

@@ -38,7 +38,7 @@ class QAWindowing:
 
     @property
     def inputs(self) -> list[str]:
-        """The tokenizer's columns alone, for questions whose answers nobody knows."""
+        """The tokenizer's columns alone, for questions without known answers."""
         return list(self.tokenizer("a", "b"))
 
     def windows(self, rows: Rows) -> Dataset:
@@ -66,7 +66,15 @@ class QAWindowing:
         # Some of SQuAD's questions begin with blanks, enough to fill a window.
         questions = [text.strip() for text in tokens.texts(rows, "question", batch, indices)]
         contexts = tokens.texts(rows, "context", batch, indices)
-        self._refuse_long(rows, questions, indices)
+        capacity = self.longest - self.tokenizer.num_special_tokens_to_add(pair=True)
+        question_ids = self.tokenizer(questions, add_special_tokens=False)["input_ids"]
+        for question, index in zip(question_ids, indices, strict=True):
+            if (left := capacity - len(question)) <= self.stride:
+                raise UserError(
+                    f"{rows.place(index)}: the question has {len(question)} tokens, which leaves {max(0, left)} of"
+                    f" {self.longest} for the text; allowed: more than doc_stride, {self.stride}; next: a larger"
+                    " max_length or a smaller doc_stride"
+                )
         last = self.tokenizer.padding_side == "right"
         encoded = self.tokenizer(
             *((questions, contexts) if last else (contexts, questions)),
@@ -77,42 +85,24 @@ class QAWindowing:
             return_offsets_mapping=True,
         )
         offsets, sources = encoded.pop("offset_mapping"), encoded.pop("overflow_to_sample_mapping")
-        columns: dict[str, list[Any]] = {name: [] for name in ("starts", "ends", "null", "row")}
-        columns |= {"start_positions": [], "end_positions": []}
-        spans = [
-            _first_answer(rows, context, value, index)
-            for context, value, index in zip(
-                contexts, batch.get("answers", [None] * len(indices)), indices, strict=True
-            )
-        ]
+        names = ("starts", "ends", "null", "row", "start_positions", "end_positions")
+        columns: dict[str, list[Any]] = {name: [] for name in names}
+        answers = zip(contexts, batch.get("answers", [None] * len(indices)), indices, strict=True)
+        spans = [_first_answer(rows, *one) for one in answers]
         for number, source in enumerate(sources):
             inside = [part == int(last) for part in encoded.sequence_ids(number)]
             starts = [pair[0] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
             ends = [pair[1] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
-            null = self._null(encoded["input_ids"][number])
+            # The token that answers "nothing": [CLS], as in BERT, or the first.
+            ids, special = (
+                list(encoded["input_ids"][number]),
+                (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id),
+            )
+            null = next((ids.index(token) for token in special if token is not None and token in ids), 0)
             span_tokens = token_span(starts, ends, spans[source]) or (null, null)
             for name, value in zip(columns, (starts, ends, null, indices[source], *span_tokens), strict=True):
                 columns[name].append(value)
         return {**encoded, **columns}
-
-    def _null(self, ids: Sequence[int]) -> int:
-        """Return the position of the token that answers "nothing": [CLS], as in BERT, or the first."""
-        for token in (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id):
-            if token is not None and token in ids:
-                return list(ids).index(token)
-        return 0
-
-    def _refuse_long(self, rows: Rows, questions: list[str], indices: Sequence[int]) -> None:
-        capacity = self.longest - self.tokenizer.num_special_tokens_to_add(pair=True)
-        question_ids = self.tokenizer(questions, add_special_tokens=False)["input_ids"]
-        for question, index in zip(question_ids, indices, strict=True):
-            left = capacity - len(question)
-            if left <= self.stride:
-                raise UserError(
-                    f"{rows.where}: row {rows.number(index)}: the question has {len(question)} tokens, which leaves"
-                    f" {max(0, left)} of {self.longest} for the text; allowed: more than doc_stride, {self.stride};"
-                    " next: a larger max_length or a smaller doc_stride"
-                )
 
 
 def token_span(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -147,7 +137,7 @@ def check_texts(rows: Rows) -> None:
 
 
 def refuse_slow(tokenizer: Any, model: str) -> None:
-    """Raise UserError for a tokenizer that does not tell which characters a token stands for."""
+    """Raise UserError for a tokenizer that does not tell which characters a token covers."""
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"model {model}: its tokenizer gives no character offsets; allowed: one with a tokenizer.json")
 
@@ -195,7 +185,7 @@ def _first_answer(rows: Rows, context: str, value: Any, index: int) -> tuple[int
     start, end = starts[0], starts[0] + len(texts[0])
     if context[start:end] != texts[0] or not texts[0]:
         raise UserError(
-            f"{rows.where}: row {rows.number(index)}: the text at answer_start {start} is '{context[start:end]}', not"
+            f"{rows.place(index)}: the text at answer_start {start} is '{context[start:end]}', not"
             f" '{texts[0]}'; allowed: the place of the answer in the text, counted in characters from 0"
         )
     return start, end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,11 @@ class Tags:
 
     @property
     def chunked(self) -> bool:
-        """Whether the tags mark names (B-PER, I-PER, O), which seqeval measures, and not each word alone."""
+        """Return whether the tags mark names (B-PER, I-PER, O), which seqeval measures, and not each word alone."""
         return seqeval.is_chunked(self.names)
 
     def ids(self, raw: Sequence[Any]) -> list[int]:
-        """The ids of one row's tags."""
+        """Return the ids of one row's tags."""
         return [self.keys[labels.key(tag)] for tag in raw]
 
 
@@ -48,15 +48,25 @@ def decide(train: Rows, others: Iterable[Rows], named_in_recipe: Sequence[str] |
     named = getattr(inner, "names", None)
     seen = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
     if classes := named_in_recipe or named:
-        by_name = {labels.key(name): number for number, name in enumerate(classes)}
-        by_id = {str(number): number for number in range(len(classes))}
         reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
-        tagset = Tags(tuple(classes), by_name if _are_text(train) and seen & by_name.keys() else by_id, reason)
+        are_words = getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
+        tagset = Tags(tuple(classes), labels.keys(classes, seen, ids=not are_words), reason)
     else:
-        ordered = sorted(seen, key=_order)
+        # O first, then by kind with B before I, so that ids do not depend on the order of the rows.
+        ordered = sorted(seen, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))
         tagset = Tags(tuple(ordered), {tag: number for number, tag in enumerate(ordered)}, f"found in {train.where}")
     for rows in splits:
-        _refuse_unknown(rows, tagset)
+        names_of_ids = dict(enumerate(getattr(rows.dataset.features["tags"].feature, "names", ())))
+        for index, row in enumerate(rows.dataset["tags"]):
+            for number, tag in enumerate(row):
+                if labels.key(tag) in tagset.keys:
+                    continue
+                place = f"{rows.place(index)}: word {number + 1}"
+                if tag == -1 or labels.key(tag) == "":
+                    raise UserError(f"{place} has no tag; allowed: a tag for each word")
+                shown, near = labels.listed(tagset.names), nearest(labels.key(tag), tagset.names)
+                name = brief(str(names_of_ids.get(tag, tag)))
+                raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
     return tagset
 
 
@@ -77,12 +87,6 @@ def kept(config: Any) -> Tags:
 def described(tagset: Tags) -> Choice[str]:
     """Return the tags in words, as a header shows them."""
     return Choice(f"{len(tagset.names)} tags: {labels.listed(tagset.names)}", tagset.reason)
-
-
-def _are_text(rows: Rows) -> bool:
-    """Whether the tags are words and not ids."""
-    inner = getattr(rows.dataset.features["tags"], "feature", None)
-    return getattr(inner, "dtype", None) in TEXT and not hasattr(inner, "names")
 
 
 def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
@@ -128,7 +132,7 @@ def refuse_other_than_lists(rows: Rows, role: str = "words") -> None:
 def refuse_uneven(rows: Rows) -> None:
     """Raise UserError where words and tags differ in number in a row, or a word is missing."""
     for index, (words, row) in enumerate(zip(rows.dataset["words"], rows.dataset["tags"], strict=True)):
-        place = f"{rows.where}: row {rows.number(index)}"
+        place = rows.place(index)
         if words is None or row is None:
             raise UserError(f"{place} has no {'words' if words is None else 'tags'}; allowed: a list in every row")
         if len(words) != len(row):
@@ -137,25 +141,3 @@ def refuse_uneven(rows: Rows) -> None:
             raise UserError(f"{place} has no words; allowed: one or more in every row")
         if None in words:
             raise UserError(f"{place}: word {words.index(None) + 1} is missing; allowed: a text for each word")
-
-
-def _refuse_unknown(rows: Rows, tagset: Tags) -> None:
-    names = rows.dataset.features["tags"].feature
-    names_of_ids: Mapping[int, str] = dict(enumerate(getattr(names, "names", ())))
-    for index, row in enumerate(rows.dataset["tags"]):
-        for number, tag in enumerate(row):
-            if labels.key(tag) in tagset.keys:
-                continue
-            place = f"{rows.where}: row {rows.number(index)}: word {number + 1}"
-            if tag == -1 or labels.key(tag) == "":
-                raise UserError(f"{place} has no tag; allowed: a tag for each word")
-            shown = labels.listed(tagset.names)
-            near = nearest(labels.key(tag), tagset.names)
-            name = brief(str(names_of_ids.get(tag, tag)))
-            raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
-
-
-def _order(tag: str) -> tuple[bool, str, str]:
-    """Sort O first, then by kind with B before I, so that ids do not depend on the order of the rows."""
-    prefix, kind = seqeval.split(tag)
-    return tag != seqeval.OUTSIDE, kind, prefix

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import json_rows, lines, spreadsheet
-from hf_mps.finetune.data.csv import tables
+from hf_mps.finetune.data import json_rows, tables
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio, images
 from tests.finetune import strategies
@@ -73,7 +72,7 @@ def oracle(table: strategies.Table) -> list[dict[str, Any]] | None:
 def test_any_csv_is_read_as_pythons_own_reader_does_or_refused(place: Path, table: strategies.Table) -> None:
     path = place / "a.csv"
     path.write_bytes(table.content)
-    found = read(lambda: tables(path, "a.csv", header=table.header), "a.csv")
+    found = read(lambda: tables.separated(path, "a.csv", header=table.header), "a.csv")
     if table.whole:
         names = table.columns if table.header else list(map(str, range(len(table.columns))))
         assert found == [dict(zip(names, row, strict=True)) for row in table.rows]
@@ -92,7 +91,7 @@ def test_any_tsv_is_read_as_it_stands_quotation_marks_and_all(place: Path, rows:
     path = place / "a.tsv"
     width = len(rows[0])
     path.write_text("\n".join("\t".join(row) for row in [list("abcd")[:width], *rows]) + "\n", encoding="utf-8")
-    found = read(lambda: tables(path, "a.tsv"), "a.tsv")
+    found = read(lambda: tables.separated(path, "a.tsv"), "a.tsv")
     if all(len(row) == width for row in rows):
         assert found == [dict(zip("abcd", row, strict=False)) for row in rows]
     else:
@@ -159,7 +158,7 @@ def test_any_conll_file_is_read_word_for_word_or_refused(
     written = blank.join("".join(f"{separator.join(line)}\n" for line in sentence) for sentence in sentences)
     path.write_text(written, encoding="utf-8")
     roles = {"words": "tokens", "tags": "ner_tags"}
-    found = read(lambda: lines.sentences(path, "a.conll", roles, roles), "a.conll")
+    found = read(lambda: tables.sentences(path, "a.conll", roles, roles), "a.conll")
     if len({len(line) for sentence in sentences for line in sentence}) <= 1:
         assert found == [
             {"tokens": [line[0] for line in sentence], "ner_tags": [line[-1] for line in sentence]}
@@ -186,7 +185,7 @@ def test_any_sheet_is_read_as_it_is_seen_empty_rows_left_out(place: Path, rows: 
     for one in [["a", "b", "c"], *rows]:
         book.active.append(one)
     book.save(place / "a.xlsx")
-    found = read(lambda: spreadsheet.tables(place / "a.xlsx", "a.xlsx"), "a.xlsx")
+    found = read(lambda: tables.sheet(place / "a.xlsx", "a.xlsx"), "a.xlsx")
     words = {None: "", True: "TRUE", False: "FALSE"}
     shown = [[str(one) if type(one) in (int, str) else words[one] for one in line] for line in rows]
     errors = openpyxl.cell.cell.ERROR_CODES

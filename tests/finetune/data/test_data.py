@@ -216,6 +216,6 @@ def test_too_few_rows_to_hold_some_out_are_refused_with_the_way_on(tmp_path: Pat
     with pytest.raises(UserError) as raised:
         loaded({"files": {"train": "a.csv"}, "hold_out": 0.1}, TWO)
     assert str(raised.value) == snapshot(
-        "a.csv: data.hold_out=0.1 of 3 rows leaves one split without rows; next: more rows, or a validation split of"
-        " its own"
+        "a.csv: data.hold_out=0.1 of 3 rows leaves one split without rows; next: more rows, or a separate"
+        " validation split"
     )

@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps.finetune.loss import chunked, deferred_head
-from hf_mps.finetune.loss.tied_embedding import TiedEmbedding, TiedGradient
+from hf_mps.finetune.loss.chunked import TiedEmbedding, TiedGradient
 from hf_mps.metal import simulator
 from tests.finetune.text.test_lengths import recipe
 from tests.finetune.text.test_packing import SIZE, WORDS, made
@@ -142,7 +142,7 @@ def test_the_gradient_is_the_same_early_and_late(late: bool) -> None:
     ids, labels = torch.randint(WORDS, (12,)), torch.randint(WORDS, (12,))
     torch.nn.functional.cross_entropy(weight[ids] @ weight.T, labels).backward()
     wanted, weight.grad = weight.grad, None
-    embedding = TiedEmbedding(WORDS, 8)
+    embedding = TiedEmbedding(torch.nn.Embedding(WORDS, 8))
     embedding.weight = torch.nn.Parameter(weight.detach())
     embedding.shared = shared = TiedGradient(recompute=late)
     chunked.cross_entropy(embedding(ids), embedding.weight, None, labels, shared=shared).backward()

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from hf_mps.finetune.rewards import builtin
+from hf_mps.finetune.rewards import choose
 
 SAID = [{"role": "assistant", "content": "The sum is 1,072."}]
 
@@ -26,26 +26,26 @@ SAID = [{"role": "assistant", "content": "The sum is 1,072."}]
     ],
 )
 def test_a_text_ends_with_the_number_that_is_marked_or_its_last(text: str, number: str | None) -> None:
-    assert builtin.final_number(text) == (None if number is None else Decimal(number))
+    assert choose.final_number(text) == (None if number is None else Decimal(number))
 
 
 def test_numbers_are_compared_by_their_value() -> None:
     said = [SAID, "1072.0", "1073", "none", "#### 5"]
-    assert builtin.number(said, ["#### 1072", "1,072", "1072", "none", "5 of 5"]) == [1, 1, 0, 0, 1]
+    assert choose.number(said, ["#### 1072", "1,072", "1072", "none", "5 of 5"]) == [1, 1, 0, 0, 1]
 
 
 def test_the_answer_exactly_or_normalised() -> None:
     said, answer = ["The Cat.\n", "a cat", "dog"], ["The Cat.", "The cat!", "cat"]
-    assert builtin.exact(said, answer) == [1, 0, 0]
-    assert builtin.normalised(said, answer) == [1, 1, 0]
+    assert choose.exact(said, answer) == [1, 0, 0]
+    assert choose.normalised(said, answer) == [1, 1, 0]
 
 
 def test_length_falls_evenly_to_nothing_at_twice_as_much() -> None:
     ids = [[0] * count for count in (1, 4, 5, 6, 8, 20)]
-    assert builtin.length(ids, most=4) == [1, 1, 0.75, 0.5, 0, 0]
+    assert choose.length(ids, most=4) == [1, 1, 0.75, 0.5, 0, 0]
 
 
 def test_a_pattern_is_searched_over_lines() -> None:
     said = ["<think>a\nb</think>7", "7", SAID]
-    assert builtin.matches(said, pattern=r"^<think>.*</think>\d$") == [1, 0, 0]
-    assert builtin.matches(said, pattern=r"\d\.?$") == [1, 1, 1]
+    assert choose.matches(said, pattern=r"^<think>.*</think>\d$") == [1, 0, 0]
+    assert choose.matches(said, pattern=r"\d\.?$") == [1, 1, 1]

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.rewards import choose
-from hf_mps.finetune.rewards.choose import Reward
-from hf_mps.finetune.rewards.score import ScoreError
+from hf_mps.finetune.rewards.choose import Reward, ScoreError
 
 HERE = "tests.finetune.rewards.functions"
 ROWS = [{"prompt": [{"role": "user", "content": f"{number} + 1?"}], "answer": str(number + 1)} for number in range(2)]

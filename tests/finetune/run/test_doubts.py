@@ -38,9 +38,7 @@ def test_whole_numbers_with_decimals_are_a_measure_and_said_to_be_classes_perhap
 
 @pytest.mark.parametrize("word", ["nan", "null", "NA", "None"])
 def test_a_word_for_a_gap_is_told_of_where_it_is_a_class(word: str) -> None:
-    assert doubts("good", "bad", word, word, "good", "bad", "bad") == (
-        f"'{word}' is a class, and often stands for a gap",
-    )
+    assert doubts("good", "bad", word, word, "good", "bad", "bad") == (f"'{word}' is a class, and often means a gap",)
     assert doubts("none", "all", "none", "all") == ()
 
 

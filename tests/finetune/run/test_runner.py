@@ -225,7 +225,7 @@ def test_batches_are_padded_to_a_list_of_lengths(desk: Path, finetune: Command) 
     assert finetune("my.yaml", "max_length=64").code == 0
     lengths = results(desk / "runs/my")["choices"]["lengths"]
     assert lengths["value"] == {"longest": 64, "padding": "list", "shapes": [12], "multiple": None}
-    assert lengths["reason"].startswith("one shape: about 0% padding; half of the rows within 12 tokens")
+    assert lengths["reason"].startswith("one length: about 0% padding; half of the rows within 12 tokens")
 
 
 def test_a_share_of_the_training_rows_can_be_held_out(desk: Path, finetune: Command) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from hf_mps.finetune.stream import files
 from hf_mps.finetune.stream.batches import Arranging, Batches, Making
-from hf_mps.finetune.stream.endless import Corpus, Reader, Reading
-from hf_mps.finetune.stream.windows import Windows
+from hf_mps.finetune.stream.endless import Corpus, Reader, Reading, Windows
 
 
 def write(folder: Path, name: str, numbers: Sequence[int], kind: str = "jsonl") -> Path:
@@ -63,5 +62,5 @@ def encode(rows: Sequence[Any]) -> list[Any]:
 
 
 def batches(read: Reading, making: Making, arranging: Arranging, state: Any = None, *, buffer: int = 10) -> Batches:
-    """The batches of the only lane."""
+    """The batches of the only reader."""
     return Batches(Windows(Reader(read, 0, 1), buffer, read.seed, state), making, arranging, state)

@@ -12,9 +12,8 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.finetune.stream.batches import Arranging, Batches, Making
-from hf_mps.finetune.stream.endless import Reader
+from hf_mps.finetune.stream.endless import Reader, Windows
 from hf_mps.finetune.stream.readers import Broken
-from hf_mps.finetune.stream.windows import Windows
 from hf_mps.finetune.text import packing
 from tests.finetune.stream import corpora
 
@@ -72,8 +71,8 @@ def test_ranks_have_batches_of_one_length_at_a_step(tmp_path: Path) -> None:
     for number in range(2):
         corpora.write(tmp_path, f"rows-{number}", range(700 * number, 700 * number + 700))
     read, (making, arranging) = corpora.reading(tmp_path / "*.jsonl"), WAYS["alike"]
-    lanes = [Batches(Windows(Reader(read, number, 2), 10, 3), making, arranging) for number in range(2)]
-    widths = [[max(len(one["input_ids"]) for one in batch.examples) for batch in islice(lane, 160)] for lane in lanes]
+    both = [Batches(Windows(Reader(read, number, 2), 10, 3), making, arranging) for number in range(2)]
+    widths = [[max(len(one["input_ids"]) for one in batch.examples) for batch in islice(one, 160)] for one in both]
     near = [abs(first - second) <= 2 for first, second in zip(*widths, strict=True)]
     assert sum(near) > 0.85 * len(near)
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.stream import endless, slices
-from hf_mps.finetune.stream.endless import Reader, TooManyBroken
-from hf_mps.finetune.stream.windows import Windows
+from hf_mps.finetune.stream import endless, files
+from hf_mps.finetune.stream.endless import Reader, TooManyBroken, Windows
 from tests.finetune.stream import corpora
 
 
@@ -20,18 +19,18 @@ from tests.finetune.stream import corpora
 def test_no_row_is_read_twice_or_lost_in_a_pass(
     tmp_path: Path, readers: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SPAN", 100)
+    monkeypatch.setattr(files, "SPAN", 100)
     for number in range(3):
         corpora.write(tmp_path, f"rows-{number}", range(40 * number, 40 * number + 40), kind)
     read = corpora.reading(tmp_path / f"rows-*.{kind}")
     for passed in range(2):
         seen: list[int] = []
         for number in range(readers):
-            lane = Reader(read, number, readers)
-            for row in lane:
-                if lane.places[0].passed > passed:
+            reader = Reader(read, number, readers)
+            for row in reader:
+                if reader.places[0].passed > passed:
                     break
-                if lane.places[0].passed == passed:
+                if reader.places[0].passed == passed:
                     seen.append(int(row["text"].split()[1]))
         assert sorted(seen) == list(range(120))
 
@@ -51,10 +50,10 @@ def test_a_lane_goes_on_behind_any_row(tmp_path: Path, stop: int) -> None:
     corpora.write(tmp_path, "b", range(100, 111), "parquet")
     read = corpora.reading(tmp_path / "a.jsonl", tmp_path / "b.parquet", weights=(3, 1))
     whole = corpora.numbers(Reader(read, 1, 2), 200)
-    lane = Reader(read, 1, 2)
-    begun = iter(lane)
+    reader = Reader(read, 1, 2)
+    begun = iter(reader)
     first = corpora.numbers(begun, stop)
-    state = json.loads(json.dumps(lane.state()))
+    state = json.loads(json.dumps(reader.state()))
     rest = corpora.numbers(Reader(read, 1, 2).load(state), 200 - stop)
     assert first + rest == whole
 
@@ -77,7 +76,7 @@ def test_held_out_rows_are_the_same_for_every_reader_and_never_trained_on(tmp_pa
         validation = corpora.numbers(endless.validation(read, read.corpora, 1000, held=True), 1000)
         held = held or set(validation)
         assert set(validation) == held
-        trained = {number for lane in range(3) for number in corpora.numbers(Reader(read, lane, 3), 400)}
+        trained = {number for one in range(3) for number in corpora.numbers(Reader(read, one, 3), 400)}
         assert trained == set(range(400)) - held
     assert len(held) == pytest.approx(80, abs=25)
 
@@ -105,10 +104,10 @@ def test_a_window_is_made_again(tmp_path: Path, stop: int) -> None:
 def test_broken_rows_are_skipped_up_to_the_stated_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = corpora.write(tmp_path, "rows", range(20))
     path.write_text(path.read_text(encoding="utf-8") + '{"n": 1}\n{"text": 3}\nno JSON\n', encoding="utf-8")
-    lane = Reader(corpora.reading(path), 0, 1)
-    assert corpora.numbers(lane, 41) == [*range(20), *range(20), 0]
-    assert (lane.tally.rows, lane.tally.broken) == (47, 6)
-    assert [line.partition("rows.jsonl: ")[2] for line in lane.told] == snapshot(
+    reader = Reader(corpora.reading(path), 0, 1)
+    assert corpora.numbers(reader, 41) == [*range(20), *range(20), 0]
+    assert (reader.tally.rows, reader.tally.broken) == (47, 6)
+    assert [line.partition("rows.jsonl: ")[2] for line in reader.told] == snapshot(
         [
             "line 21 has no text",
             "line 22 has int for data.columns.text; allowed: text",

@@ -13,7 +13,7 @@ import pytest
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.stream import files, readers
-from hf_mps.finetune.stream.slices import WHOLE, FileSlice
+from hf_mps.finetune.stream.files import WHOLE, FileSlice
 from tests.distributed.agents import Agent, Ranks
 from tests.distributed.test_faults import faulty
 from tests.finetune import hub, tiny

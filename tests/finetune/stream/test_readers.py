@@ -11,23 +11,23 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.stream import files, readers, slices
+from hf_mps.finetune.stream import files, readers
 from hf_mps.finetune.stream.readers import Broken
 from tests.finetune.stream import corpora
 
 KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
 
 
-def opened(path: Path) -> tuple[files.File, tuple[slices.FileSlice, ...]]:
+def opened(path: Path) -> tuple[files.File, tuple[files.FileSlice, ...]]:
     found = files.of_pattern(str(path), "data")
-    return found[0], slices.cut(found)
+    return found[0], files.cut(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_piece_of_a_file_goes_on_from_behind_any_row(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SPAN", 100)  # a file of a few hundred bytes has several pieces
+    monkeypatch.setattr(files, "SPAN", 100)  # a file of a few hundred bytes has several pieces
     file, pieces = opened(corpora.write(tmp_path, "rows", range(30), kind))
     assert len(pieces) > 1 or kind in ("csv", "tsv")
     texts = []
@@ -46,7 +46,7 @@ def test_lines_of_any_length_belong_to_one_piece(tmp_path: Path) -> None:
     file = files.of_pattern(str(path), "data")[0]
     for size in range(1, file.size + 1):
         edges = [*range(0, file.size, size), file.size]
-        pieces = [slices.FileSlice(0, *edge) for edge in pairwise(edges)]
+        pieces = [files.FileSlice(0, *edge) for edge in pairwise(edges)]
         read: list[Any] = [row for piece in pieces for _, row in readers.read(file, piece, None, ())]
         assert [row["text"] for row in read] == lines
 
@@ -89,7 +89,7 @@ def test_broken_rows_are_told_with_their_line(tmp_path: Path) -> None:
             "rows.jsonl: line 3 is a JSON list and no object",
             "rows.jsonl: line 5 is a JSON str and no object",
             "rows.jsonl: line 6 is not UTF-8",
-            "rows.csv: line 3 has 1 fields where there are 2 columns",
+            "rows.csv: line 3 has 1 field and the header 2",
             "rows.csv: line 4 is not UTF-8",
             "rows.txt: line 2 is not UTF-8",
         ]
@@ -115,7 +115,7 @@ def test_what_cannot_be_streamed_is_refused_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         list(
             readers.read(
-                files.of_pattern(str(tmp_path / "wrong.parquet"), "data")[0], slices.FileSlice(0, 0, -1), None, ()
+                files.of_pattern(str(tmp_path / "wrong.parquet"), "data")[0], files.FileSlice(0, 0, -1), None, ()
             )
         )
     lines.append(str(refused.value).partition("wrong.parquet: ")[2].partition(":")[0])

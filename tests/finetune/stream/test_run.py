@@ -117,9 +117,12 @@ def test_other_readers_go_on_with_the_rows_that_are_left(place: Path, finetune: 
     )
     ended = finetune("clm.yaml", "training.dataloader_num_workers=0", "output_dir=run")
     assert ended.code == 0
-    told = [line for line in (ended.out + ended.err).splitlines() if "readers dealt" in line]
+    told = [line for line in (ended.out + ended.err).splitlines() if "readers shared" in line]
     assert [line.strip() for line in told] == snapshot(
-        ["note  2 readers dealt the streamed rows before, 1 now: the same are left, each has several of them"]
+        [
+            "note  2 readers shared the streamed rows before, 1 now: the rest of the rows is the same, each has several"
+            " parts of them"
+        ]
     )
 
 
@@ -269,8 +272,8 @@ def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(
     run = place / "run"
     assert results(run)["stream"]["samples"] == 8 * 4 * 2
     before, losses_before = weights(run), losses(run)
-    lanes = [json.loads((run / f"checkpoint-4/stream_{rank}.json").read_text())["lanes"] for rank in range(2)]
-    assert [[lane["number"], lane["lanes"]] for (lane,) in lanes] == [[0, 2], [1, 2]]
+    readers = [json.loads((run / f"checkpoint-4/stream_{rank}.json").read_text())["readers"] for rank in range(2)]
+    assert [[one["number"], one["readers"]] for (one,) in readers] == [[0, 2], [1, 2]]
 
     for name in ("results.json", "model.safetensors", "config.json"):
         (run / name).unlink()
@@ -283,4 +286,4 @@ def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(
 
     notices.forget()  # another test of this process may have heard it
     ended = finetune("clm.yaml", "training.max_steps=8", "training.save_steps=4", "output_dir=alone")
-    assert (ended.code, "2 readers dealt the streamed rows before, 1 now" in ended.out) == (0, True)
+    assert (ended.code, "2 readers shared the streamed rows before, 1 now" in ended.out) == (0, True)

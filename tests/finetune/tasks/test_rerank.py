@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hf_mps.metrics import ranking
+from hf_mps.metrics import scores
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -192,13 +192,13 @@ def test_an_order_is_measured_as_scikit_learn_does_and_equal_scores_earn_nothing
 
     draw = numpy.random.default_rng(0)
     for _ in range(20):
-        scores, relevance = draw.normal(size=14), draw.integers(0, 4, 14).astype(float)
-        expected = ndcg_score([relevance], [scores], k=10)
-        assert ranking.ndcg(scores.tolist(), relevance.tolist()) == pytest.approx(expected)
-    assert ranking.reciprocal_rank([0.5, 0.9, 0.7], [1, 0, 0]) == 1 / 3
+        drawn, relevance = draw.normal(size=14), draw.integers(0, 4, 14).astype(float)
+        expected = ndcg_score([relevance], [drawn], k=10)
+        assert scores.ndcg(drawn.tolist(), relevance.tolist()) == pytest.approx(expected)
+    assert scores.reciprocal_rank([0.5, 0.9, 0.7], [1, 0, 0]) == 1 / 3
     # A model that says the same of all, or NaN, puts the relevant one last, wherever it stands.
     for scores_ in ([0.5, 0.5, 0.5], [float("nan")] * 3):
-        assert {ranking.reciprocal_rank(scores_, row) for row in ([1, 0, 0], [0, 1, 0], [0, 0, 1])} == {1 / 3}
+        assert {scores.reciprocal_rank(scores_, row) for row in ([1, 0, 0], [0, 1, 0], [0, 0, 1])} == {1 / 3}
 
 
 def test_a_saved_model_ranks_the_documents_of_a_row(

@@ -197,8 +197,8 @@ def test_text_without_a_separator_is_refused_with_the_ways_on(desk: Path, finetu
         2,
         "",
         snapshot(
-            "hf-mps: train.csv: the label column holds text, and several labels stand in a list, in columns of 0 and 1"
-            " (data.columns.label=[one, other]) or between separators; next: data.separator=','\n"
+            "hf-mps: train.csv: the label column holds text; several labels are a list, columns of 0 and 1"
+            " (data.columns.label=[one, other]), or text with separators; next: data.separator=','\n"
         ),
     )
     ended = finetune("my.yaml", "threshold=0.4")

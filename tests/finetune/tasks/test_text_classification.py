@@ -97,7 +97,7 @@ def test_a_column_in_which_every_row_differs_is_no_label(desk: Path, finetune: C
         2,
         "",
         snapshot(
-            "hf-mps: train.csv: each of its 13 rows has a label of its own; next: give the column of classes with"
+            "hf-mps: train.csv: each of its 13 rows has another label; next: give the column of classes with"
             " data.columns.label\n"
         ),
     )

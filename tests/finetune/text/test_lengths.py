@@ -17,7 +17,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.text import lengths, shapes
+from hf_mps.finetune.text import buckets, lengths
 from hf_mps.finetune.text.buckets import BucketSampler
 from hf_mps.finetune.text.lengths import Lengths, Padded
 from hf_mps.finetune.text.padding import PadToBucket
@@ -50,9 +50,9 @@ def counts(number: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_no_other_list_of_so_many_lengths_wastes_less(batch: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "TOLERANCE", 0.0)
+    monkeypatch.setattr(buckets, "TOLERANCE", 0.0)
     rows = counts(60)
-    found = shapes.optimal_buckets(rows, top=max(rows), limit=96, batch=batch, most=most, step=8)
+    found = buckets.optimal_buckets(rows, top=max(rows), limit=96, batch=batch, most=most, step=8)
 
     def expected(list_: tuple[int, ...]) -> float:
         within = [comb(sum(row <= length for row in rows), batch) / comb(len(rows), batch) for length in list_]
@@ -69,10 +69,10 @@ def test_no_other_list_of_so_many_lengths_wastes_less(batch: int, most: int, mon
 
 def test_the_list_is_as_short_as_it_pays_and_never_passes_the_limit() -> None:
     three = [11] * 50 + [12] * 50 + [83] * 50
-    assert shapes.optimal_buckets(three, top=83, limit=84, batch=1, most=8, step=8) == (16, 84)
+    assert buckets.optimal_buckets(three, top=83, limit=84, batch=1, most=8, step=8) == (16, 84)
     spread = list(range(1, 513))
-    assert len(shapes.optimal_buckets(spread, top=512, limit=512, batch=1, most=8, step=8)) == 8
-    long = shapes.optimal_buckets([100_000, 3], top=100_000, limit=10**6, batch=1, most=8, step=8)
+    assert len(buckets.optimal_buckets(spread, top=512, limit=512, batch=1, most=8, step=8)) == 8
+    long = buckets.optimal_buckets([100_000, 3], top=100_000, limit=10**6, batch=1, most=8, step=8)
     assert long[-1] >= 100_000
 
 
@@ -88,7 +88,7 @@ def test_the_list_is_as_short_as_it_pays_and_never_passes_the_limit() -> None:
 def test_lengths_that_are_few_already_are_the_list(
     rows: list[int], top: int, batch: int, listed: tuple[int, ...]
 ) -> None:
-    assert shapes.optimal_buckets(rows, top=top, limit=512, batch=batch, most=8, step=8) == listed
+    assert buckets.optimal_buckets(rows, top=top, limit=512, batch=batch, most=8, step=8) == listed
 
 
 def padding(rows: list[int], order: list[int], target: Callable[[int], int]) -> float:
@@ -115,7 +115,7 @@ def test_the_padding_that_the_reason_tells_is_what_batches_then_hold(number: int
 
 def test_rows_of_one_length_of_the_list_leave_nothing_to_compare() -> None:
     choice = lengths.decide(recipe(), [16] * 40, 96)
-    assert choice.reason.startswith("one shape: about 0% padding; half of the rows within 16 tokens")
+    assert choice.reason.startswith("one length: about 0% padding; half of the rows within 16 tokens")
 
 
 def test_the_choice_says_what_the_list_saves() -> None:
@@ -124,7 +124,7 @@ def test_the_choice_says_what_the_list_saves() -> None:
     assert all(length % 8 == 0 for length in choice.value.shapes)
     assert len(choice.value.shapes) <= lengths.SHAPES
     assert str(choice.value) == ", ".join(map(str, choice.value.shapes)) + " tokens"
-    assert choice.reason.startswith(f"{len(choice.value.shapes)} shapes, laid where the rows are: about ")
+    assert choice.reason.startswith(f"{len(choice.value.shapes)} lengths, chosen from your data: about ")
     assert "padding, where random batches of 32 padded to their longest rows have" in choice.reason
     assert "at the limit of 96 and perhaps cut" in choice.reason
 

@@ -110,7 +110,7 @@ def test_a_tokenizer_without_a_padding_token_is_lent_its_end_token(tokenizer: An
     tokenizer.eos_token = "[SEP]"
     lent = tokens.set_pad_token(tokenizer, config)["pad_token"]
     assert (lent.value, config.pad_token_id) == ("[SEP]", tokenizer.convert_tokens_to_ids("[SEP]"))
-    assert lent.reason == snapshot("the tokenizer has none of its own; the end token takes its place")
+    assert lent.reason == snapshot("the tokenizer has none; the end token takes its place")
 
 
 # A task in miniature, which counts its calls in a file; its features depend on another file's code.
