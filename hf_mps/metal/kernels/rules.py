@@ -61,6 +61,7 @@ RULES: dict[str, Rule] = {}
 class Kernels:
     """The kernels of the release that this process computes with, by name."""
 
+    # A process computes with one release (`enable` refuses a second), so that no rule need hand it on.
     release: Release | None = None
 
     def __getitem__(self, name: str) -> Kernel:
@@ -220,6 +221,7 @@ def _fill(
             refuse_misfit(target, each.shape, each.dtype)
     else:
         made = rule.outputs(written[0] if written else None, *arguments, **options)
+    # Threads would write an element that is there twice in no order.
     for target in written:
         refuse_repeated(target)
     outputs = (written[0] if len(written) == 1 else tuple(written)) if written else made

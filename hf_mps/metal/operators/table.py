@@ -7,11 +7,10 @@ Names are the dispatcher's: `aten::add.Tensor`. torch itself is not imported.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +20,7 @@ from typing import Any, Literal
 
 from hf_mps.core import cache
 from hf_mps.core.errors import UserError
+from hf_mps.core.files import write_atomic
 from hf_mps.metal.operators.dispatcher import ALWAYS_ON_CPU, MADE_OF_OTHERS, is_missing
 from hf_mps.metal.operators.launch_class import LaunchTable
 
@@ -207,15 +207,10 @@ def _stored(path: Path) -> Table | None:
 
 def _store(fresh: Table, name: str) -> None:
     """Keep `fresh` for the next process, all or nothing. A cache that cannot be written costs time and no error."""
-    try:
+    sets = {kind: sorted(getattr(fresh, kind)) for kind in SETS}
+    with contextlib.suppress(OSError):
         folder, _ = cache.writable("")
-        handle, path = tempfile.mkstemp(dir=folder, prefix=".operators-")
-        with os.fdopen(handle, "w") as file:
-            sets = {kind: sorted(getattr(fresh, kind)) for kind in SETS}
-            json.dump({**sets, "ends_in": fresh.kernel_owners, "sparse": fresh.sparse}, file)
-        Path(path).replace(folder / name)
-    except OSError:
-        return
+        write_atomic(folder / name, json.dumps({**sets, "ends_in": fresh.kernel_owners, "sparse": fresh.sparse}))
 
 
 Kind = Literal["native", "composite", "fallback", "refused", "unknown"]

@@ -290,7 +290,7 @@ def _layer() -> tuple[Any, ...]:
     return tuple(entry_points(group="torch.backends", name="hf_mps"))
 
 
-@cache
+@cache  # every test that needs Metal asks for it
 def _switch_on() -> None:
     """Switch the layer on where it is installed; else let the CPU run the operators that have no Metal kernel."""
     import torch

@@ -46,7 +46,7 @@ def reading(
     return choice.value, choice.reason
 
 
-def test_a_mac_whose_product_is_right_has_metal() -> None:
+def test_a_mac_whose_trial_has_metal() -> None:
     assert reading(MAC, trial=right) == (True, snapshot("Metal passed its probe on Apple M2, macOS 15.6"))
 
 
@@ -164,14 +164,14 @@ def test_a_wrong_product_is_never_trusted() -> None:
 
 
 def test_the_probe_computes_on_the_device_of_this_suite() -> None:
-    assert probe._product_is_right()
+    assert probe._trial()
     assert probe.metal(owned=True).value, probe.metal().reason
 
 
 def test_the_probe_runs_once_for_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_known", None)
     calls = []
-    monkeypatch.setattr(probe, "_product_is_right", lambda: calls.append(1) or True)
+    monkeypatch.setattr(probe, "_trial", lambda: calls.append(1) or True)
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
     assert [probe.metal(owned=True).value for _ in range(3)] == [True] * 3
     assert calls == [1]

@@ -150,8 +150,8 @@ SCRIPT = """
 import torch
 from hf_mps.metal.device import probe
 
-trials, stock = [], probe._product_is_right
-probe._product_is_right = lambda: trials.append(1) or stock()
+trials, stock = [], probe._trial
+probe._trial = lambda: trials.append(1) or stock()
 
 import transformers.modeling_utils
 

@@ -49,6 +49,7 @@ def attention(
     length, size = query.shape[-2:]
     covered = _groups(*four) and size == value.shape[-1] and (mask is None or mask.dtype in (torch.bool, query.dtype))
     few = length <= min(SHORT_QUERY, key.shape[-2]) and not (is_causal and mask is not None)
+    # Rows are made contiguous only for what a kernel takes: a refusal must have launched nothing.
     if covered and few and size in VECTOR_SIZES:
         return _vector([_rows(each) for each in four], mask, factor, is_causal, query)
     if covered and length > SHORT_QUERY and size in TILES and not _prefill_disabled():

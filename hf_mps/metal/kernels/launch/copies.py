@@ -147,6 +147,7 @@ def cast(target: Tensor, source: Tensor) -> Tensor:
     if not way.contiguous and runs and "inner_contiguous_copy" in kernels:
         _rows(name, target, source, way)
     else:
+        # A copy of any dtype takes several elements a thread, and from fewer on than other operators.
         exec_unary(target, source, name, many=target.numel() >= MANY)
     return target
 

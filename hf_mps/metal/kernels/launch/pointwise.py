@@ -115,6 +115,7 @@ def exec_unary(
     count = output.numel()
     if count == 0:
         return
+    # Before the dtypes are looked at: what has no kernel at all counts as MPSGraph's, whatever the call.
     _need_any(kernels.release, name)
     way = None if all_dense(output, given) else walk(output, given)
     into, of, tail = metal(output.dtype), metal(given.dtype), _tail(beside)

@@ -252,6 +252,7 @@ def extremes(given: Tensor, dim: int, keepdim: bool = False, *, family: Family, 
         output.copy_(given)
         places.zero_()
     elif output.numel():
+        # argmax has no kernel for bool, whose bytes are in the same order.
         source = given.view(torch.int8) if given.dtype == torch.bool else given
         positions(source, dim, keepdim, prefix=f"arg{family.prefix}", out=places)
         reduced(family, given, output, dims)

@@ -371,8 +371,8 @@ def by_digits(work: Work) -> None:
         else:
             kernels[f"radix_count_{tail}"].launch(count, groups=grid, group=group)
             if not fused:
-                bound = {"histograms": histograms, "n_entries": i32(entries)}
-                kernels["radix_scan"].launch(bound, groups=(1, work.rows, 1), group=1024)
+                entry = {"histograms": histograms, "n_entries": i32(entries)}
+                kernels["radix_scan"].launch(entry, groups=(1, work.rows, 1), group=1024)
         final = direct and each == passes - 1
         into = (work.values, work.indices) if final else pairs[1 - at]
         selected = "_topk" if work.count else ""
