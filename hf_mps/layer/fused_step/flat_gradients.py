@@ -1,7 +1,7 @@
 """Gradients are clipped and zeroed as a few long tensors, where stock launches for each of them.
 
-What is known here is torch/nn/utils/clip_grad.py: `clip_grad_norm_` is `_get_total_norm`, then
-`_clip_grads_with_norm_`, which ask for a norm and a product of each gradient on devices without foreach kernels, Metal
+What is known here is torch/nn/utils/clip_grad.py: `clip_grad_norm_` is `get_total_norm`, then
+`clip_grads_with_norm_`, which ask for a norm and a product of each gradient on devices without foreach kernels, Metal
 among them; and `zero_grad(set_to_none=False)`, which fills each. They are given the same elements in fewer tensors and
 do the rest, so that what they raise and return stays theirs. Where their sums over one tensor would be launches for
 nothing, its norm and the factor are written out here. Each long tensor is multiplied by itself: GradScaler's kernel for
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.base import Part
 
@@ -34,9 +35,7 @@ class FlatGradients(Part):
     patches = {
         f"{CLIP}:clip_grad_norm_": "_clip_norm",
         f"{EXPORTED}:clip_grad_norm_": "_clip_norm",
-        f"{CLIP}:_get_total_norm": "_total_norm",
         f"{EXPORTED}:get_total_norm": "_total_norm",
-        f"{CLIP}:_clip_grads_with_norm_": "_scale",
         f"{EXPORTED}:clip_grads_with_norm_": "_scale",
         f"{CLIP}:clip_grad_value_": "_clip_value",
         f"{EXPORTED}:clip_grad_value_": "_clip_value",
@@ -49,7 +48,7 @@ class FlatGradients(Part):
         self._now: tuple[list[Any], list[Any]] | None = None
 
     def words(self, model: Any, device_type: str) -> str:
-        """How many gradients will lie in how many buffers."""
+        """Return how many gradients will lie in how many buffers."""
         sizes: dict[Any, list[int]] = {}
         for each in model.parameters():
             if each.requires_grad and 0 < each.nbytes <= spans.SMALL:
@@ -58,15 +57,26 @@ class FlatGradients(Part):
         buffers = sum(-(-sum(kind) // spans.BUFFER) for kind in sizes.values())
         return f"{count} small gradients in {buffers} flat buffer{'s' * (buffers > 1)}" if count > buffers else ""
 
-    def _clip_norm(self, stock: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    def _clip_norm(
+        self,
+        stock: OriginalCall,
+        parameters: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Any:
         if isinstance(parameters, GeneratorType):
             parameters = list(parameters) or parameters  # stock warns of a generator that is empty
         gradients = _gradients(parameters)
         if not self._ours(gradients):
-            return stock(parameters, *args, **kwargs)
+            return stock(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         self._now = gradients, self._long(gradients)
         try:
-            return stock(parameters, *args, **kwargs)
+            # The two public functions that it is documented to be, both of them with ours around.
+            total = stock.foreign(torch.nn.utils.get_total_norm, gradients, norm_type, error_if_nonfinite, foreach)
+            stock.foreign(torch.nn.utils.clip_grads_with_norm_, parameters, max_norm, total, foreach)
+            return total
         finally:
             self._now = None
 
@@ -118,7 +128,7 @@ class FlatGradients(Part):
         return [SimpleNamespace(grad=each) for each in known or self._long(gradients)]
 
     def _known(self, gradients: list[Any]) -> list[Any]:
-        """The long tensors of these gradients, where `clip_grad_norm_` has just made them."""
+        """Return the long tensors of these gradients, where `clip_grad_norm_` has just made them."""
         before, long = self._now or ([], [])
         same = len(before) == len(gradients) and all(map(is_, before, gradients))
         return long if same else []
@@ -154,7 +164,7 @@ class FlatGradients(Part):
 
 
 def _plain_factor(long: Sequence[Any], max_norm: Any, total_norm: Any) -> bool:
-    """Whether there are long tensors, and a norm of float32 beside all of them, to be held under a number."""
+    """Return whether there are long tensors, and a norm of float32 beside all of them, to be held under a number."""
     plain = isinstance(max_norm, int | float) and type(total_norm) is torch.Tensor and not total_norm.requires_grad
     there = plain and bool(long) and total_norm.dim() == 0 and total_norm.dtype == torch.float32
     return there and {each.device for each in long} == {total_norm.device}
@@ -176,4 +186,4 @@ def _gradients(parameters: Any) -> list[Any]:
     return [each.grad for each in parameters if each.grad is not None]
 
 
-PART = FlatGradients()
+FLAT_GRADIENTS = FlatGradients()
