@@ -209,11 +209,12 @@ def installed(library: str) -> Release | None:
         return None
 
 
-def newest(library: str, folder: Path) -> Release:
-    """The newest release that pip has, downloaded into `folder` without what it needs."""
+def downloaded(requirement: str, folder: Path) -> Release:
+    """A release from pip, the newest of a bare name, downloaded into `folder` without what it needs."""
+    library = requirement.partition("==")[0]
     target = folder / library
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={target}", *PLATFORM, library]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={target}", *PLATFORM]
+    subprocess.run([*command, requirement], check=True)
     wheel = next(target.glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target)
@@ -243,7 +244,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--newest", action="store_true", help="try the newest releases that pip has")
     parser.add_argument("--found", action="store_true", help="list what the sources use")
-    parser.add_argument("libraries", nargs="*", help="only these libraries")
+    parser.add_argument("libraries", nargs="*", help="only these, with --newest also as transformers==5.0.0")
     given = parser.parse_args()
     names = used()
     if given.found:
@@ -258,13 +259,14 @@ def main() -> int:
         for library in given.libraries or tried():
             if library == "python":
                 continue
-            release = newest(library, Path(folder)) if given.newest else installed(library)
+            release = downloaded(library, Path(folder)) if given.newest else installed(library)
             if release is None:
                 print(f"{library}: not installed")
                 continue
             rows = gone(release, table())
             broken += len(rows)
-            print(f"{library} {release.version}: {sum(r.library == library for r in table())} names, {len(rows)} gone")
+            count = sum(row.library == release.library for row in table())
+            print(f"{release.library} {release.version}: {count} names, {len(rows)} gone")
             for row in rows:
                 print(
                     f"  {row.place} {row.name}: {row.breaks}; used by {', '.join(sorted(names.get(row.name, ['?'])))}"
