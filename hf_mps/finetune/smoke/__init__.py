@@ -16,9 +16,11 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import tasks
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.models.known_configs import model_type
 from hf_mps.finetune.recipe.overrides import OF_A_SOURCE
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
-from hf_mps.finetune.recipe.schema import SOURCES
+from hf_mps.finetune.recipe.schema import SOURCES, Recipe
 from hf_mps.finetune.smoke import processors
 
 SHOWS = "--smoke shows that everything runs, on made-up rows: no score counts"
@@ -59,7 +61,7 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
     from hf_mps.finetune.smoke import tiny_model
 
     task = tasks.find(whole.recipe.task)
-    family = processors.find(whole.recipe)
+    family = family_of(whole.recipe)
     with tempfile.TemporaryDirectory(prefix="hf-mps-smoke-") as place, _cache(Path(place) / "cache"):
         folder = Path(place)
         rows = task.smoke_rows(whole.recipe, folder)
@@ -79,6 +81,23 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
             recipe=type(whole.recipe).model_validate(_values(whole, files, folder)),
             smoke=Choice(f"a tiny {family.name}", "; ".join(filter(None, (family.reason, SHOWS)))),
         )
+
+
+def family_of(recipe: Recipe) -> processors.Family:
+    """Return the family of the recipe's model, or the usual one of its task where nothing here tells the architecture.
+
+    Raises UserError for a folder or a package without a checkpoint.
+    """
+    task = tasks.find(recipe.task)
+    usual, reads = task.family
+    config = checkpoint.resolve(recipe.model).stored_config()
+    known = model_type(recipe, config)
+    name, reason = known or usual, ""
+    if not known:
+        unknown = f"nothing here tells the architecture of {recipe.model} (model_type=NAME does)"
+        reason = f"{unknown}: {usual} is usual for {recipe.task}"
+    words = processors.WORDS.get(name, task.words) if reads == "text" else ""
+    return processors.Family(name, reads, words, config if config.get("model_type") == name else {}, reason)
 
 
 def explain(small: ResolvedRecipe, choices: dict[str, Choice[Any]]) -> None:

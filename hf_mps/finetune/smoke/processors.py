@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import tasks
-from hf_mps.finetune.models import checkpoint
-from hf_mps.finetune.models.known_configs import model_type
-from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.smoke import shrink
-from hf_mps.finetune.tasks._base import Input, Words
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.tasks._base import Input, Words
 
 # Names and formats are data: processors.yaml says whose they are.
 FACTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
@@ -38,26 +36,6 @@ class Family:
     words: Words
     config: dict[str, Any]
     reason: str = ""
-
-
-def find(recipe: Recipe) -> Family:
-    """The family of the recipe's model, or where nothing here tells its architecture, one that is usual for the task.
-
-    Raises UserError for a folder or a package without a checkpoint.
-    """
-    task = tasks.find(recipe.task)
-    usual, reads = task.family
-    config = checkpoint.resolve(recipe.model).stored_config()
-    known = model_type(recipe, config)
-    reason = (
-        ""
-        if known
-        else f"nothing here tells the architecture of {recipe.model} (model_type=NAME does): {usual} is usual for"
-        f" {recipe.task}"
-    )
-    name = known or usual
-    words: Words = WORDS.get(name, task.words) if reads == "text" else ""
-    return Family(name, reads, words, config if config.get("model_type") == name else {}, reason)
 
 
 # ---- texts and sound ----

@@ -39,7 +39,7 @@ class LanguageTask(Task):
         self.loaded = loaded = language.load(self.recipe, self.checkpoint)
         if hasattr(self.recipe, "chat_template"):
             loaded.choices["chat_template"] = chat.template(loaded.tokenizer, self.recipe.chat_template)
-            loaded.content = tokens.digest(loaded.tokenizer)
+            loaded.content = tokens.digest(loaded.tokenizer)  # anew: the template is part of it
         self.processing_class, self.choices = loaded.tokenizer, loaded.choices
 
     def load_language(self, **settings: Any) -> None:
@@ -74,7 +74,8 @@ class LanguageTask(Task):
         return (lambda trainer: self.answers(trainer, some, asked(some, messages, answered=True))) if count else None
 
     def made(self, predicted: tuple[Rows, Any] | None = None, **parts: Any) -> Prepared:
-        return super().made(predicted, **{**language.saved(self.recipe, self.auto_class), **parts})
+        saved = language.saved(self.recipe, self.auto_class) if hasattr(self.recipe, "lora") else {}
+        return super().made(predicted, **(saved | parts))
 
 
 class ChatTask(LanguageTask):
@@ -104,6 +105,7 @@ class ChatTask(LanguageTask):
 
     def at_once(self, trainer: Any) -> int:
         """Return how many answers are generated at once: a saved model's as --batch says."""
+        # Only a saved model's trainer has no rows to train on.
         return language.PROMPTS if trainer.train_dataset is not None else int(trainer.args.eval_batch_size)
 
 

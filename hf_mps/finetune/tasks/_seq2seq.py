@@ -54,7 +54,7 @@ class Seq2SeqTask(LanguageTask):
 
     auto_class = "AutoModelForSeq2SeqLM"
     pipeline_tag = ""
-    metrics = None
+    metrics: ClassVar[tuple[str, ...] | None] = None
     truth = ("target",)
     shape = "seq2seq"
     family = ("t5", "text")
@@ -86,6 +86,7 @@ class Seq2SeqTask(LanguageTask):
                 " model"
             )
         self.longest_target = recipe.max_target_length or min(TARGET, positions)
+        # Before the features are made: the languages are part of each source.
         self.settle(self.loaded.tokenizer, None)
         own = (getattr(config, "task_specific_params", None) or {}).get(self.prefix_key, {}).get("prefix")
         if recipe.source_prefix is not None:

@@ -71,5 +71,6 @@ class TextTask(Task):
 
         self.load(self.config)
         self.choices = {"lengths": self.length, **self.choices}
+        # One of the collators is not exported at the top of transformers.
         kind = getattr(transformers, self.collator_class, None) or getattr(data_collator, self.collator_class)
         self.collator = self.length.value.collator(kind(self.tokenizer), self.tokenizer)

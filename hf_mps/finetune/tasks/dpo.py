@@ -133,7 +133,7 @@ class DPO(ChatTask):
             yield from super().answers(trainer, rows, inputs)
             return
         trained = trainer.train_dataset is not None
-        if not trained:
+        if not trained:  # a saved model's own trainer computes no rewards
             trainer = self._rewarding = self._rewarding or self._rewards(trainer, inputs)
         decode = self.loaded.tokenizer.decode
         for row, (better, worse) in zip(inputs, trainer.predict(inputs).predictions.tolist(), strict=True):

@@ -122,6 +122,7 @@ class GRPO(ChatTask):
         names = [one.shown for one in recipe.rewards]
         chosen = self._measures([mean_of(name) for name in names])
         self.load_language(chunks=False)  # TRL takes its log-probabilities in chunks itself
+        # Adapters need no copy: without them the model is its own reference.
         origin = copy.deepcopy(self.model) if drawn.beta and recipe.lora is None else None
         defaults, baseline = language.untrained(recipe)
         counts, padded = tokens.counts(features["train"], "prompt_ids"), self._padding()

@@ -153,7 +153,7 @@ class ImageSegmentation(Task):
 
         def present(split: str, most: int | None = None) -> Any:
             total = numpy.zeros(len(self.names))
-            for at in range(len(rows[split].dataset))[:most]:
+            for at in range(len(rows[split].dataset))[:most]:  # a mask at a time: all do not fit into memory
                 mask = masks.mask_of(rows[split], at, reduce=self.recipe.reduce_labels)
                 total += pixels.areas(mask, mask, len(self.names), IGNORED)[0]
             return total

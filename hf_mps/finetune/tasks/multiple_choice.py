@@ -113,7 +113,7 @@ class MultipleChoice(TextTask):
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
         evaluated, there = trainer.predict(inputs), rows.dataset.column_names
-        truths = evaluated.label_ids if "label" in there else None
+        truths = evaluated.label_ids if "label" in there else None  # rows without a label carry 0 (`_tokenised`)
         given = rows.dataset.select_columns([role for role in ("context", "start") if role in there])
         rows_ = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
         names = [str(number) for number in range(_count(rows))]

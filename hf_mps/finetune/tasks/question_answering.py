@@ -155,6 +155,7 @@ class QuestionAnswering(TextTask):
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         cut = self._windowing()
+        # The loss that `predict` computes wants the answers' places, where they are known.
         columns = cut.columns if self.measured is not None else cut.inputs
         evaluator = QAEvaluator(self.recipe, rows, inputs, self.measured, self.negative)
         return evaluator.rows(evaluator.answers(trainer.predict(inputs.select_columns(columns)).predictions))

@@ -68,6 +68,7 @@ class SFT(ChatTask):
         loaded.choices["learned"] = conversations.learned(rows, features)
         self.load_language()
         parts = self.by_token(chosen)
+        # After the model is loaded: it decides whether rows can be packed.
         train, trained = features["train"], counts["train"]
         packed = packing.decide(recipe, recipe.packing, self.model, trained, loaded.longest)
         if packed.value:

@@ -122,6 +122,7 @@ class TextClassification(TextTask):
             measured = metrics.of_labels(recipe.metrics or usual, recipe.task, len(classes.names))
             self.choices = dict(labels.choices(classes))
         config = labels.configure(self.checkpoint.config(), classes.names, recipe.config_overrides)
+        # Given here: transformers would guess it from the labels' dtype in the first batch.
         config.problem_type = classes.problem_type
         self.begin(config)
         features, counts = self.encoded(rows)

@@ -117,7 +117,7 @@ def installed(module: str) -> bool:
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """Keep the reports, bars and warnings of a format's libraries off the screen; their errors are raised."""
-    before = logging.root.manager.disable
+    before = logging.root.manager.disable  # logging has no public name for what `disable` was called with
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -172,7 +172,7 @@ def precision(saved: SavedRun) -> Choice[str]:
     """
     stored, _ = _stored(saved)
     needed, free = room(saved, "float32")
-    if needed <= free / 2:
+    if needed <= free / 2:  # the export is opened beside the model
         return Choice("float32", "what float32 rounds is no difference of the export")
     size, _ = room(saved, stored)
     if size > free and quantized(saved) is None:

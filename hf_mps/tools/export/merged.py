@@ -92,7 +92,7 @@ def save(saved: SavedRun, model: Any, folder: Path, kind: str, shard: int = SHAR
     _write_shards(plain, dict(_weights(plain, layers)), folder, dtype, shard)
     config = copy.deepcopy(plain.config)
     config.dtype, config.architectures = dtype, [type(plain).__name__]
-    if hasattr(config, "quantization_config"):
+    if hasattr(config, "quantization_config"):  # the written weights are whole
         del config.quantization_config
     with errors_only():
         config.save_pretrained(folder)

@@ -79,6 +79,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
             with lengths.those_of(run.chosen):
                 task = run.task_class(recipe, run.checkpoint, device.value)
                 prepared = task.prepare({"train": some, "validation": some})
+            # `prepare` takes the model itself for the reference, as a training begins; here it is the older one.
             if (reference := task.reference()) is not None:
                 prepared.trainer_settings["ref_model"] = reference
             trainer, chosen = measuring.trainer(prepared, recipe, device, folder, run.chosen, batch)

@@ -192,7 +192,7 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
         pictures = Path(folder, "pictures")
         with work.open("x", encoding="utf-8", newline="") as file:
             yield file, Pictures(pictures, whole)
-        if pictures.is_dir():
+        if pictures.is_dir():  # before the answers, which name its files
             pictures.rename(whole)
         # The finished file gets its name, unless another file has taken it meanwhile.
         try:

@@ -251,7 +251,7 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
             for end in task.architectures
             if name.endswith(end) and (template or not task.needs_template)
         ]
-        if ends:
+        if ends:  # the longest end is the most special; of equal ones that which a chat template makes likely
             _, by_template, task = max(ends)
             too = ", and its tokenizer has a chat template" if by_template else ""
             return Choice(task, f"its configuration names {name}{too}")

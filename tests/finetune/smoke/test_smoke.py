@@ -13,7 +13,7 @@ from inline_snapshot import snapshot
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
-from hf_mps.finetune.smoke import processors
+from hf_mps.finetune.smoke import family_of, processors
 from hf_mps.metal.fallback.accounting import ledger
 from tests.conftest import CHECKOUT
 from tests.finetune.run_files import results
@@ -50,7 +50,7 @@ def test_a_recipe_runs_from_end_to_end(
     resolved = load_recipe(name)
     ended = finetune(name, "--smoke", "output_dir=run")
     assert ended.code == 0, ended.err
-    assert f"a tiny {processors.find(resolved.recipe).name}" in ended.out
+    assert f"a tiny {family_of(resolved.recipe).name}" in ended.out
     run = Path("run")
     said: dict[str, Any] = results(run)
     assert said["device"]["value"] == "mps"
@@ -124,7 +124,7 @@ def test_a_smoke_run_takes_the_place_of_no_other_files(bare: Path, finetune: Com
 
 def test_a_recipe_of_the_project_names_a_model_whose_architecture_is_known() -> None:
     """By its files, the table of known models, or the recipe's own `model_type`: its smoke run tries that out."""
-    assert {name: processors.find(load_recipe(name).recipe).reason for name in NAMES} == dict.fromkeys(NAMES, "")
+    assert {name: family_of(load_recipe(name).recipe).reason for name in NAMES} == dict.fromkeys(NAMES, "")
 
 
 @pytest.mark.parametrize(
@@ -150,12 +150,10 @@ def test_a_recipe_of_the_project_names_a_model_whose_architecture_is_known() -> 
     ],
 )
 def test_a_smoke_run_has_the_architecture_of_the_recipes_model_or_one_that_is_usual(name: str, family: str) -> None:
-    assert processors.find(load_recipe(name).recipe).name == family
-    unknown = processors.find(load_recipe(name, ["model=somebody/something"]).recipe)
+    assert family_of(load_recipe(name).recipe).name == family
+    unknown = family_of(load_recipe(name, ["model=somebody/something"]).recipe)
     assert f"(model_type=NAME does): {unknown.name} is usual for {load_recipe(name).recipe.task}" in unknown.reason
-    assert (
-        processors.find(load_recipe(name, ["model=somebody/something", f"model_type={family}"]).recipe).name == family
-    )
+    assert family_of(load_recipe(name, ["model=somebody/something", f"model_type={family}"]).recipe).name == family
 
 
 def test_the_configuration_in_the_hubs_cache_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +165,7 @@ def test_the_configuration_in_the_hubs_cache_tells(tmp_path: Path, monkeypatch: 
         "try_to_load_from_cache",
         lambda model, name: str(tmp_path / name) if model == "a/b" else None,
     )
-    family = processors.find(load_recipe("glue/cola", ["model=a/b"]).recipe)
+    family = family_of(load_recipe("glue/cola", ["model=a/b"]).recipe)
     assert (family.name, family.config["embedding_size"], family.reason) == ("electra", 64, "")
 
 

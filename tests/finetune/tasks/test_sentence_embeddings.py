@@ -280,7 +280,7 @@ def test_without_the_library_the_command_that_installs_it_is_told(monkeypatch: p
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
     message = r"^sentence-embeddings needs sentence-transformers 6; next: pip install 'sentence-transformers>=6'$"
     with pytest.raises(UserError, match=message):
-        embeddings.library()
+        embeddings.library("sentence-embeddings")
 
 
 def test_the_trainer_asks_no_hub_about_model_and_data(pairing: Path) -> None:
