@@ -1,11 +1,13 @@
 # Every target does its own set-up: a virtual environment in .venv with the pinned requirements, for a wheel a small one
 # in .venv-build with its builder alone.
 #
-#   make quickstart   fine-tune the embedded default on the device mps (simulated where there is no Metal)
-#   make test         lint, type-check and run the whole suite
+#   make quickstart   fine-tune the embedded default on the device mps (simulated where there is no Metal); installs only
+#                     what a training needs, and `make test` installs the development tools on top
+#   make test         lint, type-check and run the suite, but for what the marker `nightly` leaves to each night
 #   make test-fast    the suite without what takes over ten seconds or starts a Python of its own
+#   make nightly      the whole suite, which CI runs each night: all of PyTorch's samples, every architecture, every kill
 #   make check        lint, type-check and look at the pages' links only
-#   make ready        set up .venv and do nothing else
+#   make ready        set up .venv with the development tools and do nothing else
 #   make format       let ruff put the sources in form
 #   make docs         build the pages into site/
 #   make wheel        build the wheel into dist/
@@ -20,6 +22,7 @@ tests-finetune := tests/finetune tests/tools/dryrun/memory tests/scripts
 tests-samples := tests/metal/kernels/conformance tests/metal/kernels/test_opinfo.py
 tests-kernels := tests/metal/kernels $(tests-samples:%=--ignore %)
 tests-others := tests $(tests-finetune:%=--ignore %) --ignore tests/metal/kernels
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 BUILDER := .venv-build
 NEW_ENOUGH = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "hf_mps needs Python 3.10 or newer: make PYTHON=python3.12")'
@@ -36,11 +39,13 @@ CONSTRAINTS := constraints.txt
 export HF_MPS_SIMULATE ?= 1
 endif
 
-.PHONY: ready quickstart test test-fast $(PARTS:%=part-%) check format docs wheel dist clean
+CHOSEN ?= -m "not nightly"
+
+.PHONY: ready quickstart test test-fast nightly $(PARTS:%=part-%) check format docs wheel dist clean
 
 ready: $(READY)
 
-quickstart: $(READY)
+quickstart: $(INSTALLED)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
 
 # Two parts at a time, with a thread each: most of a test's time is one core's. The long ones begin.
@@ -48,7 +53,10 @@ test: $(READY)
 	$(MAKE) --jobs 2 --keep-going part-finetune check part-others part-kernels part-samples
 
 test-fast: $(READY)
-	$(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process"'
+	$(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process and not nightly"'
+
+nightly: $(READY)
+	TEST_SHARE=all $(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN=
 
 $(PARTS:%=part-%): part-%: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHOSEN) --durations=25 $(tests-$*)
@@ -78,9 +86,14 @@ dist: $(BUILDER)/.ready
 clean:
 	rm -rf $(VENV) $(BUILDER) dist build site .pytest_cache .mypy_cache .ruff_cache
 
-$(READY): pyproject.toml $(CONSTRAINTS)
+# --no-compile: Python compiles what the training imports, which is a tenth of what is installed.
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(NEW_ENOUGH)
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) --no-compile --editable .
+	touch $@
+
+$(READY): $(INSTALLED)
 	$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
 	touch $@
 

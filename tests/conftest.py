@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import CHECKOUT
+from tests import CHECKOUT, share
 from tests.snapshots import text_in_pieces  # noqa: F401  inline-snapshot looks for such a hook in a conftest
 
 if TYPE_CHECKING:
@@ -96,10 +96,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test that starts a Python of its own: with what that imports it takes two to ten seconds."""
+    """Mark tests that start a Python, which takes two to ten seconds, and those of another commit's share."""
     for item in items:
         if "run_python" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.process)
+        if item.get_closest_marker("rotated") and not share.has(item.nodeid):
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import pytest
 from scripts.tools.hosts import refusal
 from tests.distributed.agents import Agent, Ranks
 from tests.finetune import tiny
+from tests.share import OnDemand, nightly_but
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device")
 WORDS = (
@@ -33,6 +34,8 @@ FAULTS = {
     "SIGTERM at all": (2, "SIGTERM@step 3"),
     "Ctrl-C in an evaluation": (2, "SIGINT@evaluation@0"),
 }
+KEPT = ("killed", "a full disk", "a bug", "Ctrl-C at one", "SIGTERM at all")
+"""Those that `make test` tries; each night tries all."""
 LOST = "another process of this run has ended, or its machine does not answer"
 UNPLUGGED = {"the main host unplugged": "UNPLUG@step 4@0", "another host unplugged": "UNPLUG@step 4@2"}
 """One process on each of three hosts."""
@@ -43,10 +46,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory, agent: Agent) -> dict[str, R
     """How each run ended."""
     folder = tmp_path_factory.mktemp("faults")
     furnish(folder)
-    found = {name: faulty(agent, folder, name, ranks, fault) for name, (ranks, fault) in FAULTS.items()}
-    if not refusal():
-        found |= {name: faulty(agent, folder, name, 3, fault, apart=True) for name, fault in UNPLUGGED.items()}
-    return found
+
+    def run(name: str) -> Ranks:
+        if name in UNPLUGGED:
+            return faulty(agent, folder, name, 3, UNPLUGGED[name], apart=True)
+        return faulty(agent, folder, name, *FAULTS[name])
+
+    return OnDemand(run)
 
 
 def faulty(
@@ -76,7 +82,9 @@ def said(run: Ranks) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name, (_, fault) in FAULTS.items() if "SIGINT" not in fault])
+@pytest.mark.parametrize(
+    "name", nightly_but(KEPT, [name for name, (_, fault) in FAULTS.items() if "SIGINT" not in fault])
+)
 def test_all_end_within_seconds(name: str, ended: dict[str, Ranks]) -> None:
     assert ended[name].seconds < (25 if name == "stopped" else 10)
     assert 0 not in ended[name].codes
@@ -86,8 +94,14 @@ def test_all_end_within_seconds(name: str, ended: dict[str, Ranks]) -> None:
     ("name", "codes", "line"),
     [
         ("killed", [1, -9], f"{LOST} (WHY); kept: killed/checkpoint-2"),
-        ("the main one killed", [-9, 1, 1], f"{LOST} (WHY); kept: the-main-one-killed/checkpoint-2"),
-        ("stopped", [1, -9], f"{LOST} (Timed out waiting); kept: stopped/checkpoint-2"),
+        pytest.param(
+            *("the main one killed", [-9, 1, 1], f"{LOST} (WHY); kept: the-main-one-killed/checkpoint-2"),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            *("stopped", [1, -9], f"{LOST} (Timed out waiting); kept: stopped/checkpoint-2"),
+            marks=pytest.mark.nightly,
+        ),
         (
             "a full disk",
             [1, 1],
@@ -103,13 +117,18 @@ def test_one_line_names_rank_host_and_cause(name: str, codes: list[int], line: s
 
 
 def test_a_bug_shows_its_traceback_and_nothing_else_does(ended: dict[str, Ranks]) -> None:
-    shown = {name for name, run in ended.items() if "Traceback" in "".join(run.texts)}
+    shown = {name for name in KEPT if "Traceback" in "".join(ended[name].texts)}
     assert shown == {"a bug"}
     assert "Traceback" not in ended["a bug"].texts[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("Ctrl-C at one", 130), ("SIGTERM at all", 143), ("Ctrl-C in an evaluation", 130)]
+    ("name", "code"),
+    [
+        ("Ctrl-C at one", 130),
+        ("SIGTERM at all", 143),
+        pytest.param("Ctrl-C in an evaluation", 130, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ended: dict[str, Ranks]) -> None:
     assert set(ended[name].codes) == {code}
@@ -121,6 +140,7 @@ def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ende
     assert f"{name.replace(' ', '-')}/checkpoint-{step[1]}; to go on: " in last
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(bool(refusal()), reason=f"no hosts: {refusal()}")
 @pytest.mark.parametrize("name", UNPLUGGED)
 def test_a_host_that_is_unplugged_ends_all_in_a_line_each(name: str, ended: dict[str, Ranks]) -> None:

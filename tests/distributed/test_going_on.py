@@ -17,6 +17,7 @@ from tests.distributed.agents import Agent, Ranks
 from tests.distributed.launching import launch
 from tests.distributed.test_faults import faulty, furnish, said
 from tests.finetune.run_files import results
+from tests.share import OnDemand, nightly_but
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,7 +32,8 @@ KILLS = {
     "a rank as it writes": "SIGKILL@write 2@1",
     "a full disk at one": "FULL@write 1@1",
 }
-
+KEPT = ("a rank in a step", "the main rank as it writes", "two become one")
+"""Those that `make test` tries; each night tries all."""
 WORLDS = {"two become one": (2, 1), "one becomes two": (1, 2), "two become three": (2, 3)}
 """How many processes a run begins in, with 16 rows in a step, and goes on in."""
 
@@ -51,15 +53,20 @@ def parts(place: Path, agent: Agent) -> dict[str, list[Ranks]]:
     def run(name: str, faults: list[str], ranks: int = 2, words: tuple[str, ...] = TWO) -> list[Ranks]:
         return [faulty(agent, place, name, ranks, fault, words) for fault in faults]
 
-    found = {"whole": run("whole", ["none@never"])}
-    found |= {name: run(name, [fault, "none@never"]) for name, fault in KILLS.items()}
-    still = (*WORDS, "model=still", "training.num_train_epochs=3")
-    found["without dropout"] = run("without dropout", ["none@never"], words=still)
-    for name, (first, second) in WORLDS.items():
+    def parts_of(name: str) -> list[Ranks]:
+        if name == "whole":
+            return run(name, ["none@never"])
+        if name in KILLS:
+            return run(name, [KILLS[name], "none@never"])
+        still = (*WORDS, "model=still", "training.num_train_epochs=3")
+        if name == "without dropout":
+            return run(name, ["none@never"], words=still)
+        first, second = WORLDS[name]
         batch = f"training.per_device_train_batch_size={16 // first}"
         begun = run(name, ["SIGKILL@step 6@0"], first, (*still, batch))
-        found[name] = [*begun, *run(name, ["none@never"], second, (*still, batch))]
-    return found
+        return [*begun, *run(name, ["none@never"], second, (*still, batch))]
+
+    return OnDemand(parts_of)
 
 
 def end(run: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
@@ -70,15 +77,15 @@ def end(run: Path) -> tuple[dict[str, bytes], list[dict[str, Any]]]:
     return weights, [entry for entry in logs if len(entry) > 1]
 
 
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize("name", nightly_but(KEPT, KILLS))
 def test_it_ends_as_the_run_that_was_never_killed(name: str, place: Path, parts: dict[str, list[Ranks]]) -> None:
-    first, second = parts[name]
+    _, (first, second) = parts["whole"], parts[name]
     assert 0 not in first.codes
     assert second.codes == [0, 0], second.texts
     assert end(place / name.replace(" ", "-")) == end(place / "whole")
 
 
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize("name", nightly_but(KEPT, KILLS))
 def test_no_checkpoint_is_torn_and_nothing_is_left(name: str, place: Path, parts: dict[str, list[Ranks]]) -> None:
     run = place / name.replace(" ", "-")
     for folder in run.glob("checkpoint-*"):
@@ -87,11 +94,11 @@ def test_no_checkpoint_is_torn_and_nothing_is_left(name: str, place: Path, parts
     assert not list(run.glob(".*"))
 
 
-@pytest.mark.parametrize("name", [name for name, (_, after) in WORLDS.items() if after != 3])
+@pytest.mark.parametrize("name", nightly_but(KEPT, [name for name, (_, after) in WORLDS.items() if after != 3]))
 def test_another_number_of_processes_goes_on_with_the_rows_that_are_left(
     name: str, place: Path, parts: dict[str, list[Ranks]]
 ) -> None:
-    first, second = parts[name]
+    _, (first, second) = parts["without dropout"], parts[name]
     assert -9 in first.codes
     assert set(second.codes) == {0}, second.texts
     whole, changed = (end(place / run)[1] for run in ("without-dropout", name.replace(" ", "-")))
@@ -100,6 +107,7 @@ def test_another_number_of_processes_goes_on_with_the_rows_that_are_left(
         assert other == pytest.approx(one, abs=1e-5)
 
 
+@pytest.mark.nightly
 def test_what_changed_is_said(parts: dict[str, list[Ranks]]) -> None:
     texts = {name: parts[name][1].texts[0] for name in WORLDS}
     said = {name: [line for line in text.splitlines() if " the run began in " in line] for name, text in texts.items()}
@@ -124,10 +132,12 @@ def test_what_changed_is_said(parts: dict[str, list[Ranks]]) -> None:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
 def test_torchrun_starts_the_ranks_again_where_one_was_killed_or_stopped(
     signal: str, place: Path, parts: dict[str, list[Ranks]]
 ) -> None:
+    assert parts["whole"]
     run = ("-m", "tests.distributed.faulty", f"{signal}@step 6@1", *TWO, f"output_dir=again-{signal}")
     env = {"PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(place / "cache")}
     ended = launch(2, "--max-restarts", "1", "--shutdown-timeout", "3", *run, cwd=place, env=env, timeout=400)
@@ -139,6 +149,7 @@ def test_torchrun_starts_the_ranks_again_where_one_was_killed_or_stopped(
     assert end(place / f"again-{signal}") == end(place / "whole")
 
 
+@pytest.mark.nightly
 def test_the_ranks_of_a_torchrun_that_was_killed_end_too(place: Path) -> None:
     fault = ("-m", "tests.distributed.faulty", "launcher:SIGKILL@step 6@1", "my.yaml", "output_dir=orphaned")
     env = {"PYTHONPATH": str(CHECKOUT), "HF_DATASETS_CACHE": str(place / "cache")}
@@ -149,6 +160,7 @@ def test_the_ranks_of_a_torchrun_that_was_killed_end_too(place: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.nightly
 def test_the_rank_that_could_not_write_is_named(parts: dict[str, list[Ranks]]) -> None:
     first, _ = parts["a full disk at one"]
     (line,) = said(first)

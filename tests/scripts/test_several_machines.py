@@ -41,7 +41,11 @@ def typed(macs: list[Host], lines: list[str], folder: Path) -> list[subprocess.P
 
 
 @pytest.mark.parametrize(
-    "lines", [pytest.param(lines, id=lines[0].split()[1] + str(at)) for at, lines in enumerate(BLOCKS)]
+    "lines",
+    [
+        pytest.param(lines, id=lines[0].split()[1] + str(at), marks=[pytest.mark.nightly] if at else [])
+        for at, lines in enumerate(BLOCKS)
+    ],
 )
 def test_both_machines_train(macs: list[Host], lines: list[str], tmp_path: Path) -> None:
     (tmp_path / "machines.yaml").write_text(file_on_page("machines.yaml"))

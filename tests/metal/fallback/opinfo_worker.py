@@ -12,18 +12,19 @@ import torch
 
 from hf_mps.metal.fallback import registration
 from hf_mps.metal.fallback.accounting import ledger
-from tests.metal.simulator.conformance import samples, worker
+from tests import share
+from tests.metal.simulator.conformance import runner, samples, worker
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.complex64)
 
 
 def main() -> None:
-    """Find the operators of op_db that need a fallback, then check them in all dtypes and both ways."""
+    """Find the operators, of this run's share, that need a fallback, then check them in all dtypes and both ways."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     samples.DTYPES = (torch.float32,)
     touched, seen = [], set()
-    for number in range(len(worker.op_db)):
+    for number in share.of(runner.names()):
         before = ledger.snapshot()
         worker.check(number)
         names = {entry.operator for entry in ledger.report(before).operators}

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from hf_mps.metal.kernels import running
-from tests.metal.simulator.conformance import compare, samples, worker
+from tests import share
+from tests.metal.simulator.conformance import compare, runner, samples, worker
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROOM = 8.0
@@ -24,7 +25,7 @@ ROOM = 8.0
 
 
 def main(count: int) -> None:
-    """Check every operator of op_db in float32, and in the halves as well where a rule ran."""
+    """Check the operators of this run's share of op_db in float32, and in the halves as well where a rule ran."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     worker.VARIANT_SAMPLES, compare.TIMES = 0, ROOM
@@ -32,7 +33,7 @@ def main(count: int) -> None:
     assert metal is not None, "HF_MPS_KERNELS is not set"
     ran: Counter[str] = Counter()
     result: dict[str, Any] = {"operators": 0, "samples": 0, "differences": []}
-    for number in range(len(worker.op_db)):
+    for number in share.of(runner.names()):
         metal.ledger.clear()
         reports = [_checked(number, torch.float32, count)]
         if not metal.ledger.operators:

@@ -1,4 +1,7 @@
-"""PyTorch's own samples of every operator with a launch rule: Metal's kernels give the CPU's results and gradients."""
+"""PyTorch's own samples of operators with a launch rule, an eighth of them in a run (tests/share.py).
+
+Metal's kernels give the CPU's results and gradients.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import CHECKOUT
+from tests import CHECKOUT, share
 
 pytestmark = pytest.mark.slow
 
@@ -59,10 +62,11 @@ def test_nearly_every_sample_agrees_and_the_rest_has_a_reason(report: dict[str, 
 def test_the_list_has_nothing_that_agrees(report: dict[str, Any]) -> None:
     differ = {one["operator"] for one in report["differences"]}
     differ |= {f"{one['operator']} {one['dtype']}" for one in report["differences"]}
-    assert DIFFERENT.keys() - differ == set()
+    assert {name for name in DIFFERENT if share.has(name.split()[0])} - differ == set()
 
 
 def test_rules_ran(report: dict[str, Any]) -> None:
-    assert report["operators"] >= OPERATORS
-    assert report["samples"] >= SAMPLES
-    assert len(report["ran"]) >= RULES
+    parts = 1 if share.is_whole() else 2 * share.SHARES
+    assert report["operators"] >= OPERATORS // parts
+    assert report["samples"] >= SAMPLES // parts
+    assert len(report["ran"]) >= RULES // parts

@@ -138,6 +138,7 @@ def test_a_concatenation_launches_a_kernel_for_each_input(kernels: Dispatch) -> 
     assert found == ["cat_int32_t_float_float", "cat_int32_t_long_float", "copy_identity_dense_castout_float"]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("operator", ["cat", "stack", "half", "bfloat16", "long", "fill", "masked_fill"])
 def test_pytorchs_own_samples_agree(kernels: Dispatch, operator: str, dtype: torch.dtype) -> None:

@@ -86,6 +86,7 @@ def test_gather_and_scatter_are_dense_or_strided_as_the_host_decides(kernels: Di
         assert f"scatter_add_{layout}_float_long" in launched(kernels, add, numbers(5, 7))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "operator",

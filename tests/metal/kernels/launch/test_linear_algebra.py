@@ -9,6 +9,7 @@ from hf_mps.metal.kernels.rules import Dispatch
 from tests.metal.kernels.launch.samples import compared
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "operator", ["linalg.cholesky", "linalg.cholesky_ex", "linalg.householder_product", "lu_unpack"]
 )

@@ -29,6 +29,7 @@ def _operators() -> list[str]:
     return sorted(found - NOT_ON_METAL)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("operator", _operators())
 def test_samples_agree(kernels: Dispatch, operator: str) -> None:
     ran, taken, differ = 0, 0, []

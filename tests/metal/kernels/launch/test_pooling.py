@@ -14,6 +14,7 @@ from tests.metal.kernels.launch.samples import compared
 FLOATING = [torch.float32, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize(
     ("operator", "every"),

@@ -91,6 +91,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", NUMBERS)
 def test_pytorchs_samples_agree(kernels: Dispatch, name: str) -> None:
     taken = ran = 0

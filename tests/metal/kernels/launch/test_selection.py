@@ -17,6 +17,7 @@ SAMPLED = """tril triu linalg.cross cross nn.functional.unfold unfold repeat_int
     nonzero_static argwhere masked_select masked_scatter index_fill index_copy index_reduce nn.functional.pad"""
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("operator", SAMPLED.split())
 def test_pytorchs_own_samples_agree(kernels: Dispatch, operator: str, dtype: torch.dtype) -> None:

@@ -111,6 +111,7 @@ def test_an_empty_output_is_resized_and_sorted_by_the_same_kernel(kernels: Dispa
 TIES = ("sort", "topk", "kthvalue")
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", [*TIES, "searchsorted", "bucketize", "renorm"])
 def test_pytorchs_samples_agree(kernels: Dispatch, name: str) -> None:
     taken = ran = 0

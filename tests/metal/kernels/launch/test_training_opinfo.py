@@ -33,6 +33,7 @@ DRAWING = (
 )
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("operator", ["nn.functional.embedding", "nn.functional.embedding_bag"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_samples_of_embeddings_agree(kernels: Dispatch, operator: str, dtype: torch.dtype) -> None:
@@ -41,6 +42,7 @@ def test_samples_of_embeddings_agree(kernels: Dispatch, operator: str, dtype: to
     assert samples.ran > samples.taken * 0.9
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("operator", DRAWING)
 def test_samples_that_draw_have_the_cpus_shape_and_repeat(kernels: Dispatch, operator: str) -> None:
     ran = 0

@@ -15,6 +15,7 @@ from tests.metal.kernels.launch.samples import compared
 FLOATING = [torch.float32, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("variant", ["linear", "bilinear", "bicubic", "trilinear", "nearest", "nearest-exact"])
 def test_pytorchs_samples_agree(kernels: Dispatch, variant: str, dtype: torch.dtype) -> None:
