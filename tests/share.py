@@ -22,12 +22,12 @@ SHARES = 8
 
 @functools.cache
 def number() -> int | None:
-    """Return the number of the eighth that is looked at, or None for everything."""
+    """Return the number that decides which share is looked at, or None for everything."""
     asked = os.environ.get("TEST_SHARE", "")
     if asked:
-        return None if asked == "all" else int(asked) % SHARES
+        return None if asked == "all" else int(asked)
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    return int(head.stdout, 16) % SHARES if head.returncode == 0 else 0  # the sources' archive has no commits
+    return int(head.stdout, 16) if head.returncode == 0 else 0  # the sources' archive has no commits
 
 
 def is_whole() -> bool:
@@ -35,9 +35,10 @@ def is_whole() -> bool:
     return number() is None
 
 
-def has(name: str) -> bool:
-    """Return whether this run looks at `name`."""
-    return number() in (None, zlib.crc32(name.encode()) % SHARES)
+def has(name: str, shares: int = SHARES) -> bool:
+    """Return whether this run looks at `name`, with one in so many of its list."""
+    chosen = number()
+    return chosen is None or chosen % shares == zlib.crc32(name.encode()) % shares
 
 
 def of(names: Iterable[str]) -> list[int]:

@@ -1,12 +1,36 @@
-"""The report as a page: a table by family for each release, the differences with their reproductions, the changes."""
+"""The report as a page, with the differences and their reproductions, and its longer tables as data beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MADE = "<!-- Written by scripts/conformance/report.py; change the code, not this file. -->"
 DTYPES = ("float32", "float16", "bfloat16")
+
+
+HEAD = """
+Each kernel that a launch rule reaches ran on this CPU, with every access bounded to the buffers that were bound, and
+was compared with the CPU's result in float64. The calls are PyTorch's own samples (OpInfo and torch.distributions
+forward and backward, OptimizerInfo), or arguments made from the operator's schema where no sample calls it, varied by
+dtype, layout (dense, transposed, strided, with a storage offset, broadcast) and size (small, one element, empty,
+large). The CPU's tensors are dense: its own kernels are wrong for some layouts.
+[How the kernels run here](kernels.md).
+"""
+TAIL = """
+Not reached: kernels of the release that no case launched. Refused: no rule covers the call on that release (its work
+is MPSGraph there, or the kernel's bindings differ from what the rule binds). A case agrees where its error is within
+torch.testing's tolerances (two units in the last place of a half), or within eight times the CPU's own in the same
+call; where the CPU has no kernel for the dtype, within that tolerance of the largest argument. Above that it agrees
+where the exact result of arguments that are some units in their last place off is as far away. What an operator leaves
+for its own gradient alone, the factor of a matrix that has none and the choice among equal values are not compared.
+
+[conformance.json](conformance.json) has the errors by family (the largest of the cases that agree, in units in the
+last place, the CPU's own in brackets; sums near zero make both large), the cases that agree only within the change of
+their arguments, inaccurate results within the tolerance, the kernels that changed between releases, and the reasons of
+refusals.
+"""
 
 
 def page(report: Mapping[str, Any], command: str) -> str:
@@ -16,24 +40,36 @@ def page(report: Mapping[str, Any], command: str) -> str:
 
 def _lines(report: Mapping[str, Any], command: str) -> Iterator[str]:
     releases = report["releases"]
-    yield from ("# Conformance of PyTorch's Metal kernels", "", MADE, "")
-    yield f"`{command}` wrote this page."
-    yield "Each kernel that a launch rule reaches ran on this CPU, with every access bounded to the buffers that were"
-    yield "bound, and was compared with the CPU's result in float64. The calls are"
-    yield "PyTorch's own samples (OpInfo and torch.distributions forward and backward, OptimizerInfo), or arguments"
-    yield "made from the operator's schema where no sample calls it, varied by dtype, layout (dense, transposed,"
-    yield "strided, with a storage offset, broadcast) and size (small, one element, empty, large). The CPU's tensors"
-    yield "are dense: its own kernels are wrong for some layouts. [How the kernels run here](kernels.md)."
-    yield ""
+    yield from ("# Conformance of PyTorch's Metal kernels", "", MADE, "", f"`{command}` wrote this page.")
+    yield from (HEAD.strip(), "")
     yield from _totals(releases)
-    for release, found in releases.items():
-        yield from _families(release, found)
+    yield from ("", TAIL.strip())
     counts = {release: found["cases"] for release, found in releases.items()}
     yield from _differences(report["differences"], report["unseen"], counts)
-    yield from _conditioned(report["conditioned"])
-    yield from _inaccurate(report["inaccurate"])
-    yield from _changes(report["changes"])
-    yield from _refusals(releases)
+
+
+def tables(report: Mapping[str, Any]) -> str:
+    """Return the tables of the report as JSON: columns and rows by title, a row a line."""
+    releases = report["releases"]
+    families = ("family", "operators", "kernels", "cases", "differ", "refused", *DTYPES)
+    found: dict[str, tuple[Sequence[str], list[Sequence[str]]]] = {}
+    for release, one in releases.items():
+        found[f"{release} by family"] = families, list(_families(one))
+    heads: Sequence[str] = ("operator", "dtypes", "cases", "units in the last place", "case")
+    found["Agree within the change of their arguments"] = heads, list(map(_conditioned, report["conditioned"]))
+    heads = ("operator", "dtype", "release", "units in the last place", "the CPU's", "case")
+    found["Inaccurate results within the tolerance"] = heads, list(map(_inaccurate, report["inaccurate"]))
+    heads = ("from", "to", "same", "changed", "of them run here", "added", "removed")
+    found["Kernels that changed between releases"] = heads, list(map(_changed, report["changes"]))
+    for release, one in releases.items():
+        reasons = [(reason, f"{count:,}") for reason, count in list(one["refused"].items())[:10]]
+        found[f"Why cases of {release} were refused"] = ("reason", "cases"), reasons
+    parts = []
+    for title, (columns, rows) in found.items():
+        lines = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in rows)
+        columns_line = json.dumps(columns, ensure_ascii=False)
+        parts.append(f'  {json.dumps(title)}: {{"columns": {columns_line}, "rows": [\n{lines}\n  ]}}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _totals(releases: Mapping[str, Any]) -> Iterator[str]:
@@ -47,15 +83,6 @@ def _totals(releases: Mapping[str, Any]) -> Iterator[str]:
             f"| {release} | {len(found['operators'])} | {len(found['reached']):,} | {found['not reached']:,} of "
             f"{found['kernels']:,} | {ran:,} | {agrees:,} ({share(agrees, ran)}) | {ran - agrees:,} | {refused:,} |"
         )
-    yield ""
-    yield "Not reached: kernels of the release that no case launched. Refused: no rule covers the call on that"
-    yield "release (its work is MPSGraph there, or the kernel's bindings differ from what the rule binds); the reasons"
-    yield "are at the end. A case agrees where its error is within torch.testing's tolerances (two units in the last"
-    yield "place of a half), or within eight times the CPU's own in the same call; where the CPU has no kernel for the"
-    yield "dtype, within that tolerance of the largest argument. Above that it agrees where the exact result of"
-    yield "arguments that are some units in their last place off is as far away; those are listed. What an operator"
-    yield "leaves for its own gradient alone, the factor of a matrix that has none and the choice among equal values"
-    yield "are not compared."
 
 
 def share(part: int, whole: int) -> str:
@@ -63,18 +90,12 @@ def share(part: int, whole: int) -> str:
     return "100 %" if part == whole else f"{min(100 * part / whole, 99.99):.2f} %"
 
 
-def _families(release: str, found: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("", f"## {release} by family", "")
-    yield "Errors are the largest of the cases that agree, in units in the last place; in brackets the CPU's own in the"
-    yield "same cases. Sums near zero make both large."
-    yield ""
-    yield f"| family | operators | kernels | cases | differ | refused | {' | '.join(DTYPES)} |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+def _families(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """Errors are the largest of the cases that agree, in units in the last place; in brackets the CPU's own."""
     for name, row in found["families"].items():
         if row["ran"]:
-            errors = " | ".join(_error(row["errors"][dtype]) for dtype in DTYPES)
-            numbers = " | ".join(f"{row[each]:,}" for each in ("operators", "kernels", "ran", "differs", "refused"))
-            yield f"| {name} | {numbers} | {errors} |"
+            numbers = (f"{row[each]:,}" for each in ("operators", "kernels", "ran", "differs", "refused"))
+            yield name, *numbers, *(_error(row["errors"][dtype]) for dtype in DTYPES)
 
 
 def _error(pair: tuple[float, float] | None) -> str:
@@ -137,45 +158,19 @@ def _example(fact: Mapping[str, Any], release: str = "2.13.0") -> Iterator[str]:
         yield from ("```sh", head, "import torch", *fact["example"].splitlines(), "END", "```", "")
 
 
-def _conditioned(found: list[Any]) -> Iterator[str]:
-    yield from ("", "## Agree within the change of their arguments", "")
-    yield "Errors above the tolerance by at most four times the result's change where the arguments change in their"
-    yield "last place: sums in another order, differences of near numbers, functions beside a pole."
-    yield ""
-    yield "| operator | dtypes | cases | units in the last place | case |"
-    yield "| --- | --- | ---: | ---: | --- |"
-    for one in found:
-        name, error = one["case"]["name"], _number(one["case"]["error"])
-        yield f"| {one['operator']} | {', '.join(one['dtypes'])} | {one['cases']} | {error} | `{name}` |"
+def _conditioned(one: Mapping[str, Any]) -> Sequence[str]:
+    """Errors above the tolerance by at most four times the result's change where the last place of arguments changes."""
+    case = one["case"]
+    return one["operator"], ", ".join(one["dtypes"]), str(one["cases"]), _number(case["error"]), f"`{case['name']}`"
 
 
-def _inaccurate(found: list[Any]) -> Iterator[str]:
-    yield from ("", "## Inaccurate results within the tolerance", "")
-    yield "Errors of small results, 64 times the CPU's own or more, that the absolute tolerance lets pass."
-    yield ""
-    yield "| operator | dtype | release | units in the last place | the CPU's | case |"
-    yield "| --- | --- | --- | ---: | ---: | --- |"
-    for one in found:
-        case = one["case"]
-        numbers = f"{_number(case['error'])} | {_number(case['own_error'])}"
-        yield f"| {one['operator']} | {one['dtype']} | {one['release']} | {numbers} | `{case['name']}` |"
+def _inaccurate(one: Mapping[str, Any]) -> Sequence[str]:
+    """Errors of small results, 64 times the CPU's own or more, that the absolute tolerance lets pass."""
+    case, errors = one["case"], (_number(one["case"]["error"]), _number(one["case"]["own_error"]))
+    return one["operator"], one["dtype"], one["release"], *errors, f"`{case['name']}`"
 
 
-def _changes(found: list[Any]) -> Iterator[str]:
-    yield from ("", "## Kernels that changed between releases", "")
-    yield "By the digest of their instructions, names and metadata left out, for kernels of one name in both."
-    yield ""
-    yield "| from | to | same | changed | of them run here | added | removed |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
-    for one in found:
-        counts = " | ".join(f"{len(one[name]):,}" for name in ("changed", "changed and run", "added", "removed"))
-        yield f"| {one['before']} | {one['after']} | {one['same']:,} | {counts} |"
-
-
-def _refusals(releases: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("", "## Why cases were refused", "")
-    yield "The ten most frequent reasons of each release; the JSON has all."
-    for release, found in releases.items():
-        yield from ("", f"| {release} | cases |", "| --- | ---: |")
-        for reason, count in list(found["refused"].items())[:10]:
-            yield f"| {reason.replace('|', chr(92) + '|')} | {count:,} |"
+def _changed(one: Mapping[str, Any]) -> Sequence[str]:
+    """By the digest of their instructions, names and metadata left out, for kernels of one name in both."""
+    counts = (f"{len(one[name]):,}" for name in ("changed", "changed and run", "added", "removed"))
+    return one["before"], one["after"], f"{one['same']:,}", *counts

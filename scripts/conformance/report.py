@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hf_mps.core.errors import RunError, run_command
 from hf_mps.metal.kernels import modules, store
 from scripts.conformance import run, summary
-from scripts.conformance.page import page
+from scripts.conformance.page import page, tables
 from scripts.conformance.run import COMMAND, Wanted
 
 
@@ -28,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the report that the command line asks for; return its exit code."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="+", metavar="RELEASE", help="fetched releases, as 2.13.0")
-    parser.add_argument("--page", type=Path, default=Path("conformance.md"), help="the page, in Markdown")
-    parser.add_argument("--json", type=Path, default=Path("conformance.json"), help="every case's outcome")
+    parser.add_argument(
+        "--page", type=Path, default=Path("conformance.md"), help="the page; its tables beside it, .json"
+    )
+    parser.add_argument("--json", type=Path, default=Path("conformance-cases.json"), help="every case's outcome")
     parser.add_argument("--operator", action="append", default=[], help="its cases alone, as mul or mul.Tensor")
     parser.add_argument("--case", default="", help="one case alone, as the page and the JSON name it")
     parser.add_argument("--quick", action="store_true", help="one call of each operator, dtype and layout; int64 alone")
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(releases: Sequence[str], wanted: Wanted, markdown: Path, details: Path) -> Iterator[str]:
-    """Run the cases and write the page and the JSON; yield what is to be said meanwhile.
+    """Run the cases and write the page, its tables and the JSON; yield what is to be said meanwhile.
 
     Raises RunError where no case is named so, or a worker stops for a reason that is no kernel's.
     """
@@ -63,6 +65,7 @@ def write(releases: Sequence[str], wanted: Wanted, markdown: Path, details: Path
     command = " ".join([COMMAND, *releases, *(f"--operator {each}" for each in wanted.operators)])
     command += " --quick" if wanted.quick else ""
     markdown.write_text(page(found, command), encoding="utf-8")
+    markdown.with_suffix(".json").write_text(tables(found), encoding="utf-8")
     details.write_text(json.dumps(summary.plain(found)), encoding="utf-8")
     for release, one in found["releases"].items():
         outcomes = one["outcomes"]

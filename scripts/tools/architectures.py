@@ -2,13 +2,14 @@
 
     python scripts/tools/architectures.py [NAME …]
 
-Writes docs/architectures.md; with names, their rows of it alone. Each architecture is given as a folder with nothing
-but a small configuration, as a person may have one.
+Writes docs/architectures.json and its summary, docs/architectures.md; with names, only the rows of these. Each
+architecture is given as a folder with nothing but a small configuration, as a person may have one.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import sys
 import tempfile
 import warnings
@@ -55,24 +56,22 @@ WITHOUT_LENGTH = (
 )
 ROWS, LENGTH = 2, 16
 WORDS = {"vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DATA, PAGE = DOCS / "architectures.json", DOCS / "architectures.md"
 HEAD = """# Architectures
 
 <!-- Written by scripts/tools/architectures.py; change the code, not this file. -->
 
-What `hf-mps plan` and `hf-mps audit` say of the architectures of transformers {version} that a task of this project
-trains, each from a small configuration alone: no weights, no tokenizer, no Mac. A test holds that they still say so.
+`hf-mps plan` and `hf-mps audit` were asked about {count} architectures of transformers {version} that a task of this
+project trains; {works} are planned and audited. Each was given as a small configuration alone: no weights, no
+tokenizer, no Mac. [architectures.json](architectures.json) has every architecture with the peak of a training step of
+{rows} rows (of {length} tokens, 20 seconds of sound, or pictures of the size that the configuration names), the
+operators without a Metal kernel, which the CPU runs, or the line that refuses it.
+`python scripts/tools/architectures.py NAME` measures one anew; tests hold that the file still says what the verbs say.
 
-*Peak* is that of a training step of {rows} rows (of {length} tokens, 20 seconds of sound, or pictures of the size that
-the configuration names), *missing* are the operators without a Metal kernel, which the CPU runs. Where there is no
-plan, the line that was said stands there with its exit code: 2 where transformers cannot build the model or no task
-here trains it, 1 where its step cannot be followed without numbers.
-
-An architecture stands here once, with one task. The encoders of masked-lm are also what sentence-embeddings,
-sparse-embeddings and rerank train, the decoders of causal-lm what sft, dpo and grpo do. Models of images and text
-(image-text) are those whose processor is made here too.
-
-{count} architectures, of which {works} are planned and audited.
+An architecture is listed with one task. sentence-embeddings, sparse-embeddings and rerank train the encoders of
+masked-lm too, and sft, dpo and grpo the decoders of causal-lm. The models of images and text (image-text) are those
+whose processor this project can make without a download.
 """
 
 
@@ -84,8 +83,9 @@ class Row(NamedTuple):
     peak: str
     missing: str
 
-    def __str__(self) -> str:
-        return f"| {' | '.join(self)} |"
+    @property
+    def works(self) -> bool:
+        return not self.peak.startswith("exit")
 
 
 def architectures() -> dict[str, str]:
@@ -120,7 +120,7 @@ def row(name: str, task: str, folder: Path) -> Row:
         length = None if task in WITHOUT_LENGTH else LENGTH
         peak = memory.estimate(target, length=length, also=record).bytes
     except (UserError, RunError) as error:
-        return Row(name, task, f"exit {error.exit_code}", str(error).replace(f"{folder}/", "").replace("|", "\\|"))
+        return Row(name, task, f"exit {error.exit_code}", str(error).replace(f"{folder}/", ""))
     missing = [f"`{entry.operator}`" for entry in audit_of(name, recorders[0], OperatorSupport(), {}).findings]
     return Row(name, task, f"{peak / 2**20:.1f} MiB", ", ".join(missing) or "none")
 
@@ -171,24 +171,44 @@ def quiet() -> Iterator[None]:
 
 
 def table() -> dict[str, Row]:
-    """The rows of the page as it stands."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.is_file() else []
-    cells = [line.strip("| ").split(" | ", 3) for line in lines if line.startswith("| ")]
-    return {one[0]: Row(*one) for one in cells if one[0] not in ("architecture", "---")}
+    """The rows that docs/architectures.json has."""
+    if not DATA.is_file():
+        return {}
+    return {name: Row(name, *cells) for name, cells in json.loads(DATA.read_text(encoding="utf-8"))["rows"].items()}
+
+
+def data(found: dict[str, Row]) -> str:
+    """The text of docs/architectures.json for these rows, a line each."""
+    import transformers
+
+    lines = (f"    {json.dumps(name)}: {json.dumps(found[name][1:], ensure_ascii=False)}" for name in sorted(found))
+    head = f'  "transformers": "{transformers.__version__}",\n  "columns": ["task", "peak", "missing"],\n'
+    return "{\n" + head + '  "rows": {\n' + ",\n".join(lines) + "\n  }\n}\n"
 
 
 def page(found: dict[str, Row]) -> str:
-    """The page for these rows."""
+    """The page for these rows: counts by task, and the names of those that are not planned or not wholly on Metal."""
     import transformers
 
-    works = sum(not one.peak.startswith("exit") for one in found.values())
+    works = sum(one.works for one in found.values())
     head = HEAD.format(version=transformers.__version__, rows=ROWS, length=LENGTH, count=len(found), works=works)
-    lines = [head, "| architecture | task | peak | missing |", "| --- | --- | --- | --- |"]
-    return "\n".join([*lines, *(str(found[name]) for name in sorted(found))]) + "\n"
+    lines = [head, "| task | planned | not planned |", "| --- | ---: | --- |"]
+    for task in dict.fromkeys((*TASKS, *(one.task for one in found.values()))):
+        those = [one for one in found.values() if one.task == task]
+        refused = sorted(one.name for one in those if not one.works)
+        if those:
+            lines.append(f"| {task} | {len(those) - len(refused)} | {', '.join(refused)} |")
+    operators: dict[str, list[str]] = {}
+    for one in found.values():
+        if one.works and one.missing != "none":
+            operators.setdefault(one.missing, []).append(one.name)
+    lines += ["", "| operators without a Metal kernel | architectures |", "| --- | --- |"]
+    lines += [f"| {names} | {', '.join(sorted(those))} |" for names, those in sorted(operators.items())]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """Write the page: all of it, or the rows that were asked for."""
+    """Write data and page: all rows, or those that were asked for."""
     from hf_mps.tools.dryrun import metal_device
 
     metal_device()
@@ -196,8 +216,9 @@ def main() -> int:
     asked = sys.argv[1:] or list(every)
     found = {name: one for name, one in table().items() if every.get(name) == one.task}
     for one in rows({name: every[name] for name in asked}):
-        print(one, flush=True)
+        print(*one, sep="  ", flush=True)
         found[one.name] = one
+        DATA.write_text(data(found), encoding="utf-8")
         PAGE.write_text(page(found), encoding="utf-8")
     return 0
 

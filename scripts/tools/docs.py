@@ -33,6 +33,26 @@ from hf_mps.finetune.recipe.schema import Recipe
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MADE = "<!-- Written by scripts/tools/docs.py; change the code, not this file. -->"
 COMPLETION = ("install_completion", "show_completion")
+COMMON = ("--json", "--debug")
+"""Options that the page explains once."""
+
+COMMANDS = """
+`hf-mps --install-completion` lets the shell complete verbs, recipes and the keys of a recipe; `hf-mps VERB --help` says
+what this page says. The verbs that take `--debug` show a failure's whole traceback with it, those that take `--json`
+print one JSON object.
+"""
+RECIPES = """
+`hf-mps finetune RECIPE [KEY=VALUE]...` runs a recipe, `--smoke` tries it in less than a minute with no network, and
+`--plan` shows what it would do. `hf-mps recipes show RECIPE` prints its file: what to expect and by whose word,
+commands, keys to change and hardware. `hf-mps recipes copy RECIPE` writes the file for you to change.
+"""
+KEYS = """
+A recipe of your own is a YAML file: `hf-mps recipes copy text-classification` writes one to be changed,
+`hf-mps finetune FILE.yaml` runs it, and `KEY=VALUE` behind it changes a key for one run. An unknown key, or a value of
+the wrong kind, is refused in one line with the place in the file. `training` holds fields of transformers'
+TrainingArguments, or of the task's own subclass, under their own names. `hf-mps recipes keys RECIPE` lists the keys of
+one recipe.
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -75,16 +95,16 @@ def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
-    yield "`hf-mps --install-completion` lets the shell complete verbs, recipes and the keys of a recipe."
+    yield COMMANDS.strip()
     root = typer.main.get_command(app)
     for name, command in _walk(root, "hf-mps"):
-        yield from ("", f"## {name}", "", *_help(command), "", f"    {_usage(name, command)}", "")
-        rows = [_row(parameter) for parameter in command.params if parameter.name not in COMPLETION]
-        if rows:
-            yield from _table(("", "what it does"), rows)
-    yield from ("", "## Environment variables", "")
+        yield from ("", f"## {name}", "", f"    {_usage(name, command)}", "", *_help(command), "")
+        for parameter in command.params:
+            if parameter.name not in COMPLETION and parameter.opts[0] not in COMMON:
+                word, says = _row(parameter)
+                yield f"- {word}: {says}" if says else f"- {word}"
+    yield from ("", "## Environment variables", "", "A value that nobody reads is refused in one line.", "")
     yield from _table(("variable", "value and meaning"), [(f"`{name}`", says) for name, says in settings.KNOWN.items()])
-    yield from ("", "A value that nobody reads is refused in one line.")
 
 
 def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -104,7 +124,8 @@ def _help(command: Any) -> list[str]:
 
 def _usage(name: str, command: Any) -> str:
     words = [str(each.metavar or each.name.upper()) for each in command.params if each.param_type_name == "argument"]
-    return " ".join([name, "[OPTION]...", *words])
+    common = [f"[{each}]" for each in COMMON if any(each in one.opts for one in command.params)]
+    return " ".join([name, *common, "[OPTION]...", *words])
 
 
 def _row(parameter: Any) -> tuple[str, str]:
@@ -115,35 +136,46 @@ def _row(parameter: Any) -> tuple[str, str]:
 
 
 def _recipes() -> Iterator[str]:
-    yield "`hf-mps finetune RECIPE [KEY=VALUE]...` runs one; `hf-mps recipes copy RECIPE` writes its YAML for a change."
-    yield "`--smoke` tries one out in less than a minute with no network, `--plan` tells what it would do."
-    yield ""
-    rows = []
-    for entry in catalogue.entries():
-        recipe = load_recipe(entry.name).recipe
-        rows.append((f"[{entry.name}](#{_anchor(entry.name)})", entry.purpose, recipe.task, f"`{recipe.model}`"))
-    yield from _table(("recipe", "for", "task", "model"), rows)
-    for entry in catalogue.entries():
-        header = [line for line in entry.path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-        yield from ("", f"## {entry.name}", "", "```text", *(line.lstrip("#")[1:] for line in header), "```")
+    yield RECIPES.strip()
+    for task in tasks.names():
+        rows = []
+        for entry in catalogue.entries():
+            recipe = load_recipe(entry.name).recipe
+            if recipe.task == task:
+                header = _header(entry.path)
+                rows.append(
+                    (f'<a id="{_anchor(entry.name)}"></a>{entry.name}', entry.purpose, f"`{recipe.model}`", header)
+                )
+        if rows:
+            yield from ("", f"## {task}", "")
+            yield from _table(("recipe", "for", "model", "expected"), rows)
+
+
+def _header(path: Path) -> str:
+    """Return the first clause of what the recipe's file expects."""
+    lines = [line.lstrip("#").strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    start = next(number for number, line in enumerate(lines) if line.startswith("Expected"))
+    end = next(
+        (number for number, line in enumerate(lines) if number > start and re.match(r"[A-Z]\w+ {2,}", line)), None
+    )
+    words = " ".join(lines[start:end]).removeprefix("Expected").strip()
+    return re.split(r"(?<=[\w)])(?:[:;] |\. |\.$)", words)[0]
 
 
 def _keys() -> Iterator[str]:
-    yield "A recipe of your own is a YAML file: `hf-mps recipes copy text-classification` writes one to be changed,"
-    yield "`hf-mps finetune FILE.yaml` runs it, and `KEY=VALUE` behind it changes a key for one run. A key that nobody"
-    yield "knows, or a value of another kind, is refused in one line with the place in the file."
-    yield ""
-    yield from (f"Every recipe has these keys; `training` holds fields of {_arguments()}.", "")
+    yield KEYS.strip()
+    yield from ("", "## Keys of every recipe", "")
     common = {key.name: key for key in keys.of_class(Recipe)}
-    yield from _key_table(common.values())
+    yield from _key_table((key, ()) for key in common.values())
+    tasks_of: dict[keys.Key, list[str]] = {}
     for task in tasks.names():
-        own = [key for key in keys.of_task(task) if common.get(key.name) != key and key.name != "task"]
-        yield from ("", f"## Keys of {task}", "", _class_words(task), "")
-        yield from _key_table(own)
-
-
-def _arguments() -> str:
-    return "transformers' TrainingArguments, or of the task's own subclass, under their own names"
+        for key in keys.of_task(task):
+            if common.get(key.name) != key and key.name != "task":
+                tasks_of.setdefault(key, []).append(task)
+    yield from ("", "## Keys of single tasks", "")
+    yield from _key_table(sorted(tasks_of.items(), key=lambda each: each[0].name))
+    yield from ("", "## What the tasks add", "")
+    yield from _table(("task", "adds"), [(f"`{task}`", _class_words(task)) for task in tasks.names()])
 
 
 def _class_words(task: str) -> str:
@@ -154,9 +186,24 @@ def _class_words(task: str) -> str:
     return words + (f" `training` holds fields of {source[1]}." if source else "")
 
 
-def _key_table(found: Iterable[keys.Key]) -> Iterator[str]:
-    rows = [(f"`{key.name}`", key.kind, f"`{key.default}`" if key.default else "") for key in found]
-    yield from _table(("key", "value", "default"), rows)
+def _key_table(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
+    every = len(tasks.names())
+    rows = [
+        (f"`{key.name}`", key.kind, f"`{key.default}`" if key.default else "", _tasks(those, every))
+        for key, those in found
+    ]
+    if not any(row[3] for row in rows):
+        yield from _table(("key", "value", "default"), [row[:3] for row in rows])
+    else:
+        yield from _table(("key", "value", "default", "tasks"), rows)
+
+
+def _tasks(those: Sequence[str], every: int) -> str:
+    """Return the tasks that have a key: the others where these are fewer."""
+    others = [task for task in tasks.names() if task not in those]
+    if not those:
+        return ""
+    return f"all but {', '.join(others)}" if len(others) < len(those) else ", ".join(those)
 
 
 def _anchor(name: str) -> str:

@@ -9,8 +9,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from packaging.version import Version
-
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.catalogue import REGISTRY, SENTINELS
 from hf_mps.metal.device.faults import FAULTS, SIMULATED, Fault
@@ -18,18 +16,18 @@ from hf_mps.metal.device.faults import FAULTS, SIMULATED, Fault
 # A guard's folder -> the heading and the sentence above its guards, in the order of the page.
 GROUPS = {
     "numerics": ("Wrong numbers", "Metal's kernels compute something else than the CPU, mostly without an error."),
-    "resume": ("Resume", "A run that was stopped goes on as another one than it would have been."),
-    "platform": ("Platform", "What a Mac, its memory or a library on it does not have, or does otherwise."),
+    "resume": ("Resume", "A stopped run continues differently from an unbroken one."),
+    "platform": ("Platform", "What a Mac, its memory or a library on it lacks or does differently."),
 }
 SUM = """
-{guards} guards stand against known hazards of training on Metal, and {sentinels} sentinels look for signs of unknown
-ones. Each guard acts only on the chips, systems and releases that have its fault, and only on tensors of the device
-`mps`. `python -c "import hf_mps; print(hf_mps.guards.report())"` says which are on here and what they did;
-`hf-mps doctor --trials` tries the device for every fault that a guard knows.
+{guards} guards cure or report known hazards of training on Metal, and {sentinels} sentinels look for signs of unknown
+ones. A guard acts only on the chips, systems and releases that have its fault, and only on tensors of the device `mps`.
+`HF_MPS_GUARDS=-name,-name` switches guards off; `python -c "import hf_mps; print(hf_mps.guards.report())"` says which
+are on here and what they did, and `hf-mps doctor --trials` tries the device for every fault that a guard knows.
 """
 FAULTS_ABOVE = """
-What the profile's Mac has with the installed torch is on from the start; `HF_MPS_FAULTS=-name,-name` leaves single ones
-out. [The simulated device](simulator.md#faults-by-name) says more.
+The simulated device also has the faults of the guards above, and these. `HF_MPS_FAULTS=-name,-name` leaves faults out;
+[the simulated device](simulator.md#faults-by-name) says more.
 """
 
 
@@ -39,20 +37,20 @@ def lines() -> Iterator[str]:
     yield SUM.strip().format(guards=len(guards), sentinels=len(SENTINELS.names))
     for folder, (title, sentence) in GROUPS.items():
         inside = [guard for guard in guards if type(guard).__module__.split(".")[-2] == folder]
-        yield from ("", f"## {title}", "", sentence)
-        for guard in inside:
-            yield from _guard(guard)
+        yield from ("", f"## {title}", "", sentence, "")
+        yield from _table(("guard", "without it", "with it", "where", "source"), map(_guard, inside))
     yield from ("", "## Sentinels", "", "A sentinel looks at every training on the device, whatever its loop.", "")
     yield from _table(("sentinel", "looks for", "what it does then"), map(_sentinel, SENTINELS.names))
-    yield from ("", "`HF_MPS_SENTINELS=-name,-name` switches single ones off.")
+    yield from ("", "`HF_MPS_SENTINELS=-name,-name` switches sentinels off.")
     yield from ("", "## Known problems that no guard cures", "")
     yield from ("`hf-mps doctor` names those of the installed versions.", "")
-    heads = ("versions", "chips", "macOS", "what is wrong", "source")
-    yield from _table(
-        ("package", *heads), (_problem(fault) for fault in FAULTS.values() if not fault.guard and fault.listed)
-    )
+    heads = ("where", "what is wrong", "source")
+    uncured = {name: fault for name, fault in FAULTS.items() if not fault.guard}
+    yield from _table(("package", *heads), ((each.package, *_fault(each)) for each in uncured.values() if each.listed))
     yield from ("", "## Faults of the simulated device", "", FAULTS_ABOVE.strip(), "")
-    yield from _table(("fault", *heads), (_fault(name, FAULTS[name]) for name in SIMULATED))
+    above = {name for guard in guards for name in _names(guard)}
+    shown = [name for name in SIMULATED if name not in above]
+    yield from _table(("fault", *heads), ((f"`{name}`", *_fault(FAULTS[name])) for name in shown))
 
 
 def _sentinel(name: str) -> tuple[str, ...]:
@@ -60,58 +58,44 @@ def _sentinel(name: str) -> tuple[str, ...]:
     return f"`{name}`", sentinel.what, sentinel.why
 
 
-def _problem(fault: Fault) -> tuple[str, ...]:
-    return fault.package, *_extent(fault.releases, fault.chips, fault.macos), fault.what, _link(fault.issue)
+def _fault(fault: Fault) -> tuple[str, ...]:
+    return _where([fault]), fault.what, _link(fault.issue)
 
 
-def _fault(name: str, fault: Fault) -> tuple[str, ...]:
-    return f"`{name}`", *_extent(fault.releases, fault.chips, fault.macos), fault.what, _link(fault.issue)
+def _guard(guard: Guard) -> tuple[str, ...]:
+    cured = [FAULTS[name] for name in guard.faults]
+    # The address of a row, as a heading would have it: patches.md and messages link there.
+    names = ", ".join(f"`{name}`" for name in _names(guard))
+    sources = ", ".join(map(_link, _places(guard.issue)))
+    return f'<a id="{guard.name}"></a>{names}', guard.what, _effect(guard), _where(cured), sources
 
 
-def _extent(versions: str, chips: Sequence[str], macos: str) -> tuple[str, str, str]:
-    return _bounds([versions]), _chips(chips), _bounds([macos])
+def _names(guard: Guard) -> list[str]:
+    """The guard's name and those of the simulated faults that it cures."""
+    simulated = [name for name, fault in FAULTS.items() if fault.simulated and name in guard.faults]
+    return [guard.name, *(name for name in simulated if name != guard.name)]
 
 
-def _guard(guard: Guard) -> Iterator[str]:
-    cured = {name: FAULTS[name] for name in guard.faults}
-    simulated = [name for name, fault in FAULTS.items() if fault.simulated and name in (*cured, guard.name)]
-    yield from ("", f"### {guard.name}", "", f"**Hazard:** {guard.what}.", "", f"**Guard:** {_words(guard)}", "")
-    rows = [("source", ", ".join(map(_link, _places(guard.issue))))]
-    rows += [("torch", _bounds([fault.releases for fault in cured.values()]))]
-    everywhere = not all(fault.chips for fault in cured.values())
-    rows += [("chips", _chips([] if everywhere else [chip for fault in cured.values() for chip in fault.chips]))]
-    rows += [("macOS", _bounds([fault.macos for fault in cured.values()]))]
-    rows += [("what to do", _advice(guard)), ("can go when", guard.until), ("off", f"`HF_MPS_GUARDS=-{guard.name}`")]
-    if simulated:
-        rows.append(("simulated as", ", ".join(f"`{name}`" for name in simulated)))
-    yield from _table(("", ""), rows)
-
-
-def _words(guard: Guard) -> str:
-    """What the script gets, from the docstring of a guard's file, and how, from that of its class; on one line."""
+def _effect(guard: Guard) -> str:
+    """What a script gets: the first paragraph of the guard's file, on one line."""
     effect = (sys.modules[type(guard).__module__].__doc__ or "").partition("\n\n")[0].removeprefix(f"{guard.name}: ")
-    words = re.sub(r"\s+", " ", f"{effect} {type(guard).__doc__ or ''}").strip()
+    words = re.sub(r"\s+", " ", effect).strip()
     return words[:1].upper() + words[1:]
 
 
-def _bounds(bounds: Sequence[str]) -> str:
-    """The releases, or systems, of several faults."""
-    return ", or ".join(f"`{each}`" for each in dict.fromkeys(bounds)) if bounds and all(bounds) else "all"
-
-
-def _chips(chips: Sequence[str]) -> str:
-    named = dict.fromkeys(chip.removeprefix("Apple ") for chip in chips)
-    return ", ".join(named) or "all"
-
-
-def _advice(guard: Guard) -> str:
-    """What a person does about it, by the releases that have the fault."""
-    first = "what its line says" if "refused" in _words(guard) else "nothing"
-    bounds = [FAULTS[name].releases for name in guard.faults]
-    if bounds and all(bound.startswith("<") for bound in bounds):
-        newest = max((bound.removeprefix("<") for bound in bounds), key=Version)
-        return f"{first}; torch {newest} and later need no guard"
-    return f"{first}; a line says so where a person has to do something" if first == "nothing" else first
+def _where(faults: Sequence[Fault]) -> str:
+    """The releases, chips and systems of several faults; empty where any of them may have it."""
+    bounds = [
+        (name, [getattr(each, field) for each in faults]) for name, field in (("torch", "releases"), ("macOS", "macos"))
+    ]
+    words = [
+        f"{name} {' or '.join(f'`{each}`' for each in dict.fromkeys(all_))}"
+        for name, all_ in bounds
+        if all_ and all(all_)
+    ]
+    if faults and all(fault.chips for fault in faults):
+        words.append(", ".join(dict.fromkeys(chip.removeprefix("Apple ") for fault in faults for chip in fault.chips)))
+    return "; ".join(words)
 
 
 def _places(issue: str) -> list[str]:

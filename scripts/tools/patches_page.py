@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from hf_mps.core.patching import LIGHTNING, Declaration
 from hf_mps.layer import integrations
 
 ABOVE = """
-What hf_mps changes in other libraries, once `import torch` has switched it on: {patches} patches of {targets}
-functions, attributes and kernels, each declared where it is written. A library is patched after it was imported, and
-none is imported for that; guards and sentinels are armed only where there is Metal. `HF_MPS=0` leaves all of it out,
-`HF_MPS_GUARDS=-name` and `HF_MPS_SENTINELS=-name` single ones.
+`import torch` arms these {patches} patches of {targets} functions, attributes and kernels of other libraries. A library
+is patched after a script imports it, and none is imported for that; guards and sentinels are armed only where there is
+Metal. `HF_MPS=0` switches all off, `HF_MPS_GUARDS=-name` and `HF_MPS_SENTINELS=-name` single ones.
 
 A patch is *around* a function and calls it, a *kernel before* that of the device `mps` (below autograd; other devices
-keep theirs), *in place of* what was there, *given* where the library has none, or *registered* as the library offers.
-One marked *late* is armed when its guard has found the fault on this machine.
+keep theirs), *in place of* what was there, *given* where the library has none, or *registered* through the library's
+own interface. A *late* one is armed when its guard has found the fault on this machine.
 """
 KINDS = {
-    "guard": "stands against a known [hazard](hazards.md), and acts only where the fault is",
+    "guard": "cures a known [hazard](hazards.md), only where the fault is",
     "sentinel": "looks for [signs](hazards.md#sentinels) of a wrong training, and changes nothing",
     "step": "lets a [step](guide-mac.md#fewer-launches) launch less; armed by `HF_MPS_FUSED_STEP=1` and by recipes",
-    "device": "answers for PyTorch whether Metal is there, which every library asks",
-    "fallback": "gives operators that a library registers later a kernel, too",
-    "integration": "makes libraries follow `HF_MPS_DEVICE`, and tells what fell back",
-    "shim": "gives [older scripts](older-scripts.md) a name back, where the installed library has it no more",
+    "device": "tells libraries whether Metal works, in place of PyTorch",
+    "fallback": "gives a CPU kernel to operators that a library registers later",
+    "integration": "makes libraries follow `HF_MPS_DEVICE`, and reports what fell back",
+    "shim": "gives [older scripts](older-scripts.md) a name that the installed library has dropped",
 }
 LIBRARIES = ("torch", "aten", "transformers", "accelerate", "lightning", "datasets", "evaluate", "huggingface_hub")
 TITLES = {"aten": "Operators of torch"}
 WAYS = {"before the kernel of": "kernel before"}
-FEW = 3
-"""Names given to one class that still have a row each."""
 
 
 def lines() -> Iterator[str]:
@@ -50,7 +46,7 @@ def lines() -> Iterator[str]:
         yield from ("", f"## {TITLES.get(library, library)}", "")
         if library == "lightning":
             yield from (f"In `{LIGHTNING[1]}` as in `{LIGHTNING[0]}`.", "")
-        yield from _table(("what", "how", "by"), _rows(by_library[library]))
+        yield from _table(("by", "how", "what"), _rows(by_library[library]))
 
 
 def _library(target: str) -> str:
@@ -60,22 +56,14 @@ def _library(target: str) -> str:
 
 
 def _rows(patches: Iterable[Declaration]) -> Iterator[tuple[str, str, str]]:
-    """A row for each target, with those who patch it from the innermost out; many names of one class share a row."""
-    owners: dict[str, list[Declaration]] = {}
-    given: dict[tuple[str, str], list[str]] = {}
+    """A row for what one part of hf_mps patches in one way, its targets by module."""
+    rows: dict[tuple[str, str], dict[str, list[str]]] = {}
     for patch in patches:
-        if patch.way == "given":
-            place, name = re.split(r"(?<=[.:])(?=\w+$)", patch.target)
-            given.setdefault((place, _owner(patch)), []).append(name)
-        else:
-            owners.setdefault(patch.target, []).append(patch)
-    for target, those in owners.items():
-        yield f"`{target}`", ", ".join(dict.fromkeys(map(_way, those))), ", ".join(dict.fromkeys(map(_owner, those)))
-    for (place, owner), names in given.items():
-        if len(names) > FEW:
-            yield f"`{place[:-1]}`: {', '.join(f'`{name}`' for name in names)}", "given", owner
-        else:
-            yield from ((f"`{place}{name}`", "given", owner) for name in names)
+        place, _, name = patch.target.rpartition("::" if "::" in patch.target else ":")
+        rows.setdefault((_owner(patch), _way(patch)), {}).setdefault(place, []).append(f"`{name}`")
+    for (owner, way), places in sorted(rows.items()):
+        parts = (f"`{place}`: {', '.join(dict.fromkeys(names))}" for place, names in places.items())
+        yield owner, way, "; ".join(parts)
 
 
 def _way(patch: Declaration) -> str:

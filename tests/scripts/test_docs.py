@@ -75,10 +75,10 @@ def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
     for verb in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
         assert f"## hf-mps {verb}" in pages["commands.md"]
     for entry in catalogue.entries():
-        assert f"\n## {entry.name}\n" in pages["recipes.md"]
+        assert f"</a>{entry.name} |" in pages["recipes.md"]
         assert entry.purpose in pages["recipes.md"]
     for task in tasks.names():
-        assert f"\n## Keys of {task}\n" in pages["keys.md"]
+        assert f"\n| `{task}` | " in pages["keys.md"]
 
 
 def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) -> None:
@@ -88,9 +88,9 @@ def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) ->
 
     pages = docs.pages()
     for name in GUARDS.names:
-        assert f"\n### {name}\n" in pages["hazards.md"]
+        assert f'<a id="{name}"></a>`{name}`' in pages["hazards.md"]
     for name in (*SENTINELS.names, *faults.SIMULATED):
-        assert f"\n| `{name}` |" in pages["hazards.md"]
+        assert f"`{name}`" in pages["hazards.md"]
     for variable in settings.KNOWN:
         assert f"\n| `{variable}` |" in pages["commands.md"]
 
@@ -99,12 +99,11 @@ def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) ->
 def test_every_declared_patch_is_in_them_with_who_declares_it(docs: ModuleType) -> None:
     from hf_mps.layer import integrations
 
-    rows = [line for line in docs.pages()["patches.md"].splitlines() if line.startswith("| `")]
+    rows = [line for line in docs.pages()["patches.md"].splitlines() if line.startswith("| ")]
     for patch in integrations.declared():
         target = patch.target.replace("pytorch_lightning.", "lightning.pytorch.")
-        place, name = re.findall(r"(.*[.:])(\w+)$", target)[0]
-        shown = [row for row in rows if f"`{place}{name}`" in row or (f"`{place[:-1]}`:" in row and f"`{name}`" in row)]
-        assert any(patch.name in row for row in shown), patch
+        place, _, name = target.rpartition("::" if "::" in target else ":")
+        assert any(patch.name in row and f"`{place}`:" in row and f"`{name}`" in row for row in rows), patch
 
 
 def test_the_pages_build_into_a_site_without_a_link_that_leads_nowhere(tmp_path: Path) -> None:
