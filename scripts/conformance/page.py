@@ -159,7 +159,7 @@ def _example(fact: Mapping[str, Any], release: str = "2.13.0") -> Iterator[str]:
 
 
 def _conditioned(one: Mapping[str, Any]) -> Sequence[str]:
-    """Errors above the tolerance by at most four times the result's change where the last place of arguments changes."""
+    """Errors of at most four times the result's change where the last place of the arguments changes."""
     case = one["case"]
     return one["operator"], ", ".join(one["dtypes"]), str(one["cases"]), _number(case["error"]), f"`{case['name']}`"
 

@@ -326,14 +326,11 @@ def write(path: Path, report: Mapping[str, Any]) -> None:
 
 def page() -> Iterator[str]:
     """The lines of docs/first-hour.md behind its title."""
-    yield from INTRODUCTION.strip().splitlines()
-    for number, step in enumerate(STEPS, 1):
-        yield from ("", f"## {number}. {step.name}", "", f"Settles {step.settles}.", "")
-        yield from ("```console", f"$ {step.command}", "```", "", f"- Expected: {step.expected}")
-        if step.issues:
-            links = [f"[#{issue}](https://github.com/pytorch/pytorch/issues/{issue})" for issue in step.issues]
-            yield f"- Upstream: {', '.join(links)}."
-        yield f"- To send: what it prints, which the file has as `{step.name}`."
+    yield from (*INTRODUCTION.strip().splitlines(), "", "| step | settles | command | expected | upstream |")
+    yield "| --- | --- | --- | --- | --- |"
+    for step in STEPS:
+        links = (f"[#{issue}](https://github.com/pytorch/pytorch/issues/{issue})" for issue in step.issues)
+        yield f"| {step.name} | {step.settles} | `{step.command}` | {step.expected} | {', '.join(links)} |"
 
 
 INTRODUCTION = """
@@ -354,9 +351,9 @@ PyTorch 2.14 mended much of what is asked below, on M1 and M2 above all. Reports
 runner has it any more. The file holds the chip, macOS, versions and what each step printed; the checkout's folder and
 your home folder are taken out of it.
 
-Each step by itself: letters and numbers are those of the project's lists of doubts, and the verdict in the file is
-`as expected`, `not as expected` or, where nothing can be wrong, `figures`. Whatever is not as expected is news, also
-where it is better.
+Each step may also be typed by itself. Letters and numbers are those of the project's lists of doubts. The verdict in the
+file is `as expected`, `not as expected` or, where nothing can be wrong, `figures`. Whatever is not as expected is news,
+also where it is better.
 """
 
 
