@@ -100,8 +100,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "run_python" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.process)
-        if item.get_closest_marker("rotated") and not share.has(item.nodeid):
-            item.add_marker(pytest.mark.nightly)
+    share.rotate([item for item in items if item.get_closest_marker("rotated")])
 
 
 @pytest.fixture(autouse=True)

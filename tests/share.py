@@ -46,6 +46,19 @@ def of(names: Iterable[str]) -> list[int]:
     return [position for position, name in enumerate(names) if has(name)]
 
 
+def rotate(items: Iterable[pytest.Item]) -> None:
+    """Leave to each night what this run does not look at: of a test's parameters all but an eighth, or all but one."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = number()
+    for cases in tests.values():
+        shares = min(SHARES, len(cases))
+        for position, item in enumerate(cases):
+            if chosen is not None and position % shares != chosen % shares:
+                item.add_marker(pytest.mark.nightly)
+
+
 def nightly_but(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """Return the values as a test's parameters, all but `kept` with the marker `nightly`."""
     few = set(kept)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -119,6 +122,40 @@ def test_each_night_pypi_is_asked_for_advisories_about_every_pinned_version() ->
     assert all("--strict" in line and "--ignore-vuln" not in line for line in audits)
     assert "--requirement constraints.txt" in audits[0]
     assert "constraints-darwin.txt" in script
+
+
+def made(target: str, folder: Path) -> list[str]:
+    """Return the lines that `make TARGET` would run in a fresh clone."""
+    constraints = "constraints-darwin.txt" if sys.platform == "darwin" else "constraints.txt"
+    for name in ("Makefile", "pyproject.toml", constraints):
+        (folder / name).write_bytes((CHECKOUT / name).read_bytes())
+    # A make of its own: the flags of the one that runs the suite print directories, whatever the command line says.
+    alone = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "--dry-run", target]
+    return subprocess.run(
+        command, cwd=folder, env=alone, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+def test_the_quickstart_installs_what_a_training_needs_and_the_suite_its_tools_on_top(tmp_path: Path) -> None:
+    quickstart, ready = (
+        [line.split("--constraint ")[1].split() for line in made(target, tmp_path) if "pip install" in line]
+        for target in ("quickstart", "ready")
+    )
+    assert [words[-2:] for words in quickstart] == [["--editable", "."]]
+    assert [words[-2:] for words in ready] == [["--editable", "."], ["--editable", "'.[dev]'"]]
+    assert {words[0] for words in (*quickstart, *ready)} <= {"constraints.txt", "constraints-darwin.txt"}
+
+
+def test_what_make_test_leaves_out_runs_each_night(tmp_path: Path) -> None:
+    tests = [line for line in made("test", tmp_path) + made("part-others", tmp_path) if " -m pytest " in line]
+    assert tests
+    assert all('-m "not nightly"' in line for line in tests)
+    (night,) = [line for line in made("nightly", tmp_path) if "TEST_SHARE=all" in line]
+    assert night.endswith("CHOSEN=")
+    workflow = _read(GITHUB / "workflows" / "nightly.yml")
+    assert workflow[True]["schedule"]
+    assert workflow["jobs"]["suite"]["steps"][-1]["run"] == "make nightly"
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)

@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests import CHECKOUT
+from tests.test_conventions import made
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +52,7 @@ def test_the_wheel_carries_every_recipe_and_the_simulator_source(wheel: Path) ->
 
 def test_a_wheel_is_built_in_an_environment_of_its_own_without_torch(tmp_path: Path) -> None:
     constraints = "constraints-darwin.txt" if sys.platform == "darwin" else "constraints.txt"
-    for name in ("Makefile", "pyproject.toml", constraints):
-        (tmp_path / name).write_bytes((CHECKOUT / name).read_bytes())
-    # A make of its own: the flags of the one that runs the suite print directories, whatever the command line says.
-    alone = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    said = subprocess.run(
-        ["make", "--dry-run", "wheel"], cwd=tmp_path, env=alone, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    said = made("wheel", tmp_path)
     (installs,) = [line for line in said if "pip install" in line]
     assert installs.startswith(".venv-build/bin/python ")
     assert installs.endswith(f" --constraint {constraints} build hatchling")
@@ -99,6 +94,7 @@ def _required(name: str, extra: str = "", seen: set[tuple[str, str]] | None = No
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_installed_in_an_empty_environment_the_quickstart_runs_from_outside_the_checkout(
     wheel: Path, tmp_path: Path

@@ -351,7 +351,7 @@ PyTorch 2.14 mended much of what is asked below, on M1 and M2 above all. Reports
 runner has it any more. The file holds the chip, macOS, versions and what each step printed; the checkout's folder and
 your home folder are taken out of it.
 
-Each step may also be typed by itself. Letters and numbers are those of the project's lists of doubts. The verdict in the
+Each step may also be typed alone. Letters and numbers are those of the project's lists of doubts. The verdict in the
 file is `as expected`, `not as expected` or, where nothing can be wrong, `figures`. Whatever is not as expected is news,
 also where it is better.
 """

@@ -18,6 +18,7 @@ from tests.finetune.run_files import results
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device"),
 ]
 # Steps so wide that the last weights are not the best: these are in the main host's folder alone.

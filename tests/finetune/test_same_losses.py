@@ -85,6 +85,7 @@ def test_evaluations_and_predictions_are_of_exactly_the_validation_rows(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("masks" not in several.BY_TWO, reason="another commit's share of the recipes")
 def test_every_process_measures_the_statistics_of_a_batch_norm_that_are_saved(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

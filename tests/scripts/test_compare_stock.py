@@ -24,6 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("tiny") / "model")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_both_sides_train_on_local_files_and_the_figures_are_kept_for_the_next_time(
     run_python: Callable[..., Any], model: Path, tmp_path: Path

@@ -83,6 +83,7 @@ def test_every_command_line_names_files_and_models_that_are_made(
     assert rows.features["label"].names == ["entailment", "neutral", "contradiction"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_model_is_written_with_what_its_scripts_read(
     old: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ def test_no_script_says_a_word_about_hf_mps() -> None:
         assert "hf-mps" not in text
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", SHORT)
 def test_a_script_trains_on_metal(name: str, train, tmp_path: Path) -> None:
     data = generated(tmp_path) if "glue" in name else []
@@ -94,6 +95,7 @@ def test_a_script_trains_on_metal(name: str, train, tmp_path: Path) -> None:
 
 
 # One of each kind of loop: Trainer's, a bare one of Accelerate, Lightning's.
+@pytest.mark.rotated
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["run_glue.py", "run_glue_no_trainer.py", "lightning_glue.py"])
 def test_a_script_trains_on_the_cpu_where_asked(name: str, train, tmp_path: Path) -> None:
@@ -134,6 +136,7 @@ OLD = words(
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_flags_of_every_year_are_translated_under_hf_mps_run(train, tmp_path: Path) -> None:
     said, results = train(
@@ -157,6 +160,7 @@ def test_flags_of_every_year_are_translated_under_hf_mps_run(train, tmp_path: Pa
     assert falls(results["losses"])
 
 
+@pytest.mark.nightly
 def test_a_stranger_among_the_flags_is_refused_with_the_nearest(run_python, tmp_path: Path) -> None:
     done = run_python(SCRIPTS / "run_glue.py", "--output_dir", tmp_path, "--evalution_strategy", "epoch")
     assert done.returncode == 1
@@ -166,6 +170,7 @@ def test_a_stranger_among_the_flags_is_refused_with_the_nearest(run_python, tmp_
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),

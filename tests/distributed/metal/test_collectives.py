@@ -13,7 +13,7 @@ from tests.distributed.launching import launch_hosts
 
 pytestmark = pytest.mark.process
 PROGRAMS = Path(__file__).parent / "programs"
-HOSTS = [2, pytest.param(4, marks=pytest.mark.slow)]
+HOSTS = [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.nightly])]
 
 
 def lines_of_main(hosts: int, program: str, *words: str, **kwargs: Any) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ def alone(program: str, run_python: Any, folder: Path) -> dict[str, Any]:
     return next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"'))
 
 
+@pytest.mark.nightly
 def test_trainer_in_an_unchanged_script(tmp_path: Path, run_python: Any) -> None:
     (several,) = (each for each in lines_of_main(2, "trainer.py", str(tmp_path / "two")) if "device" in each)
     one = alone("trainer.py", run_python, tmp_path / "one")
@@ -30,6 +31,7 @@ def test_trainer_in_an_unchanged_script(tmp_path: Path, run_python: Any) -> None
         assert found == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_lightning_in_an_unchanged_script(tmp_path: Path, run_python: Any) -> None:
     (several,) = lines_of_main(2, "lightning_fit.py", str(tmp_path))

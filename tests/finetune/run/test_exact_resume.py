@@ -55,6 +55,7 @@ def left(run: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_is_the_whole_one_and_is_measured_again_alike(
     name: str, place: Path, finetune: Command, capfd: pytest.CaptureFixture[str]

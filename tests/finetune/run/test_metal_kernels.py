@@ -69,6 +69,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     assert results(desk / "runs/my")["metal_kernels"]["release"] == kernels
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_quickstarts_metrics_are_those_of_a_run_without(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch

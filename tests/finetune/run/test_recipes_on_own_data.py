@@ -36,6 +36,7 @@ RUNS = {
 }
 
 
+@pytest.mark.rotated
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("recipe", RUNS)

@@ -11,6 +11,7 @@ from tests.finetune.run import on_cpu
 from tests.finetune.run.test_exact_resume import left
 
 
+@pytest.mark.rotated
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "processes", "dropout", "places"),

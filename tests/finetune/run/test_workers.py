@@ -43,6 +43,7 @@ def test_a_killed_worker_ends_the_run_in_one_line_with_its_checkpoints(desk: Pat
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_a_run_whose_workers_persist_ends(desk: Path) -> None:
     ended = run(-1, "training.dataloader_persistent_workers=true", "training.max_steps=2")

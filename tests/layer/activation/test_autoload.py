@@ -125,6 +125,7 @@ def test_a_second_start_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     assert (torch.backends.mps.is_available, list(sys.meta_path)) == before
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_benchmark_prints_the_layers_own_share_of_import_torch(run_python) -> None:
     done = run_python(BENCHMARK, "--rounds", "1", env=PLAIN)

@@ -97,6 +97,7 @@ def test_a_tpu_is_a_kind_of_distribution_that_this_is_not() -> None:
     assert "TPU" not in DistributedType.__members__
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_without_the_layer_the_names_are_gone(tmp_path) -> None:
     """The fault that the shims cure; where stock has a name again, its shim is needless and can go."""

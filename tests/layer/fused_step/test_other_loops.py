@@ -102,6 +102,7 @@ def losses(run_python: Any, folder: Path, script: str, *arguments: str) -> tuple
     return stock, fused
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_processes_of_ddp_learn_alike(run_python: Any, tmp_path: Path) -> None:
     stock, fused = losses(run_python, tmp_path, DDP, str(tmp_path / "meeting"))

@@ -113,6 +113,7 @@ print(len(watch.applied))
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_imports_draw_nothing(run_python: Any) -> None:
     done = run_python("-c", IMPORTS)

@@ -122,6 +122,7 @@ print("went on")
 """
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("way", ["trainer", "accelerate"])
 def test_several_processes_on_the_one_device_are_refused(way: str, run_python: Any) -> None:
     launched: dict[str, str | None] = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
@@ -139,6 +140,7 @@ def test_a_notebook_s_launcher_starts_one_process_and_not_several() -> None:
     assert ran == []
 
 
+@pytest.mark.nightly
 def test_several_processes_on_the_cpu_are_not(run_python: Any) -> None:
     done = run_python("-c", SEVERAL, "accelerate", env={"WORLD_SIZE": "1", "HF_MPS_DEVICE": "cpu"})
     assert "went on" in done.stdout, done.stderr

@@ -63,6 +63,7 @@ def test_metal_is_taken_by_itself_and_the_environment_stays_as_it_was(report) ->
     assert [name for name in done.changed if name.startswith(ours_or_theirs)] == []
 
 
+@pytest.mark.nightly
 def test_libraries_that_were_imported_and_had_asked_before_follow_too(report) -> None:
     done = report(
         *("simulate", "transformers", "transformers.training_args", "ask", "accelerate"),
@@ -84,6 +85,7 @@ def test_metal_that_fails_its_probe_is_taken_by_nobody_and_the_reason_is_told_on
     )
 
 
+@pytest.mark.nightly
 def test_mps_wins_over_each_way_of_asking_for_the_cpu(report) -> None:
     done = report(
         *("accelerate", "lightning.pytorch", "transformers"),

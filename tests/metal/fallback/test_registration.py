@@ -140,6 +140,7 @@ def test_loading_a_library_of_operators_looks_for_new_ones(monkeypatch: pytest.M
     assert found == ["looked"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="builds with g++")
 def test_an_extension_module_brings_its_operators(tmp_path: Path, run_python) -> None:

@@ -175,6 +175,7 @@ def test_a_torch_that_was_built_otherwise_gets_a_build_of_its_own(
     assert len(names) == 5
 
 
+@pytest.mark.nightly
 def test_processes_that_start_together_compile_once(native: Path, tmp_path: Path) -> None:
     count = tmp_path / "calls"
     compiler = tmp_path / "slow-c++"

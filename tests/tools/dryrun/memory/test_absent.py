@@ -35,6 +35,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [Blocker(), *sys.meta_path])
 
 
+@pytest.mark.rotated
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["summarization/xsum", "translation/opus-books", "speech-recognition/librispeech"])
 def test_a_step_is_planned_and_audited_without_them(recipe: str, bare: None) -> None:

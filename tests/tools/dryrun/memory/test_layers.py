@@ -37,6 +37,7 @@ def both(folder: Path, words: list[str], **config: Any) -> tuple[Any, Any]:
         return planned, peak(tracer._step({"gradient_accumulation_steps": 2}, 2))
 
 
+@pytest.mark.rotated
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "config"),

@@ -27,6 +27,7 @@ from tests import CHECKOUT
 GIB = 2**30
 
 
+@pytest.mark.rotated
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "pair",
@@ -184,6 +185,7 @@ def test_the_plan_is_of_the_step_that_the_run_takes_and_says_why(tight: Any, mon
     assert "of a step swaps on a small Mac" in found.facts["checkpointing"].reason
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_seven_billion_parameters_are_planned_and_audited_in_a_laptops_memory(run_python: Any, tmp_path: Path) -> None:
     code = f"""
