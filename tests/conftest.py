@@ -97,10 +97,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that start a Python, which takes two to ten seconds, and those of another commit's share."""
-    for item in items:
-        if "run_python" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.process)
-    share.rotate([item for item in items if item.get_closest_marker("rotated")])
+    starts = [item for item in items if "run_python" in getattr(item, "fixturenames", ())]
+    for item in starts:
+        item.add_marker(pytest.mark.process)
+    rotated = [item for item in items if item.get_closest_marker("rotated")]
+    share.rotate(rotated, by=lambda item: item.nodeid.partition("[")[0])
+    # Half of what a file asks of new Pythons: a hundred starts of torch are four minutes of a core.
+    starts = [item for item in starts if not (item.get_closest_marker("rotated") or item.get_closest_marker("nightly"))]
+    share.rotate(starts, by=lambda item: str(item.path), shares=2)
 
 
 @pytest.fixture(autouse=True)

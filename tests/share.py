@@ -46,16 +46,16 @@ def of(names: Iterable[str]) -> list[int]:
     return [position for position, name in enumerate(names) if has(name)]
 
 
-def rotate(items: Iterable[pytest.Item]) -> None:
-    """Leave to each night what this run does not look at: of a test's parameters all but an eighth, or all but one."""
-    tests: dict[str, list[pytest.Item]] = {}
+def rotate(items: Iterable[pytest.Item], by: Callable[[pytest.Item], str], shares: int = SHARES) -> None:
+    """Leave to each night what this run does not look at: of the items of a group all but a share, or all but one."""
+    groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        groups.setdefault(by(item), []).append(item)
     chosen = number()
-    for cases in tests.values():
-        shares = min(SHARES, len(cases))
-        for position, item in enumerate(cases):
-            if chosen is not None and position % shares != chosen % shares:
+    for group in groups.values():
+        parts = min(shares, len(group))
+        for position, item in enumerate(group):
+            if chosen is not None and position % parts != chosen % parts:
                 item.add_marker(pytest.mark.nightly)
 
 

@@ -23,6 +23,7 @@ from tests.layer.guards.experiments import EXPERIMENTS, Experiment
 # The workers' server imports transformers; torch.compile traces a whole model; Lightning looks for a batch size twice.
 SLOW = ("workers_of_trainer", "workers_of_an_evaluation", "compiled_trainer", "compiled_accelerator")
 MARKS = dict.fromkeys((*SLOW, "lightning_batch_size"), pytest.mark.slow)
+MARKS |= dict.fromkeys(("workers_of_an_evaluation", "compiled_accelerator"), pytest.mark.nightly)
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = (
     "non-blocking",
