@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import measured_on
-import trainings
+import compare_peers
 
 SEEDS = range(10)
 Order = Callable[[int], Sequence[int]]
@@ -25,9 +25,11 @@ Order = Callable[[int], Sequence[int]]
 def main() -> int:
     """Print a line for each sampler; the exit code is 1 where the runner's own pads more than transformers'."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=trainings.data_folder(), help="a folder with train.csv")
-    parser.add_argument("--model", type=Path, default=trainings.minilm(), help="a folder (default: MiniLM from PyPI)")
-    parser.add_argument("--batch", type=int, default=trainings.BATCH)
+    parser.add_argument("--data", type=Path, default=compare_peers.data_folder(), help="a folder with train.csv")
+    parser.add_argument(
+        "--model", type=Path, default=compare_peers.minilm(), help="a folder (default: MiniLM from PyPI)"
+    )
+    parser.add_argument("--batch", type=int, default=compare_peers.BATCH)
     parser.add_argument("--train-rows", type=int, help="the first rows alone")
     parser.add_argument("--steps", default="1,2,4,8", help="lengths of a bucket; default 1,2,4,8")
     given = parser.parse_args()
@@ -58,7 +60,7 @@ def lengths(file: Path, model: Path) -> list[int]:
         rows = list(csv.DictReader(opened))
     tokenizer = AutoTokenizer.from_pretrained(model)
     first, second = [[row[name] for row in rows] for name in ("sentence1", "sentence2")]
-    return [len(ids) for ids in tokenizer(first, second, truncation=True, max_length=trainings.LENGTH)["input_ids"]]
+    return [len(ids) for ids in tokenizer(first, second, truncation=True, max_length=compare_peers.LENGTH)["input_ids"]]
 
 
 def share(order: Order, counts: Sequence[int], batch: int) -> float:

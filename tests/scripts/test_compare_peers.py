@@ -21,7 +21,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import compare_peers
 
     yield compare_peers  # type: ignore[misc]
-    for name in ("compare_peers", "peer", "trainings", "measured_on"):
+    for name in ("compare_peers", "peer", "measured_on"):
         sys.modules.pop(name, None)
 
 
@@ -41,9 +41,7 @@ def test_ratios_are_medians_round_by_round_and_the_f1_is_one_that_every_side_rea
 
 
 def test_every_side_gets_the_same_rows_model_batch_epochs_and_seed(peers: ModuleType, tmp_path: Path) -> None:
-    import trainings
-
-    training = trainings.Training(tmp_path / "model", tmp_path, 7, "3e-5", 2, batch=16)
+    training = peers.Training(tmp_path / "model", tmp_path, 7, "3e-5", 2, batch=16)
     tuned = peers.Tuned(("--bf16", "true"), ("--bf16",), {})
     words = {name: " ".join(peers.command(name, "cpu", training, tuned, tmp_path / "out")[1]) for name in peers.SIDES}
     for name, line in words.items():
