@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import measured_on
 import compare_peers
+import measured_on
 
 SEEDS = range(10)
 Order = Callable[[int], Sequence[int]]
