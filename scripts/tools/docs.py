@@ -159,7 +159,9 @@ def _header(path: Path) -> str:
         (number for number, line in enumerate(lines) if number > start and re.match(r"[A-Z]\w+ {2,}", line)), None
     )
     words = " ".join(lines[start:end]).removeprefix("Expected").strip()
-    return re.split(r"(?<=[\w)])(?:[:;] |\. |\.$)", words)[0]
+    clause = re.split(r"(?<=[\w)])(?:[:;] |\. |\.$)", words)[0]
+    # A clause that ends within brackets ends before them.
+    return clause if clause.count("(") == clause.count(")") else clause.rpartition(" (")[0]
 
 
 def _keys() -> Iterator[str]:

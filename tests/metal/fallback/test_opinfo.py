@@ -70,7 +70,8 @@ def test_sharing_memory_gives_it(report) -> None:
         pytest.skip("this torch lends no device buffers (2.13 does)")
     assert unexplained(report["shared"]) == []
     shared, calls = report["shared calls"]
-    assert shared > 0.75 * calls, "the rest has nothing to share: zero-sized tensors, out= tensors that must grow"
+    least = 0.75 if share.is_whole() else 0.5
+    assert shared > least * calls, "the rest has nothing to share: zero-sized tensors, out= tensors that must grow"
 
 
 def test_nearly_half_of_the_missing_operators_have_samples(report) -> None:

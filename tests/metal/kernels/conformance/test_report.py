@@ -48,6 +48,7 @@ def test_an_example_shows_its_fault(fact: facts.Fact, release: str, capsys: pyte
     assert found != right
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_family_is_compared_and_its_page_written(
     release: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
