@@ -34,13 +34,54 @@ class BlockTask(LanguageTask):
         """The special tokens at the beginning and the end of each block."""
         return blocks.special_tokens(self.loaded.tokenizer)
 
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe, chosen = self.recipe, self.measures()
+        self.begin()
+        loaded = self.loaded
+        features = {split: self.blocks(rows[split]) for split in rows}
+        counts = {split: tokens.counts(features[split]) for split in features}
+        inputs = {split: self.evaluated(some) for split, some in features.items() if split != "train"}
+        length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
+        self.load_model()
+        parts = self.by_token(chosen)
+        parts["trainer_settings"] |= self.trainer_settings
+        train = blocks.streamed(recipe.data, rows["train"], features["train"], loaded, self.around)
+        return self.made(
+            splits=features | inputs | {"train": train},
+            collator=length.value.collator(self.labelling(), loaded.tokenizer),
+            choices={"lengths": length, **loaded.choices},
+            token_counts=counts["train"],
+            predicted=(rows["validation"], inputs["validation"]),
+            **parts,
+        )
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        from hf_mps.finetune.models.token_trainer import TokenTrainer
+
+        self.begin()
+        tokenizer = self.loaded.tokenizer
+        length = lengths.kept(self.recipe, chosen, tokenizer, self.loaded.config)
+        self.load_model()
+        return self.made(collator=length.value.collator(self.labelling(), tokenizer), trainer=TokenTrainer)
+
+    def load_model(self) -> None:
+        """Load the model."""
+        self.load_language()
+
+    def labelling(self) -> Any:
+        """Return what gives the rows of a batch their labels."""
+        return language.Labelled(self.loaded.tokenizer)
+
+    def evaluated(self, features: Dataset) -> Dataset:
+        """Return the blocks of an evaluated split with what is to be predicted in them."""
+        return features
+
     def blocks(self, rows: Rows) -> Dataset:
         """Return the blocks of `rows`."""
         return blocks.make(self.recipe.data, rows, self.loaded, self.around)
 
-    def streamed(self, rows: Rows, features: Dataset) -> Any:
-        """Return the blocks to train on: `features`, or the stream of all rows where they have one."""
-        return blocks.streamed(self.recipe.data, rows, features, self.loaded, self.around)
+    def inputs(self, rows: Rows) -> Dataset:
+        return self.blocks(rows)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each block with the number of its predicted tokens, their mean loss, perplexity and accuracy."""
@@ -75,33 +116,3 @@ class CausalLM(BlockTask):
     def around(self) -> blocks.SpecialTokens:
         """The special tokens at the beginning of each block: a single text's end has no place within a longer one."""
         return blocks.SpecialTokens(super().around.before, ())
-
-    def prepare(self, rows: dict[str, Rows]) -> Prepared:
-        recipe = self.recipe
-        chosen = self.measures()
-        self.begin()
-        loaded = self.loaded
-        features = {split: self.blocks(rows[split]) for split in rows}
-        counts = {split: tokens.counts(features[split]) for split in features}
-        length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
-        self.load_language()
-        return self.made(
-            splits=features | {"train": self.streamed(rows["train"], features["train"])},
-            collator=length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer),
-            choices={"lengths": length, **loaded.choices},
-            token_counts=counts["train"],
-            predicted=(rows["validation"], features["validation"]),
-            **self.by_token(chosen),
-        )
-
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        from hf_mps.finetune.models.token_trainer import TokenTrainer
-
-        self.begin()
-        tokenizer = self.loaded.tokenizer
-        length = lengths.kept(self.recipe, chosen, tokenizer, self.loaded.config)
-        self.load_language()
-        return self.made(collator=length.value.collator(language.Labelled(tokenizer), tokenizer), trainer=TokenTrainer)
-
-    def inputs(self, rows: Rows) -> Dataset:
-        return self.blocks(rows)

@@ -15,7 +15,7 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks.causal_lm import BlockTask
-from hf_mps.finetune.text import blocks, lengths, tokens
+from hf_mps.finetune.text import blocks, lengths
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -53,47 +53,30 @@ class MaskedLM(BlockTask):
     words = "wordpiece"  # whose tokenizers have a mask
     recipe: Recipe
 
-    def prepare(self, rows: dict[str, Rows]) -> Prepared:
-        recipe = self.recipe
-        chosen = self.measures()
-        self.begin()
-        loaded = self.loaded
-        features = {split: self.blocks(rows[split]) for split in rows}
-        counts = {split: tokens.counts(features[split]) for split in features}
-        # Every evaluated split is masked from the same seed: its masks do not depend on the length of another.
-        inputs = {
-            split: self._masked(some, self._drawing(recipe.seed))
-            for split, some in features.items()
-            if split != "train"
-        }
-        length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
-        self._load_masked()
-        loaded.choices["gaps"] = Choice(
-            f"{recipe.mlm_probability:.0%} of the tokens",
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        made = super().open(chosen)
+        self._draw = self._drawing(self.recipe.seed)  # goes on from one lot of rows to the next
+        return made
+
+    def load_model(self) -> None:
+        """Load the model."""
+        from hf_mps.finetune.loss import deferred_head
+
+        self.load(self.loaded.config)
+        self.choices["loss"] = deferred_head.decide(self.recipe, self.model)
+        self.choices["gaps"] = Choice(
+            f"{self.recipe.mlm_probability:.0%} of the tokens",
             "drawn anew in each training epoch, and once for all evaluations, which stay comparable",
         )
-        parts = self.by_token(chosen)
-        parts["trainer_settings"] |= self.trainer_settings
-        collator = MaskingCollator(self._drawing(), language.Labelled(loaded.tokenizer))
-        return self.made(
-            splits=features | inputs | {"train": self.streamed(rows["train"], features["train"])},
-            collator=length.value.collator(collator, loaded.tokenizer),
-            choices={"lengths": length, **loaded.choices},
-            token_counts=counts["train"],
-            predicted=(rows["validation"], inputs["validation"]),
-            **parts,
-        )
+        self.trainer_settings = {"causal": False}
 
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        from hf_mps.finetune.models.token_trainer import TokenTrainer
+    def labelling(self) -> MaskingCollator:
+        """Return what masks the rows of a training batch."""
+        return MaskingCollator(self._drawing(), language.Labelled(self.loaded.tokenizer))
 
-        self.begin()
-        loaded = self.loaded
-        length = lengths.kept(self.recipe, chosen, loaded.tokenizer, loaded.config)
-        self._load_masked()
-        self._draw = self._drawing(self.recipe.seed)  # goes on from one lot of rows to the next
-        collator = length.value.collator(language.Labelled(loaded.tokenizer), loaded.tokenizer)
-        return self.made(collator=collator, trainer=TokenTrainer)
+    def evaluated(self, features: Dataset) -> Dataset:
+        """Return the blocks masked from the recipe's seed: its masks do not depend on the length of another split."""
+        return self._masked(features, self._drawing(self.recipe.seed))
 
     def inputs(self, rows: Rows) -> Dataset:
         return self._masked(self.blocks(rows), self._draw)
@@ -105,13 +88,6 @@ class MaskedLM(BlockTask):
             raise UserError(
                 f"model {self.recipe.model}: its tokenizer has no mask token; allowed: a model such as BERT's"
             )
-
-    def _load_masked(self) -> None:
-        from hf_mps.finetune.loss import deferred_head
-
-        self.load(self.loaded.config)
-        self.choices["loss"] = deferred_head.decide(self.recipe, self.model)
-        self.trainer_settings = {"causal": False}
 
     def _drawing(self, seed: int | None = None) -> Any:
         """Return transformers' masking collator: 80 % become the mask token, 10 % another token, 10 % stay.

@@ -93,7 +93,14 @@ class CoreML(Format):
         version = f"coremltools {metadata.version('coremltools')}"
         on_a_mac = platform.system() == "Darwin"
         opened = coremltools.models.MLModel(str(folder / PACKAGE), skip_model_load=not on_a_mac)
-        _same_inputs(job, opened.get_spec().description)
+        description, asked = opened.get_spec().description, set(_asked(job))
+        for given in description.input:
+            array = given.type.multiArrayType
+            found = {int(shape.shape[1]) for shape in array.enumeratedShapes.shapes} or {int(array.shape[1])}
+            if found != asked:
+                raise RunError(f"the package takes {given.name} of {sorted(found)} tokens, not {sorted(asked)}")
+        if {given.name for given in description.output} != set(job.saved.task_class.outputs):
+            raise RunError(f"the package gives {', '.join(given.name for given in description.output)}")
         if on_a_mac:
             return Comparison(f"{version} and Core ML", _difference(job, opened.predict, job.weights))
 
@@ -173,18 +180,6 @@ def _padded(row: dict[str, Any], length: int, tokenizer: Any) -> dict[str, Any]:
     return padded
 
 
-def _same_inputs(job: Job, description: Any) -> None:
-    """Raise RunError where a package's inputs are not of the lengths that were asked for."""
-    asked = set(map(int, str(job.choices["lengths"].value).split(", ")))
-    for given in description.input:
-        array = given.type.multiArrayType
-        found = {int(shape.shape[1]) for shape in array.enumeratedShapes.shapes} or {int(array.shape[1])}
-        if found != asked:
-            raise RunError(f"the package takes {given.name} of {sorted(found)} tokens, not {sorted(asked)}")
-    if {given.name for given in description.output} != set(job.saved.task_class.outputs):
-        raise RunError(f"the package gives {', '.join(given.name for given in description.output)}")
-
-
 def _same_weights(job: Job, opened: Any) -> int:
     """Return how many of the traced model's weights are in the package as they should be, rounded to its type.
 
@@ -208,9 +203,14 @@ def _same_weights(job: Job, opened: Any) -> int:
     return alike
 
 
+def _asked(job: Job) -> list[int]:
+    """Return the lengths of the inputs."""
+    return list(map(int, str(job.choices["lengths"].value).split(", ")))
+
+
 def _difference(job: Job, answer: Any, weights: str) -> Any:
     """Compare row by row, each padded to every length that it fits into."""
-    lengths = list(map(int, str(job.choices["lengths"].value).split(", ")))
+    lengths = _asked(job)
     ours, theirs = [], []
     for batch, reference in zip(job.batches, job.reference, strict=True):
         for at in range(len(reference)):

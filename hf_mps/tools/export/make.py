@@ -63,7 +63,13 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
     model's; nothing is then at `out`.
     """
     form, options, target = named(name), options or Options(), Path(out).expanduser()
-    _refuse(form, target, options)
+    if target.exists() or target.is_symlink():
+        raise UserError(f"{target} is there already, and an export never writes over anything; next: another OUT")
+    if options.lengths is not None and form.name != "coreml":
+        raise UserError(f"--lengths is for export coreml; {form.name} takes a text of any length; leave it out")
+    if options.converter is not None and form.name != "gguf":
+        raise UserError(f"--converter is for export gguf; leave it out of {form.name}")
+    form.refuse_missing()
     kind = form.choose(weights)
     saved = open_run(where)
     refuse_task(form, saved.task.value, where)
@@ -104,17 +110,6 @@ def _in_one_line(form: Format, where: str) -> Iterator[None]:
         library = " ".join(next(iter(_versions(form.packages[-1:]).items())))
         words = failures.describe(error) or f"{library} fails on it: {summary(error)}"
         raise RunError(f"export {form.name} of {where}: {words}; nothing was written") from error
-
-
-def _refuse(form: Format, target: Path, options: Options) -> None:
-    """Raise UserError for a place that is taken, a package that is missing, and options of other formats."""
-    if target.exists() or target.is_symlink():
-        raise UserError(f"{target} is there already, and an export never writes over anything; next: another OUT")
-    if options.lengths is not None and form.name != "coreml":
-        raise UserError(f"--lengths is for export coreml; {form.name} takes a text of any length; leave it out")
-    if options.converter is not None and form.name != "gguf":
-        raise UserError(f"--converter is for export gguf; leave it out of {form.name}")
-    form.refuse_missing()
 
 
 def _record(

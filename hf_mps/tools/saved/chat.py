@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
@@ -66,6 +66,13 @@ class Voice:
         The oldest messages are left out where all are more than the model has positions for. Raises UserError where the
         words alone are, and where the template refuses the conversation.
         """
+        from transformers import TextStreamer
+
+        class Streamer(TextStreamer):  # type: ignore[misc]
+            def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+                if text:
+                    write(text)
+
         asked = [*self.history, {"role": "user", "content": words}]
         ids = self._prompt(asked)
         with self.within():
@@ -74,7 +81,7 @@ class Voice:
                 self.tokenizer,
                 [ids],
                 self.manner.max_new_tokens,
-                streamer=_streamer(self.tokenizer, write),
+                streamer=Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
                 **self.manner.settings(),
             )
         self.history = [*asked, {"role": "assistant", "content": said.strip()}]
@@ -105,10 +112,16 @@ def voices(run: SavedRun, device: str, manner: Manner, *, base: bool) -> tuple[l
     An adapter's base is the same weights without it; any other is loaded beside. Returns both, and what was chosen.
     Raises UserError for a model that cannot be used, and where the base model is asked for and not there.
     """
-    recipe = _recipe(run)
+    recipe = cast(language.Recipe, run.to_use)  # as those of all tasks that chat are
+
+    def placed(source: Checkpoint, loaded: language.Loaded) -> Any:
+        tokens.set_pad_token(loaded.tokenizer, loaded.config)
+        model = language.model(recipe, source, loaded, chunks=False)
+        return (model if getattr(model, "hf_quantizer", None) else model.to(device)).eval()
+
     loaded = language.load(recipe, run.checkpoint)
     loaded.choices["chat_template"] = template(loaded.tokenizer, getattr(recipe, "chat_template", None))
-    model = _on(device, run, run.checkpoint, loaded)
+    model = placed(run.checkpoint, loaded)
     own = Voice("saved", model, loaded.tokenizer, manner)
     if not base:
         return [own], loaded.choices
@@ -120,32 +133,7 @@ def voices(run: SavedRun, device: str, manner: Manner, *, base: bool) -> tuple[l
     beside = language.load(recipe, run.base)
     # The base model is asked in the template that the saved one learned.
     beside.tokenizer.chat_template = loaded.tokenizer.chat_template
-    return [own, Voice("base", _on(device, run, run.base, beside), beside.tokenizer, manner)], loaded.choices
-
-
-def _recipe(run: SavedRun) -> language.Recipe:
-    """Return the recipe of a language model, as those of tasks that chat are."""
-    recipe = run.to_use
-    assert isinstance(recipe, language.Recipe)
-    return recipe
-
-
-def _on(device: str, run: SavedRun, source: Checkpoint, loaded: language.Loaded) -> Any:
-    tokens.set_pad_token(loaded.tokenizer, loaded.config)
-    model = language.model(_recipe(run), source, loaded, chunks=False)
-    return (model if getattr(model, "hf_quantizer", None) else model.to(device)).eval()
-
-
-def _streamer(tokenizer: Any, write: Write) -> Any:
-    """Return transformers' streamer, whose words go to `write`."""
-    from transformers import TextStreamer
-
-    class Streamer(TextStreamer):  # type: ignore[misc]
-        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            if text:
-                write(text)
-
-    return Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    return [own, Voice("base", placed(run.base, beside), beside.tokenizer, manner)], loaded.choices
 
 
 def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool = False) -> None:
@@ -155,7 +143,11 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
     model before its training answers too, each by its own history. Raises UserError for a model that does not chat or
     cannot be used, RunError for a failure of the machine.
     """
-    refuse_silent(run)
+    if not run.task_class.chats:
+        raise UserError(
+            f"{run.where} is of the task {run.task.value} ({run.task.reason}), which does not chat; next:"
+            f" hf-mps predict {run.where} FILE"
+        )
     with on_device.on_device(run) as (run, device, _, weights), status.shown("loading the model …"):
         import torch
 
@@ -166,15 +158,6 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
         for voice in speaking:
             voice.system = system
         conversation(speaking, at_keyboard=sys.stdin.isatty())
-
-
-def refuse_silent(run: SavedRun) -> None:
-    """Raise UserError for a model of a task that does not chat."""
-    if not run.task_class.chats:
-        raise UserError(
-            f"{run.where} is of the task {run.task.value} ({run.task.reason}), which does not chat; next:"
-            f" hf-mps predict {run.where} FILE"
-        )
 
 
 def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
