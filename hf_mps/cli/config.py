@@ -36,7 +36,7 @@ def config(
     Shows what changes and why, and keeps a backup; a file that it does not understand stays as it is.
     """
     from hf_mps.tools.doctor.accelerate_config import file, wizard
-    from hf_mps.tools.doctor.accelerate_config.machines import Machines
+    from hf_mps.tools.doctor.accelerate_config.repairs import Machines
 
     path = Path(config_file).expanduser() if config_file else file.default_place()
     if check:

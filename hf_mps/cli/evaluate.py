@@ -39,7 +39,22 @@ def evaluate(
 
         measured = measure(saved, overrides or (), batch=batch)
     if json:
-        _print_json(measured)
+        from json import dumps
+
+        from hf_mps.core.files import plain
+
+        content: dict[str, Any] = {
+            "run": measured.run.where,
+            "task": measured.run.task,
+            "device": measured.device,
+            "choices": measured.choices,
+            "main_metric": measured.main,
+            "splits": {
+                split: {"rows": measured.rows[split], "of": measured.where[split], "metrics": metrics}
+                for split, metrics in measured.metrics.items()
+            },
+        }
+        print(dumps(plain(content), indent=2, ensure_ascii=False))
     else:
         _print_table(measured)
 
@@ -57,22 +72,3 @@ def _print_table(measured: Measured) -> None:
         for line in aligned([heads, *lines], right=(1, 2)):
             print(line)
         print(f"rows  {counted(measured.rows[split], 'row')}, {measured.where[split]}")
-
-
-def _print_json(measured: Measured) -> None:
-    from json import dumps
-
-    from hf_mps.core.files import plain
-
-    content: dict[str, Any] = {
-        "run": measured.run.where,
-        "task": measured.run.task,
-        "device": measured.device,
-        "choices": measured.choices,
-        "main_metric": measured.main,
-        "splits": {
-            split: {"rows": measured.rows[split], "of": measured.where[split], "metrics": metrics}
-            for split, metrics in measured.metrics.items()
-        },
-    }
-    print(dumps(plain(content), indent=2, ensure_ascii=False))

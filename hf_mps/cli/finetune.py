@@ -11,7 +11,6 @@ from hf_mps.core.errors import UserError
 
 if TYPE_CHECKING:
     from hf_mps.finetune.features.memory_fit import MemoryAdjustments
-    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
     from hf_mps.finetune.run.stages import PreparedRun
 
 
@@ -78,36 +77,22 @@ def finetune(
 
     with one_voice():
         resolved = Ranks.here().run_on_all(lambda: load_recipe(recipe, overrides or []))
-        _act(resolved, fresh=fresh, smoke=smoke, plan=plan, sweep=sweep, check_parity=check_parity, as_json=as_json)
+        if check_parity:
+            from hf_mps.tools.dryrun import parity
 
+            parity.require(resolved)
+        if plan:
+            from hf_mps.tools.dryrun import preview
 
-def _act(
-    resolved: ResolvedRecipe,
-    *,
-    fresh: bool,
-    smoke: bool,
-    plan: bool,
-    sweep: list[str] | None,
-    check_parity: bool,
-    as_json: bool,
-) -> None:
-    """Do what was asked for."""
-    if check_parity:
-        from hf_mps.tools.dryrun import parity
+            preview.show(resolved, fresh=fresh, as_json=as_json)
+        elif sweep:
+            from hf_mps.finetune.run.sweep import run_sweep
 
-        parity.require(resolved)
-    if plan:
-        from hf_mps.tools.dryrun import preview
+            run_sweep(resolved, sweep, fresh=fresh, estimate_fit=_estimate_fit)
+        else:
+            from hf_mps.finetune.run import runner
 
-        preview.show(resolved, fresh=fresh, as_json=as_json)
-    elif sweep:
-        from hf_mps.finetune.run.sweep import run_sweep
-
-        run_sweep(resolved, sweep, fresh=fresh, estimate_fit=_estimate_fit)
-    else:
-        from hf_mps.finetune.run import runner
-
-        runner.run(resolved, fresh=fresh, smoke=smoke, estimate_fit=_estimate_fit)
+            runner.run(resolved, fresh=fresh, smoke=smoke, estimate_fit=_estimate_fit)
 
 
 def _estimate_fit(run: PreparedRun) -> MemoryAdjustments:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def home(room: str = "simulator") -> Path | None:
-    """The user's cache folder for a room of hf_mps (it need not exist), or None where there is no home at all.
+    """Return the user's cache folder for a room of hf_mps (it need not exist), or None where there is no home at all.
 
     Source: the XDG base directory specification, which says that a relative XDG_CACHE_HOME is to be ignored.
     """
@@ -61,7 +61,7 @@ def open_to_others(place: Path) -> Path | None:
 
 
 def _alone_in(group: int) -> bool:
-    """Whether the group has the user's name and no other member."""
+    """Return whether the group has the user's name and no other member."""
     import grp
     import pwd
 
@@ -73,7 +73,7 @@ def _alone_in(group: int) -> bool:
 
 
 def find(name: str) -> Path | None:
-    """The file or folder `name` (a relative path) in the cache, or None where it was not made yet.
+    """Return the file or folder `name` (a relative path) in the cache, or None where it was not made yet.
 
     What another user could have put there counts as not made.
     """

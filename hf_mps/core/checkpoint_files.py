@@ -68,7 +68,7 @@ def model_alone(folder: Path) -> bool:
 
 
 def _wrong(file: Path) -> str | None:
-    """What is wrong with one file; a kind that is not known is not judged."""
+    """Return what is wrong with one file; a kind that is not known is not judged."""
     if file.suffix == ".json":
         content = json.loads(file.read_bytes())
         shards = set(content["weight_map"].values()) if file.name.endswith(".index.json") else set()
@@ -197,7 +197,7 @@ def removed_whole() -> Iterator[None]:
 
 
 def _lives(process: int) -> bool:
-    """Whether another process of that number lives; of this one nothing is left that is not in `_active`."""
+    """Return whether another process of that number lives; of this one nothing is left that is not in `_active`."""
     if process == os.getpid():  # in a container each process may get the number of the one that was killed
         return False
     import psutil
@@ -245,7 +245,7 @@ def _move_into(stage: Path, target: Path, last: str) -> None:
 
 
 def _we_are_in(folder: Path) -> bool:
-    """Whether this process stands in `folder`: it would be left in one that is removed."""
+    """Return whether this process stands in `folder`: it would be left in one that is removed."""
     return Path.cwd().is_relative_to(folder.resolve())
 
 

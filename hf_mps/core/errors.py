@@ -52,7 +52,7 @@ class Notice(UserWarning):
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes, innermost last, each once."""
+    """Yield the error and its causes, innermost last, each once."""
     seen: set[int] = set()
     here: BaseException | None = error
     while here is not None and id(here) not in seen:
@@ -62,7 +62,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def brief(text: str) -> str:
-    """A name or value of somebody's data as a line has room for it."""
+    """Return a name or value of somebody's data as a line has room for it."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
@@ -73,7 +73,7 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def neighbour(path: Path) -> str:
-    """A clause for a path that is not there: the nearest name in its folder, or a word about the folder."""
+    """Return a clause for a path that is not there: the nearest name in its folder, or a word about the folder."""
     if not path.parent.is_dir():
         return f"; the folder {path.parent} is not there either"
     return nearest(path.name, [other.name for other in path.parent.iterdir()])

@@ -23,7 +23,7 @@ def bitsandbytes_unheard() -> Iterator[None]:
 
 
 def install(extra: str) -> str:
-    """The command that installs what `extra` needs: `pip install 'peft>=0.15'`.
+    """Return the command that installs what `extra` needs: `pip install 'peft>=0.15'`.
 
     It names the packages, as the installed metadata has them: `pip install 'hf-mps[lora]'` asks an index for hf-mps,
     which fails for who installed it from a wheel file or from its sources. Raises ValueError for an unknown extra.
@@ -38,7 +38,7 @@ def install(extra: str) -> str:
 
 
 def _needs(lines: list[str], extra: str) -> Iterator[str]:
-    """The requirements of `extra`; where it names another extra of ours, those of that one."""
+    """Yield the requirements of `extra`; where it names another extra of ours, those of that one."""
     from packaging.requirements import Requirement
 
     wanted = [

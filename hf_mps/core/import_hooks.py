@@ -69,28 +69,25 @@ def _apply(module: ModuleType, who: str, arm: Arm) -> None:
 class Catalogue:
     """Those of one kind: after which module of a library each is armed. Imports nothing.
 
-    `package`, or one of `folders`, holds a file for each, its name with underscores; `load` finds the Patcher in it. Of
-    several around one function the first is the innermost. `shared` names files whose patches serve several of them.
+    `home(name)` is the module of ours in which one is written; `load(module, name)` finds the Patcher in it. Of several
+    around one function the first is the innermost. `shared` names files whose patches serve several of them.
     """
 
     def __init__(
         self,
         kind: str,
-        package: str,
         after: Mapping[str, tuple[str, ...]],
-        load: Callable[[ModuleType], Any],
+        home: Callable[[str], str],
+        load: Callable[[ModuleType, str], Any],
         shared: tuple[str, ...] = (),
-        folders: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self.kind, self.after, self.load, self.shared = kind, after, load, shared
+        self.kind, self.after, self.shared = kind, after, shared
         self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
-        self._package = package
-        self._folder_of = {name: folder for folder, names in (folders or {}).items() for name in names}
+        self.home, self._load = home, load
 
     def make(self, name: str) -> Any:
-        """Import the file of that name."""
-        folder = self._folder_of.get(name, self._package)
-        return self.load(importlib.import_module(f"{folder}.{name.replace('-', '_')}"))
+        """Import the file in which it is written."""
+        return self._load(importlib.import_module(self.home(name)), name)
 
     def waits(self, name: str) -> str | None:
         """In words which imports `name` waits for, or None where one of its modules is there."""

@@ -63,7 +63,7 @@ def on_stderr(line: str) -> None:
 
 
 def once(key: str) -> bool:
-    """Whether nothing was said under `key` in this process yet; from now on something was."""
+    """Return whether nothing was said under `key` in this process yet; from now on something was."""
     known = key in _said
     _said.add(key)
     return not known

@@ -105,7 +105,7 @@ def is_late(error: Exception) -> bool:
 
 
 def described(error: Exception) -> str:
-    """An error in one line, with the line of the layer's own code that it came from."""
+    """Return an error in one line, with the line of the layer's own code that it came from."""
     ours = [each for each in traceback.extract_tb(error.__traceback__) if f"{os.sep}hf_mps{os.sep}" in each.filename]
     place = f" ({ours[-1].filename.rpartition(f'hf_mps{os.sep}')[2]}:{ours[-1].lineno})" if ours else ""
     return f"{summary(error)}{place}"

@@ -85,7 +85,7 @@ class Patch:
         self.through, self.where, self.late = through, where, late
 
     def ours(self, owner: Patcher) -> Any:
-        """What of the owner's is put at the target."""
+        """Return what of the owner's is put at the target."""
         ours = owner.attribute(self.method) if isinstance(self.method, str) else self.method
         ours = functools.partial(ours, *self.given) if self.given else ours
         return self.through(ours) if self.through else ours
@@ -177,7 +177,7 @@ def located(target: str, module: ModuleType | None = None) -> tuple[Any, str]:
 
 
 def in_lightning(patches: Mapping[str, str | Patch]) -> dict[str, str | Patch]:
-    """The same patches in both of Lightning's packages; the keys go on behind "lightning.pytorch."."""
+    """Return the same patches in both of Lightning's packages; the keys go on behind "lightning.pytorch."."""
     return {f"{package}.{target}": patch for package in LIGHTNING for target, patch in patches.items()}
 
 
@@ -202,7 +202,7 @@ class Patcher:
         return True
 
     def attribute(self, name: str) -> Any:
-        """What a patch calls `name`."""
+        """Return what a patch calls `name`."""
         return getattr(self, name)
 
     def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
@@ -225,7 +225,7 @@ class Patcher:
         return self.arounds[-1].replacement()
 
     def after(self, module: str) -> dict[str, Patch]:
-        """Its patches that belong to `module`, by their targets, in their order."""
+        """Return its patches that belong to `module`, by their targets, in their order."""
         return {target: patch for target, patch in self._table() if module in armed_after(target, patch)}
 
     def install(self, module: ModuleType) -> None:
@@ -246,7 +246,7 @@ class Patcher:
         raise error
 
     def declared(self) -> Iterator[Declaration]:
-        """Each of its patches."""
+        """Yield each of its patches."""
         for target, patch in self._table():
             method = patch.method if isinstance(patch.method, str) else getattr(patch.method, "__name__", "")
             yield Declaration(
@@ -254,7 +254,7 @@ class Patcher:
             )
 
     def reasons(self) -> tuple[str, str, str, str]:
-        """Why it patches, until when, the issue, and the releases of torch that it is for."""
+        """Return why it patches, until when, the issue, and the releases of torch that it is for."""
         raise NotImplementedError
 
     def _table(self) -> Iterator[tuple[str, Patch]]:
@@ -263,7 +263,7 @@ class Patcher:
 
 
 def armed_after(target: str, patch: Patch) -> tuple[str, ...]:
-    """The modules after whose import a patch is armed."""
+    """Return the modules after whose import a patch is armed."""
     module = target.partition(":")[0]
     return patch.after or ("torch" if module.partition(".")[0] in ("aten", "torch") else module,)
 
@@ -286,15 +286,15 @@ class ModulePatcher(Patcher):
         self._module, self._safe = module, safe
 
     def concerns(self, module: ModuleType) -> bool:
-        """What the file's own `concerns` says, where it has one."""
+        """Return what the file's own `concerns` says, where it has one."""
         return bool(getattr(self._module, "concerns", super().concerns)(module))
 
     def attribute(self, name: str) -> Any:
-        """The file's."""
+        """Return the file's attribute of that name."""
         return getattr(self._module, name)
 
     def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-        """Where it is not safe, a wrapper's errors are the caller's."""
+        """Wrap the function; where the file is not safe, a wrapper's errors are the caller's."""
         return self.answered(Faults(where), where, stock, wrapper) if self._safe else plainly(stock, wrapper)
 
     def reasons(self) -> tuple[str, str, str, str]:
@@ -316,7 +316,8 @@ class Faults:
         """Switch it off, and say so in one line."""
         self.on = False
         notices.print_notice(
-            f"what is around {self._where} failed: {described(error)}; it is off from here on, and all else goes on"
+            f"the wrapper around {self._where} failed: {described(error)}; it is disabled for this process; "
+            "training continues"
         )
 
 
@@ -334,7 +335,7 @@ def replace(who: str, place: Any, name: str, made: Callable[[Any], Any]) -> None
 
 
 def plainly(stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that calls `wrapper(stock, *arguments)`, whose errors are the caller's."""
+    """Return the function that calls `wrapper(stock, *arguments)`, whose errors are the caller's."""
 
     @functools.wraps(stock)
     def replacement(*args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ class Registry:
                 patcher.unknown(module, error)
 
     def arms(self, name: str) -> bool:
-        """Whether `start` was called for it."""
+        """Return whether `start` was called for it."""
         return self.started and (self._only is None or name in self._only)
 
     def get(self, name: str) -> Any:
@@ -63,7 +63,7 @@ class Registry:
         return self._made[name]
 
     def each(self, kind: str) -> list[Any]:
-        """Those of a kind, in the catalogue's order."""
+        """Return those of a kind, in the catalogue's order."""
         return [self.get(name) for name in self.catalogues[kind].names]
 
     def made(self, kind: str) -> list[Any]:
@@ -85,7 +85,7 @@ class Registry:
                 each.switched(each.on)
 
     def patchers(self) -> list[Patcher]:
-        """All of every kind, in the catalogues' order; imports their files, and no library."""
+        """Return the patchers of every kind, in the catalogues' order; imports their files, and no library."""
         return [
             catalogue.make(name) if name in catalogue.shared else self.get(name)
             for catalogue in self.catalogues.values()

@@ -28,7 +28,7 @@ def within(version: str | tuple[int, ...], bounds: str) -> bool:
 
 
 def torch_release() -> tuple[int, ...]:
-    """The numbers of the installed torch: (2, 13, 0)."""
+    """Return the numbers of the installed torch: (2, 13, 0)."""
     import torch
 
     return numbers(torch.__version__)

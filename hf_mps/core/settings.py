@@ -32,7 +32,7 @@ STOP = "stop"
 
 
 def enabled() -> bool:
-    """Whether the layer is on: True unless HF_MPS=0. Raises UserError for any value but 0 and 1."""
+    """Return whether the layer is on: True unless HF_MPS=0. Raises UserError for any value but 0 and 1."""
     value = os.environ.get("HF_MPS", "1").strip() or "1"
     if value not in ("0", "1"):
         raise UserError(f"HF_MPS={value} is not a value it knows; allowed: 0, 1")
@@ -40,7 +40,7 @@ def enabled() -> bool:
 
 
 def device() -> str | None:
-    """The device type that HF_MPS_DEVICE asks for, or None where it is unset. Raises UserError otherwise."""
+    """Return the device type that HF_MPS_DEVICE asks for, or None where it is unset. Raises UserError otherwise."""
     value = os.environ.get("HF_MPS_DEVICE", "").strip()
     if value and value not in DEVICES:
         raise UserError(
@@ -50,7 +50,7 @@ def device() -> str | None:
 
 
 def probe() -> bool | None:
-    """Whether the user wants Metal tried before it is taken: HF_MPS_PROBE=1 or 0, None where it is unset.
+    """Return whether the user wants Metal tried before it is taken: HF_MPS_PROBE=1 or 0, None where it is unset.
 
     Raises UserError for any other value.
     """
@@ -61,12 +61,12 @@ def probe() -> bool | None:
 
 
 def in_ci() -> bool:
-    """Whether continuous integration runs this: CI=true or 1, as GitHub and the others set it."""
+    """Return whether continuous integration runs this: CI=true or 1, as GitHub and the others set it."""
     return os.environ.get("CI", "").strip().lower() in ("1", "true")
 
 
 def fallback() -> Choice[str]:
-    """What an operator without a Metal kernel does: warn, quiet, error or rescue, and who says so.
+    """Return what an operator without a Metal kernel does: warn, quiet, error or rescue, and who says so.
 
     PYTORCH_ENABLE_MPS_FALLBACK=0 means error and 1 means warn; HF_MPS_FALLBACK, the finer word, wins. Raises UserError
     for any other value, and for an error that PyTorch's own fallback would not let happen.
@@ -89,7 +89,7 @@ def fallback() -> Choice[str]:
 
 
 def fallback_share() -> float:
-    """The share of the time, 0 to 1, above which fallbacks are warned of. Raises UserError for anything else."""
+    """Return the share of the time, 0 to 1, above which fallbacks are warned of. Raises UserError for anything else."""
     value = os.environ.get("HF_MPS_FALLBACK_SHARE", "").strip() or "0.1"
     try:
         share = float(value)
@@ -101,7 +101,7 @@ def fallback_share() -> float:
 
 
 def safeguards_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
-    """The guards that HF_MPS_GUARDS, or the sentinels that HF_MPS_SENTINELS, switches off, as `-name,-name`.
+    """Return the guards that HF_MPS_GUARDS, or the sentinels that HF_MPS_SENTINELS, switches off, as `-name,-name`.
 
     `kind` is guard or sentinel, `names` all that there are; sentinels may also be told to `stop`. Raises UserError for
     another name.
@@ -122,7 +122,7 @@ def simulate() -> str | None:
 
 
 def fused_step() -> bool | None:
-    """Whether scripts are to have their training steps fused: HF_MPS_FUSED_STEP=1 or 0, None where it is unset.
+    """Return whether scripts are to have their training steps fused: HF_MPS_FUSED_STEP=1 or 0, None where it is unset.
 
     Raises UserError for any other value.
     """
@@ -133,7 +133,7 @@ def fused_step() -> bool | None:
 
 
 def kernels() -> tuple[str, bool] | None:
-    """The release that HF_MPS_KERNELS names and whether its accesses are to be checked; None where unset or 0.
+    """Return the release that HF_MPS_KERNELS names and whether its accesses are to be checked; None where unset or 0.
 
     Raises UserError for words after the release but `checked`.
     """
@@ -151,7 +151,7 @@ def _words(variable: str) -> list[str]:
 
 
 def switched_off(variable: str, kind: str, names: tuple[str, ...], beside: str = "") -> frozenset[str]:
-    """The names that `variable` switches off as `-name,-name`, a list in which the word `beside` may stand too.
+    """Return the names that `variable` switches off as `-name,-name`, a list in which the word `beside` may stand too.
 
     `names` are all that there are of that kind. Raises UserError for another name, and for one without its minus.
     """

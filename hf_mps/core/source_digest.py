@@ -110,14 +110,14 @@ class _Code:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names of globals and attributes in `code` and the functions inside it."""
+    """Yield the names of globals and attributes in `code` and the functions inside it."""
     yield from code.co_names
     for inner in _inside(code):
         yield from _names(inner)
 
 
 def _imports(code: CodeType) -> Iterator[str]:
-    """What `code`, or a function inside it, imports when it runs: modules, and what it takes out of them."""
+    """Yield what `code`, or a function inside it, imports when it runs: modules, and what it takes out of them."""
     module = ""
     for instruction in dis.get_instructions(code):
         if instruction.opname == "IMPORT_NAME":
@@ -130,7 +130,7 @@ def _imports(code: CodeType) -> Iterator[str]:
 
 
 def _imported(name: str) -> Any:
-    """The module called `name`, or what a module holds under the last part of it."""
+    """Return the module called `name`, or what a module holds under the last part of it."""
     around, _, last = name.rpartition(".")
     if around and last in vars(module := importlib.import_module(around)):
         return vars(module)[last]

@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 row`, `2 rows`, `0 rows`."""
+    """Return a number with its noun: `1 row`, `2 rows`, `0 rows`."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
@@ -49,7 +49,7 @@ def first_line(error: BaseException | str) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """An error's kind and first line, `ValueError: …`; its kind alone where it says nothing."""
+    """Return an error's kind and first line, `ValueError: …`; its kind alone where it says nothing."""
     kind, words = type(error).__name__, first_line(error)
     return kind if words == kind else f"{kind}: {words}"
 

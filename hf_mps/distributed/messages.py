@@ -25,12 +25,12 @@ class BrokenMessage(ValueError):
 
 
 def packed(value: Any) -> bytes:
-    """The message that holds `value`. Raises TypeError for an object that is none of those above."""
+    """Return the message that holds `value`. Raises TypeError for an object that is none of those above."""
     return json.dumps(_plain(value)).encode()
 
 
 def unpacked(message: bytes) -> Any:
-    """The value of a message. Raises BrokenMessage for any other bytes."""
+    """Return the value of a message. Raises BrokenMessage for any other bytes."""
     try:
         return _whole(json.loads(message))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ImportError) as error:

@@ -45,7 +45,7 @@ class Failure:
     text: str
 
     def error(self, *, named: bool) -> UserError | RunError:
-        """The same error for another rank; `named` says whose it is."""
+        """Return the same error for another rank; `named` says whose it is."""
         made = (UserError if self.users else RunError)(
             f"rank {self.rank} on {self.host}: {self.text}" if named else self.text
         )
@@ -68,7 +68,7 @@ class Ranks:
 
     @property
     def store(self) -> Any:
-        """The store that all ranks reach, with keys of this package alone (torch.distributed.Store).
+        """Return the store that all ranks reach, with keys of this package alone (torch.distributed.Store).
 
         Raises UserError where the launcher's variables name none, RunError where it cannot be reached.
         """
@@ -77,7 +77,7 @@ class Ranks:
         return self._store
 
     def from_main(self, make: Callable[[], T]) -> T:
-        """What `make` returns on the main process, which alone calls it; its error on every rank.
+        """Return what `make` returns on the main process, which alone calls it; its error on every rank.
 
         The value is sent as `messages` has it. Other ranks' UserError and RunError are `quiet`: the main process says
         it.
@@ -99,7 +99,7 @@ class Ranks:
         return value
 
     def run_on_all(self, make: Callable[[], T]) -> T:
-        """What `make` returns here, once it has on every rank; where it raised on one of them, all raise.
+        """Return what `make` returns here, once it has on every rank; where it raised on one of them, all raise.
 
         Where all failed alike, or the main process did, its error is the one that is printed; else the main process
         raises that of the lowest rank, which it names with its host.
@@ -130,7 +130,7 @@ class Ranks:
         return early if self.world.local_main else value  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """The `value` of each rank, in their order, on every rank; sent as `messages` has it."""
+        """Return the `value` of each rank, in their order, on every rank; sent as `messages` has it."""
         if self.world.alone:
             return [value]
         key = self._key()
@@ -163,7 +163,7 @@ class Ranks:
             time.sleep(PAUSES[0])
 
     def sees(self, folder: Path) -> list[bool]:
-        """Whether each rank sees what the main one writes into `folder`. Raises its OSError on every rank.
+        """Return whether each rank sees what the main one writes into `folder`. Raises its OSError on every rank.
 
         A folder of the same name is no proof: each host may have its own.
         """
@@ -184,7 +184,7 @@ class Ranks:
         return str(self._calls)
 
     def _get(self, key: str) -> bytes:
-        """The value of a key once some rank has set it, however long that takes."""
+        """Return the value of a key once some rank has set it, however long that takes."""
         from torch.distributed import DistError
 
         pause = PAUSES[0]
@@ -222,7 +222,7 @@ class Ranks:
 
 
 def quiet(error: UserError | RunError) -> UserError | RunError:
-    """The error, which ends this process with its exit code and prints nothing: another rank says it."""
+    """Return the error, which ends this process with its exit code and prints nothing: another rank says it."""
     error.quiet = True
     return error
 
@@ -254,7 +254,7 @@ def separate_restarts(restarts: int) -> None:
 
 
 def open_store(world: World) -> Any:
-    """The store of torch.distributed's `env://` rendezvous, under this package's prefix."""
+    """Return the store of torch.distributed's `env://` rendezvous, under this package's prefix."""
     from torch.distributed import DistError
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous

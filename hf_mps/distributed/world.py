@@ -38,7 +38,7 @@ class World:
 
     @classmethod
     def here(cls) -> World:
-        """The world that torchrun, accelerate launch or mpirun started this process in.
+        """Return the world that torchrun, accelerate launch or mpirun started this process in.
 
         Raises UserError for a variable that holds no number, and for a rank that is not in the world.
         """
@@ -54,7 +54,7 @@ class World:
 
     @classmethod
     def asked_for(cls) -> bool:
-        """Whether accelerate launch was to start several processes, and started this one by itself.
+        """Return whether accelerate launch was to start several processes, and started this one by itself.
 
         It does for `distributed_type: MULTI_CPU`, and for several machines or processes without a type.
         """
@@ -63,22 +63,22 @@ class World:
 
     @property
     def alone(self) -> bool:
-        """Whether no other process takes part."""
+        """Return whether no other process takes part."""
         return self.size == 1
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that prints and writes."""
+        """Return whether this is the process that prints and writes."""
         return self.rank == 0
 
     @property
     def local_main(self) -> bool:
-        """Whether this is the first process of its host."""
+        """Return whether this is the first process of its host."""
         return self.local_rank == 0
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are, where each has as many processes as this one."""
+        """Return how many hosts there are, where each has as many processes as this one."""
         return -(-self.size // self.local_size)
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class World:
 
 
 def _name(names: tuple[str, ...]) -> str:
-    """The first of `names` that the environment has, else the first."""
+    """Return the first of `names` that the environment has, else the first."""
     return next((name for name in names if os.environ.get(name)), names[0])
 
 

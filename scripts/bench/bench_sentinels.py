@@ -37,7 +37,7 @@ from steps import timed, training_step
 
 from hf_mps.layer import guards
 from hf_mps.layer.guards.sentinels import stream
-from hf_mps.layer.guards.sentinels.gradient_norm import HISTORY, TIMES
+from hf_mps.layer.guards.sentinels.numbers import HISTORY, TIMES
 from hf_mps.layer.guards.sentinels.stream import READ
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     given = parser.parse_args()
     print(measured_on.line("cpu"))
     from hf_mps.layer.guards.platform import fork_server
-    from hf_mps.layer.guards.platform.picklability import sent
+    from hf_mps.layer.guards.platform.fork_server import sent
 
     rows = Dataset.from_list([{"input_ids": [number] * 16, "labels": number % 2} for number in range(ROWS)])
     fork_server.start(sent(loader(rows, given.workers, "fork")).modules)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from hf_mps.layer.compat import dataset_task, generation, name_table, removed_arguments, tokenizers
+from hf_mps.layer.compat import dataset_task, names, objects, removed_arguments
 from hf_mps.metrics import as_evaluate
 
 # What the examples of a release say that the libraries of today do not know; the flags of TrainingArguments besides.
@@ -89,7 +89,7 @@ def lines() -> Iterator[str]:
         yield f"Values of `{field}`: {', '.join(f'`{old}` becomes `{new}`' for old, new in values.items())}."
     yield from ("", "## Names", "")
     yield from _table(("name", "module", "in its place"), _names())
-    extractors = ", ".join(f"`{name}`" for name in name_table.FEATURE_EXTRACTORS)
+    extractors = ", ".join(f"`{name}`" for name in names.FEATURE_EXTRACTORS)
     yield ""
     yield f"Feature extractors of images, each today's image processor with the `size` of their time: {extractors}."
     yield from ("", "## Arguments and attributes", "")
@@ -101,10 +101,10 @@ def lines() -> Iterator[str]:
 
 
 def _names() -> Iterator[tuple[str, str, str]]:
-    kept = [old for old in name_table.NAMES if old.name not in name_table.FEATURE_EXTRACTORS]
+    kept = [old for old in names.NAMES if old.name not in names.FEATURE_EXTRACTORS]
     for name, group in groupby(kept, key=lambda old: old.name):
         for old in group:
-            said = old.instead or ("can be imported and not made" if "stand_ins" in old.thing else f"`{old.thing}`")
+            said = old.instead or ("can be imported and not made" if "compat.names:" in old.thing else f"`{old.thing}`")
             yield f"`{name}`", _code(old.places), said
 
 
@@ -113,7 +113,7 @@ def _arguments() -> Iterator[tuple[str, str]]:
     for task, columns in dataset_task.TASKS.items():
         yield f"`load_dataset(task={task!r})`", f"the columns become {_code(columns.values())}"
     yield "`map` that makes numbers of a csv's labels", "they stay numbers where pandas 3 reads texts as large strings"
-    for name in generation.COUNTS:
+    for name in objects.COUNTS:
         yield f"`generate({name}=None)`", "the default stays"
     yield "`Trainer(tokenizer=)`, `trainer.tokenizer`", "`processing_class`"
     yield "`trainer.prediction_loop`", "`trainer.evaluation_loop`"
@@ -125,14 +125,14 @@ def _arguments() -> Iterator[tuple[str, str]]:
     yield "`Accelerator(fp16=, logging_dir=)`, `accelerator.use_fp16`", "`mixed_precision`, `project_dir`"
     yield "`DistributedType.TPU`", "`DistributedType.XLA`"
     yield (
-        _code(f"tokenizer.{name}" for name in tokenizers.METHODS),
+        _code(f"tokenizer.{name}" for name in objects.METHODS),
         "the tokenizer itself, with `text_target=` for targets",
     )
     yield "`tokenizer.batch_decode` of predictions padded with -100", "read as the padding token"
     yield "`processor.as_target_processor`", "the processor is its tokenizer for a while"
     yield "`model.freeze_feature_extractor`", "`freeze_feature_encoder`"
     yield "`AutoFeatureExtractor.from_pretrained` of an image model", "`AutoImageProcessor`"
-    yield _code(f"config.{name}" for name in name_table.CONFIG), "an unset one reads as in 4.46"
+    yield _code(f"config.{name}" for name in names.CONFIG), "an unset one reads as in 4.46"
 
 
 def _code(words: Iterable[str]) -> str:

@@ -102,7 +102,7 @@ def out_of_range(steps: int = 1) -> Told:
     """What an id and a label out of range do: nothing up to torch 2.13, a late error from 2.14 on."""
     import torch
 
-    from hf_mps.layer.guards.introspect import torch_release
+    from hf_mps.core.releases import torch_release
 
     def outcome(call: Callable[[], torch.Tensor]) -> str:
         try:

@@ -69,7 +69,7 @@ def test_the_caller_gets_what_stock_returns_and_stock_runs_once(wrapper: Any, ca
     assert library.calls == [((3,), {}), ((4,), {})]
     (line,) = thing.said
     assert line.startswith("the guard example failed: ZeroDivisionError: of ours")
-    assert line.endswith("; it is off from here on, and all else goes on")
+    assert line.endswith("; it is disabled for this process; training continues")
     assert not thing.on
     assert thing.failure is not None
 

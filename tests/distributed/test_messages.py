@@ -16,7 +16,7 @@ from hf_mps.core.errors import RunError
 from hf_mps.distributed import messages
 from hf_mps.distributed.ranks import Failure, Ranks
 from hf_mps.distributed.world import World
-from hf_mps.finetune.features.memory_fit import Room
+from hf_mps.finetune.features.memory_fit import MemoryAdjustments
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run.run_dir import RunDir
 
@@ -39,7 +39,7 @@ class Planted:
         float("inf"),
         (None, Failure(1, "mac-1", True, "no such file")),
         RunDir(Path("runs/a"), "the default", named=False, checkpoint=Path("runs/a/checkpoint-3"), shared=False),
-        Room({"training.per_device_train_batch_size": 4}, {"batch": Choice(4, "fits")}, 5_000_000_000),
+        MemoryAdjustments({"training.per_device_train_batch_size": 4}, {"batch": Choice(4, "fits")}, 5_000_000_000),
         load_recipe("quickstart", ["training.learning_rate=1e-4"]),
     ],
     ids=str,

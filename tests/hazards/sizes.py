@@ -20,31 +20,31 @@ def huge_products() -> Iterator[None]:
     """pytorch#197636, and a Mac that can hold so much."""
     import torch
 
-    from hf_mps.layer.guards.numerics import huge_products as module
+    from hf_mps.layer.guards.numerics import products as module
 
-    with _beginning_early("huge-products", module):
-        module.GUARD.install(torch)
+    with _beginning_early("huge-products", module, "LIMIT"):
+        module.HUGE_PRODUCTS.install(torch)
         try:
             yield
         finally:
-            module.GUARD.release()
+            module.HUGE_PRODUCTS.release()
 
 
 @contextmanager
 def huge_cat() -> Iterator[None]:
     """pytorch#189960: torch 2.13."""
-    from hf_mps.layer.guards.numerics import huge_cat as module
+    from hf_mps.layer.guards.numerics import operators as module
 
-    with _of("huge-cat", "2.13.0"), _beginning_early("huge-cat", module):
+    with _of("huge-cat", "2.13.0"), _beginning_early("huge-cat", module, "CAT_LIMIT"):
         yield
 
 
 @contextmanager
 def embedding_grad() -> Iterator[None]:
     """What Embedding.mm refuses from torch 2.13 on."""
-    from hf_mps.layer.guards.numerics import embedding_grad as module
+    from hf_mps.layer.guards.numerics import indices as module
 
-    with _beginning_early("embedding-grad", module):
+    with _beginning_early("embedding-grad", module, "GRAD_LIMIT"):
         yield
 
 
@@ -69,10 +69,11 @@ def _of(name: str, torch_version: str, macos: str | None = None) -> Iterator[Non
 
 
 @contextmanager
-def _beginning_early(name: str, module: ModuleType) -> Iterator[None]:
-    before, module.LIMIT = module.LIMIT, ELEMENTS  # type: ignore[attr-defined]
+def _beginning_early(name: str, module: ModuleType, limit: str) -> Iterator[None]:
+    before = getattr(module, limit)
+    setattr(module, limit, ELEMENTS)
     try:
         with strictness.on(name), strictness.beginning_at(name, ELEMENTS):
             yield
     finally:
-        module.LIMIT = before  # type: ignore[attr-defined]
+        setattr(module, limit, before)

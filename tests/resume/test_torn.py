@@ -24,7 +24,7 @@ from hf_mps.core import checkpoint_files, notices
 from hf_mps.core.errors import UserError
 from hf_mps.layer import guards
 from hf_mps.layer.guards import GuardNotice
-from hf_mps.layer.guards.resume.atomic_checkpoint import ACCELERATE_LAST, TRAINER_LAST
+from hf_mps.layer.guards.resume.checkpoints import ACCELERATE_LAST, TRAINER_LAST
 from tests.layer.guards import loops
 from tests.snapshots import masked
 

@@ -137,10 +137,11 @@ def test_the_links_of_a_page_beside_the_sources_lead_to_files(name: str) -> None
 
 
 def test_what_older_scripts_say_is_listed_from_the_tables_of_the_shims(docs: ModuleType) -> None:
-    from hf_mps.layer.compat import name_table, removed_arguments
+    from hf_mps.layer.compat import names as gone
+    from hf_mps.layer.compat import removed_arguments
 
     page = docs.pages()["older-scripts.md"]
-    for name in (*removed_arguments.REMOVED, *(old.name for old in name_table.NAMES)):
+    for name in (*removed_arguments.REMOVED, *(old.name for old in gone.NAMES)):
         assert f"`{name}`" in page
     for release, names in docs.older_page.RELEASES.items():
         assert f"| {release} |" in page

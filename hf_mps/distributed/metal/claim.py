@@ -53,7 +53,7 @@ def _let_go(place: Path) -> None:
 
 
 def _place(world: World) -> Path:
-    """The file for all processes of this run on this host, in a folder that nobody else can write to.
+    """Return the file for all processes of this run on this host, in a folder that nobody else can write to.
 
     Raises UserError where there is no such folder.
     """

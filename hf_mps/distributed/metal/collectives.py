@@ -1,8 +1,10 @@
-"""Collectives on the CPU as Gloo has them, and three things that it has not: more dtypes, odd sizes, one-line refusals.
+"""Collectives on the CPU as Gloo has them, and what it has not: other dtypes, odd sizes, one-line refusals, slices.
 
 Gloo works on float64, float32, float16, bfloat16, int64, int32, int8, uint8 and bool and says "Invalid scalar type" for
 the rest (ProcessGroupGloo.cpp, GENERATE_ALL_TYPES). To move bytes no arithmetic is needed: there the others go as
-uint8. Its all-gather, reduce-scatter and all-to-all of lists want equal sizes, and NCCL's do not.
+uint8. Its all-gather, reduce-scatter and all-to-all of lists want equal sizes, and NCCL's do not. It reads and writes
+as many elements as a tensor has from its first one on, whatever its strides are (getDataPointers): a slice of a larger
+tensor would lose what lies beside it, so it is copied.
 """
 
 from __future__ import annotations
@@ -15,8 +17,81 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from hf_mps.distributed.metal.host import tensors_in
 from hf_mps.distributed.metal.traffic import COUNTER
+from hf_mps.metal.fallback.host_view import NotShared, host_alias
+
+
+class HostSide:
+    """What Gloo gets for the tensors of one call, and what has to be done when it is through."""
+
+    def __init__(self) -> None:
+        self._on_host: list[Callable[[], object]] = []
+        self._on_device: list[Callable[[], object]] = []
+
+    @property
+    def needs_device(self) -> bool:
+        """Return whether results are copied to the device at the end, which only a thread that may use it can do."""
+        return bool(self._on_device)
+
+    def of(self, value: Any, *, read: bool, written: bool) -> Any:
+        """Return the CPU's side of an argument: of a tensor, or of lists of them; anything else passes through.
+
+        What is not `read` is only made as large; what is `written` gets its result by `end`.
+        """
+        if isinstance(value, Tensor):
+            return self._tensor(value, read, written) if value.is_mps else value
+        if isinstance(value, list | tuple):
+            return [self.of(each, read=read, written=written) for each in value]
+        return value
+
+    def end(self) -> None:
+        """Bring the results where they belong; once Gloo is through."""
+        for bring in (*self._on_host, *self._on_device):
+            bring()
+        self._on_host.clear()
+        self._on_device.clear()
+
+    def _tensor(self, tensor: Tensor, read: bool, written: bool) -> Tensor:
+        alias = self._alias(tensor)
+        if alias is None:
+            host = tensor.cpu() if read or tensor.is_sparse else _empty(tensor)
+            host = host if tensor.is_sparse else host.contiguous()
+            if written:
+                self._on_device.append(lambda: tensor.copy_(host))
+        elif alias.is_contiguous():
+            return alias
+        else:
+            host = alias.contiguous() if read else _empty(tensor)
+            if written:
+                self._on_host.append(lambda: alias.copy_(host))
+        COUNTER.copied += nbytes(host) * (read + written)
+        return host
+
+    def _alias(self, tensor: Tensor) -> Tensor | None:
+        """Return a CPU tensor over the memory of a device tensor; None where there is no such."""
+        if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
+            return None
+        try:
+            return host_alias(tensor)
+        except NotShared:
+            return None
+
+
+def _empty(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor, of a sparse one those of its values."""
+    return tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors of an argument, in their order."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, list | tuple) else []
+
 
 GLOOS = frozenset(
     (
@@ -74,7 +149,7 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
 
 
 def _work(result: Any) -> Any:
-    """The work that an operator of c10d returns, alone or last of a tuple."""
+    """Return the work that an operator of c10d returns, alone or last of a tuple."""
     return Work.unbox(result[-1] if isinstance(result, tuple) else result)
 
 
@@ -107,7 +182,7 @@ def _uneven(tensors: list[Tensor]) -> bool:
 
 
 def _gather_uneven(arguments: dict[str, Any]) -> Started:
-    """An all-gather in which each rank's tensor has a size of its own: one broadcast from each."""
+    """Start an all-gather in which the ranks' tensors differ in size: one broadcast from each rank."""
     (outputs,), (mine,), group = (arguments[key] for key in ("output_tensors", "input_tensors", "process_group"))
     outputs[ProcessGroup.unbox(group).rank()].copy_(mine)
     send = torch.ops.c10d.broadcast_.default
@@ -115,7 +190,7 @@ def _gather_uneven(arguments: dict[str, Any]) -> Started:
 
 
 def _scatter_uneven(arguments: dict[str, Any]) -> Started:
-    """A reduce-scatter in which each rank's part has a size of its own: one reduction to each."""
+    """Start a reduce-scatter in which the ranks' parts differ in size: one reduction to each rank."""
     names = ("output_tensors", "input_tensors", "process_group", "reduce_op")
     (output,), (inputs,), group, how = (arguments[key] for key in names)
     parts = [part.clone() for part in inputs]  # Gloo adds up in the tensors that it is given
@@ -127,7 +202,7 @@ def _scatter_uneven(arguments: dict[str, Any]) -> Started:
 
 
 def _exchange(arguments: dict[str, Any]) -> Started:
-    """An all-to-all of lists whose tensors may have sizes of their own: one of a row, cut by their sizes.
+    """Start an all-to-all of lists whose tensors may differ in size: one of a row, cut by their sizes.
 
     No rank can know whether the others' sizes are equal, so it is always this one.
     """

@@ -17,8 +17,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.metal import works
-from hf_mps.distributed.metal.collectives import start
-from hf_mps.distributed.metal.host import HostSide, nbytes, tensors_in
+from hf_mps.distributed.metal.collectives import HostSide, nbytes, start, tensors_in
 from hf_mps.distributed.metal.traffic import COUNTER
 from hf_mps.distributed.world import World
 
@@ -28,7 +27,7 @@ _registered: list[Any] = []
 
 
 def pytorch_has_them() -> bool:
-    """Whether PyTorch itself, or somebody else, runs collectives on mps."""
+    """Return whether PyTorch itself, or somebody else, runs collectives on mps."""
     return not _registered and bool(torch._C._dispatch_has_kernel_for_dispatch_key(PROBED, "MPS"))
 
 
@@ -83,7 +82,7 @@ class _Kernel:
         return (written, work) if self._returns_tensors else work
 
     def _use(self, argument: str) -> dict[str, bool]:
-        """Whether an argument is read, and whether it is written."""
+        """Return whether an argument is read, and whether it is written."""
         if argument.startswith("input") or self._name in ("send", "barrier"):
             return {"read": True, "written": False}
         return {"read": not (argument.startswith("output") or self._name.startswith("recv")), "written": True}
@@ -93,7 +92,7 @@ class _Kernel:
 
 
 def _as_value(written: Any) -> list[Any]:
-    """The tensors as the future of Gloo's own work has them: of one list of lists, the inner list."""
+    """Return the tensors as the future of Gloo's own work has them: of one list of lists, the inner list."""
     if isinstance(written, Tensor):
         return [written]
     if len(written) == 1 and isinstance(written[0], list):

@@ -31,11 +31,11 @@ class Handle:
         return getattr(torch.cpu if name in OF_THE_CPU else torch.mps, name)
 
     def is_initialized(self) -> bool:
-        """Whether the device may be used: always."""
+        """Return whether the device may be used: always."""
         return True
 
     def current_device(self) -> int:
-        """The number of the one device."""
+        """Return the number of the one device."""
         return 0
 
     def set_device(self, device: Any) -> None:

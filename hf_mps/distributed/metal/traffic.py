@@ -27,7 +27,7 @@ class Traffic:
         )
 
     def per(self, steps: int) -> Traffic:
-        """The same of one of `steps` steps, rounded down to whole bytes; itself where there was none."""
+        """Return the same of one of `steps` steps, rounded down to whole bytes; itself where there was none."""
         if steps < 1:
             return self
         return Traffic(self.calls // steps, self.payload // steps, self.copied // steps, self.waits // steps)
@@ -40,7 +40,7 @@ class Counter:
         self.calls = self.payload = self.copied = self.waits = 0
 
     def now(self) -> Traffic:
-        """The counts so far."""
+        """Return the counts so far."""
         return Traffic(self.calls, self.payload, self.copied, self.waits)
 
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 
 from hf_mps.core.text import first_line
-from hf_mps.distributed.metal.collectives import Started
-from hf_mps.distributed.metal.host import HostSide
+from hf_mps.distributed.metal.collectives import HostSide, Started
 from hf_mps.distributed.metal.traffic import COUNTER
 
 UNCLAIMED = 600.0
@@ -44,7 +43,7 @@ def complete() -> Iterator[None]:
 
 
 def completing() -> bool:
-    """Whether this thread is in a block of `complete`."""
+    """Return whether this thread is in a block of `complete`."""
     return bool(getattr(_mode, "complete", False))
 
 
@@ -104,23 +103,23 @@ class MetalWork(Work):
         return self._future
 
     def is_completed(self) -> bool:
-        """Whether Gloo is through."""
+        """Return whether Gloo is through."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Whether Gloo is through and no rank failed."""
+        """Return whether Gloo is through and no rank failed."""
         return all(work.is_completed() and work.is_success() for work in self._works)
 
     def exception(self) -> Any:
-        """What failed, or None."""
+        """Return what failed, or None."""
         return next((error for work in self._works if (error := work.exception()) is not None), None)
 
     def result(self) -> list[Tensor]:
-        """The device's tensors."""
+        """Return the device's tensors."""
         return list(self._values)
 
     def source_rank(self) -> int:
-        """The rank that a receive from any rank got its tensor from."""
+        """Return the rank that a receive from any rank got its tensor from."""
         return int(self._works[0]._source_rank())
 
     _source_rank = source_rank
@@ -144,7 +143,7 @@ class MetalWork(Work):
                 self._over = True
 
     def unclaimed(self, now: float) -> bool:
-        """Whether it has been through for so long that nobody will ask for it."""
+        """Return whether it has been through for so long that nobody will ask for it."""
         if self._done_at is None and self.is_completed():
             self._done_at = now
         return self._done_at is not None and now - self._done_at > UNCLAIMED
@@ -172,7 +171,7 @@ def done(values: list[Any]) -> Any:
 
 
 def failed(what: str, error: Exception) -> Exception:
-    """The error of a collective in one line, without the place in Gloo's sources."""
+    """Return the error of a collective in one line, without the place in Gloo's sources."""
     if isinstance(error, torch.distributed.DistBackendError):
         return error
     line = first_line(error).partition(" This is typically caused by")[0].removesuffix(".")

@@ -12,7 +12,7 @@ from transformers.trainer_callback import ExportableState
 
 from hf_mps.core.errors import RunError
 from hf_mps.distributed.metal.traffic import Traffic, traffic
-from hf_mps.layer.guards.sentinels.non_finite import refuse
+from hf_mps.layer.guards.sentinels.numbers import refuse
 
 
 def lower_rate(now: float) -> str:

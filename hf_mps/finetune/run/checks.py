@@ -15,7 +15,7 @@ from hf_mps.finetune.recipe import catalogue, expect, overrides
 from hf_mps.finetune.recipe.problems import Problem
 from hf_mps.finetune.recipe.resolve import examine, read
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
-from hf_mps.layer.guards.platform.cuda_optimizer import reason_against
+from hf_mps.layer.guards.platform.cuda import reason_against
 
 # The folders that Hugging Face's libraries keep rows and models in, where the environment names them.
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")

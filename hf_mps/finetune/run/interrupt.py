@@ -20,8 +20,8 @@ from hf_mps.distributed.ranks import Ranks, open_store
 from hf_mps.distributed.voice import on_sigterm
 from hf_mps.distributed.world import World
 from hf_mps.finetune.run.callbacks import finish
-from hf_mps.layer.guards.resume import loader_state
-from hf_mps.layer.guards.resume.rng_state import States
+from hf_mps.layer.guards.resume import batches
+from hf_mps.layer.guards.resume.random_numbers import States
 
 WAITS = b"hf-mps: stopping after this evaluation, which tells the best weights; Ctrl-C again stops at once\n"
 SAID = b"\nhf-mps: stopping after this step, with a checkpoint; Ctrl-C again stops at once\n"
@@ -146,8 +146,8 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
 
     def _leave_evaluation(self, train_dataloader: Any) -> None:
         """Let a checkpoint be that of the training: MissedEvaluation evaluates from it again."""
-        active = loader_state.active()
-        if active is not None and loader_state.source_of(active) is not loader_state.source_of(train_dataloader):
+        active = batches.active()
+        if active is not None and batches.source_of(active) is not batches.source_of(train_dataloader):
             active.end()
         if self._states is not None:
             self._states.put()

@@ -318,7 +318,7 @@ def train(
     """
     from hf_mps.finetune.run.callbacks import lower_rate
     from hf_mps.finetune.run.interrupt import Interruption
-    from hf_mps.layer.guards.sentinels import non_finite, stopped_gpu
+    from hf_mps.layer.guards.sentinels import numbers, stopped_gpu
     from hf_mps.metal.device.memory import Peak
 
     counting = kernels.counting() if plan.device.value == "mps" else None
@@ -333,8 +333,8 @@ def train(
     start = str(checkpoint) if checkpoint is not None else trainer.args.resume_from_checkpoint
     if prepared.stream is not None:
         trainer.get_train_dataloader().begin(Path(start) if start is not None else None)
-    finite = non_finite.SENTINEL.stopping(lower_rate(trainer.args.learning_rate))
-    whole = stopped_gpu.SENTINEL.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
+    finite = numbers.NON_FINITE.stopping(lower_rate(trainer.args.learning_rate))
+    whole = stopped_gpu.STOPPED_GPU.stopping(f"{stopped_gpu.CURE}; the same command goes on from the last checkpoint")
     with (
         ExitStack() as held,
         expected_operators(plan.recipe.fallback),

@@ -47,7 +47,7 @@ _step = Part("fused step", False, "scripts ask for it with HF_MPS_FUSED_STEP=1, 
 
 
 def is_on() -> bool:
-    """Whether the layer was switched on in this process."""
+    """Return whether the layer was switched on in this process."""
     return _on
 
 
@@ -62,7 +62,13 @@ def activate() -> Activation:
         import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
         if not _on:
-            _refuse_kernels()
+            # A simulated device that did not come for the sake of its kernels is no reason to train on the CPU.
+            if "HF_MPS_KERNELS" in os.environ:
+                from hf_mps.core import settings
+                from hf_mps.metal import kernels
+
+                if settings.simulate():
+                    kernels.requested()
             # What is made here lives as long as the process: a collection now, of all that torch has made, would find
             # nothing and cost more than the rest of this.
             collecting = gc.isenabled()
@@ -158,7 +164,7 @@ def _start_guards(*, metal: bool) -> None:
 
 
 def _switched_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
-    """Those of `names` that the user wants off; none where the variable has a name that there is not."""
+    """Return those of `names` that the user wants off; none where the variable has a name that there is not."""
     if f"HF_MPS_{kind.upper()}S" not in os.environ:  # spares the others the reading
         return frozenset()
     from hf_mps.core import settings
@@ -179,16 +185,6 @@ def _enabled() -> bool:
     from hf_mps.core import settings
 
     return settings.enabled()
-
-
-def _refuse_kernels() -> None:
-    """A simulated device that did not come for the sake of its kernels is no reason to train on the CPU."""
-    if "HF_MPS_KERNELS" in os.environ:
-        from hf_mps.core import settings
-        from hf_mps.metal import kernels
-
-        if settings.simulate():
-            kernels.requested()
 
 
 def _libraries() -> list[Part]:

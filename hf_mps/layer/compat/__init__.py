@@ -1,6 +1,6 @@
-"""Names that older scripts use and that newer libraries removed, a file each.
+"""Names that older scripts use and that newer libraries removed, a file for each subject.
 
-Each file says what replaced the name, tests whether the installed library still has it, and is a no-op where it has.
+A file says what replaced its names, tests whether the installed library still has them, and does nothing where it has.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _AFTER: dict[str, tuple[str, ...]] = {
     "evaluate.loading": ("metrics",),
     "datasets.table": ("large_strings",),
     "huggingface_hub": ("names",),
-    "transformers": ("names", "optimizer"),
-    "transformers.configuration_utils": ("auth_token", "config_attributes"),
+    "transformers": ("names",),
+    "transformers.configuration_utils": ("auth_token", "objects"),
     "transformers.data.data_collator": ("names",),
     "transformers.feature_extraction_utils": ("auth_token",),
     "transformers.file_utils": ("names",),
     "transformers.generation.configuration_utils": ("auth_token",),
-    "transformers.generation.utils": ("generation",),
-    "transformers.hf_argparser": ("argument_parser",),
+    "transformers.generation.utils": ("objects",),
+    "transformers.hf_argparser": ("training_arguments",),
     "transformers.image_processing_base": ("auth_token",),
     "transformers.integrations": ("names",),
-    "transformers.integrations.integration_utils": ("tensorboard",),
-    "transformers.modeling_utils": ("auth_token", "models"),
+    "transformers.integrations.integration_utils": ("objects",),
+    "transformers.modeling_utils": ("auth_token", "objects"),
     "transformers.models.auto": ("names",),
     "transformers.models.auto.auto_factory": ("auth_token",),
     "transformers.models.auto.configuration_auto": ("auth_token",),
@@ -40,9 +40,9 @@ _AFTER: dict[str, tuple[str, ...]] = {
     "transformers.models.auto.modeling_auto": ("names",),
     "transformers.models.auto.processing_auto": ("auth_token",),
     "transformers.models.auto.tokenization_auto": ("auth_token",),
-    "transformers.optimization": ("optimizer",),
-    "transformers.processing_utils": ("auth_token", "processors", "reimport"),
-    "transformers.tokenization_utils_base": ("auth_token", "tokenizers"),
+    "transformers.optimization": ("names",),
+    "transformers.processing_utils": ("auth_token", "objects", "names"),
+    "transformers.tokenization_utils_base": ("auth_token", "objects"),
     "transformers.trainer": ("trainer",),
     "transformers.trainer_pt_utils": ("names",),
     "transformers.trainer_seq2seq": ("trainer",),
@@ -53,10 +53,10 @@ _AFTER: dict[str, tuple[str, ...]] = {
 }
 
 
-def _patcher(shim: ModuleType) -> Any:
+def _patcher(shim: ModuleType, name: str) -> Any:
     from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
 
     return ModulePatcher("shim", shim, safe=False)
 
 
-SHIMS = Catalogue("shim", "hf_mps.layer.compat", _AFTER, _patcher)
+SHIMS = Catalogue("shim", _AFTER, "hf_mps.layer.compat.{}".format, _patcher)

@@ -57,7 +57,7 @@ def _logging_dir(folder: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _tpu(stock: Any) -> Any:
-    """Today's member under its older name, listed nowhere; MISSING where there is neither."""
+    """Return today's member under its older name, listed nowhere; MISSING where there is neither."""
     from accelerate.accelerator import DistributedType
 
     return getattr(DistributedType, "XLA", MISSING) if stock is MISSING else stock

@@ -62,7 +62,7 @@ def _call(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def concerns(module: ModuleType) -> bool:
-    """Whether a datasets of its own still takes the argument; of transformers' classes each is asked."""
+    """Return whether a datasets of its own still takes the argument; of transformers' classes each is asked."""
     builder = getattr(module, "load_dataset_builder", None)
     return builder is None or "use_auth_token" not in inspect.signature(builder).parameters
 

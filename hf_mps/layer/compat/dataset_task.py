@@ -54,7 +54,7 @@ def _renaming(stock: Callable[..., Any], columns: dict[str, str]) -> Callable[..
 
 
 def _rename(rows: Any, columns: dict[str, str]) -> Any:
-    """The rows with the task's columns alone. Raises ValueError where one is missing."""
+    """Return the rows with the task's columns alone. Raises ValueError where one is missing."""
     there = list(rows.column_names)
     missing = [old for old, new in columns.items() if old not in there and new not in there]
     if missing:
@@ -64,7 +64,7 @@ def _rename(rows: Any, columns: dict[str, str]) -> Any:
 
 
 def concerns(module: ModuleType) -> bool:
-    """Whether load_dataset lacks the argument."""
+    """Return whether load_dataset lacks the argument."""
     return "task" not in inspect.signature(module.load_dataset).parameters
 
 

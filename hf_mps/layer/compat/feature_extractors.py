@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import Put
-from hf_mps.layer.compat.name_table import FEATURE_EXTRACTORS
+from hf_mps.layer.compat.names import FEATURE_EXTRACTORS
 
 
 class Size(int):
@@ -30,11 +30,11 @@ class Size(int):
         return iter(self.sides)
 
     def keys(self) -> Any:
-        """The names of the sides."""
+        """Return the names of the sides."""
         return self.sides.keys()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The side `name` in pixels, or `default`."""
+        """Return the side `name` in pixels, or `default`."""
         return self.sides.get(name, default)
 
 
@@ -68,7 +68,7 @@ class _Sizes:
 
 
 def as_feature_extractor(processor: type, name: str = "") -> type:
-    """The class of an image processor as a feature extractor; saved, it is the image processor that it is."""
+    """Return the class of an image processor as a feature extractor; saved, it is the image processor that it is."""
     if issubclass(processor, _FeatureExtractor):  # read by the name of one, from a checkpoint of that time
         return processor
     names = {each: _Sizes(each) for each in ("size", "crop_size") if hasattr(processor, each)}

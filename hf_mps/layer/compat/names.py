@@ -1,25 +1,158 @@
-"""Functions and classes that moved or went, under the names that older scripts import.
+"""Names that moved or went, as the example scripts of transformers 4 import them, and what takes the place of each.
 
-`name_table.NAMES` says what took the place of each. Needless, name by name, where the module still has it: the names
-are found when they are asked for and stock's own way has none, so that nothing is imported or listed before.
+Needless, name by name, where the module still has it: the names are found when they are asked for and stock's own way
+has none, so that nothing is imported or listed before. Source: the names that the examples of transformers 4.15.0,
+4.20.1, 4.30.2 and 4.46.3 import and that 5.23, huggingface_hub 2.4 and accelerate 1.15 lack.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import MISSING, Patcher, Put
-from hf_mps.layer.compat.name_table import NAMES, Old
+
+
+@dataclass(frozen=True)
+class Old:
+    """A name that `places` (modules) had. `thing` is "module:name"; `instead` is the notice, none where it is empty.
+
+    `called` says that the notice comes when the name is called, not when it is imported.
+    """
+
+    name: str
+    places: tuple[str, ...]
+    thing: str
+    instead: str = ""
+    called: bool = False
+
+
+_TOP = "transformers"
+_UTILS = ("transformers.utils", "transformers.file_utils")
+_AUTO = (_TOP, "transformers.models.auto", "transformers.models.auto.modeling_auto")
+_TPU = ("transformers.trainer_pt_utils", "transformers.trainer_utils", "transformers.integrations")
+
+
+def _moved(thing: str, *places: str, called: bool = False, name: str = "") -> Old:
+    module, _, new = thing.partition(":")
+    return Old(name or new, places, thing, f"{module}.{new} takes its place", called)
+
+
+def _ours(name: str, instead: str, *places: str, file: str = "names", thing: str = "", called: bool = False) -> Old:
+    return Old(name, places or (_TOP,), f"hf_mps.layer.compat.{file}:{thing or name}", instead, called)
+
+
+FEATURE_EXTRACTORS = {"ViTFeatureExtractor": "ViTImageProcessor"}
+"""Feature extractors of images that became image processors (4.25)."""
+_LM = "AutoModelForCausalLM, AutoModelForMaskedLM and AutoModelForSeq2SeqLM take its place"
+_MAPPINGS = "the mappings of the three AutoModelFor…LM take its place"
+_MASK = "DataCollatorForLanguageModeling(whole_word_mask=True) takes its place"
+_XLA = "is_torch_xla_available takes its place"
+_NO_REPORT = "does nothing, examples report no use"
+NAMES: tuple[Old, ...] = (
+    _ours("Repository", "", "huggingface_hub"),
+    _ours("is_torch_tpu_available", _XLA, _TOP, "transformers.file_utils", *_TPU, called=True),
+    _ours("send_example_telemetry", _NO_REPORT, *_UTILS, "transformers.utils.hub", thing="nothing", called=True),
+    _moved("huggingface_hub:get_full_repo_name", *_UTILS, "transformers.utils.hub", called=True),
+    _moved("huggingface_hub:is_offline_mode", *_UTILS, called=True),
+    _ours("AutoModelWithLMHead", _LM, *_AUTO, file="old_classes"),
+    _ours("MODEL_WITH_LM_HEAD_MAPPING", _MAPPINGS, *_AUTO, file="old_classes"),
+    *(
+        _ours(name, "datasets.load_dataset takes its place", file="old_classes")
+        for name in ("TextDataset", "LineByLineTextDataset", "LineByLineWithRefDataset")
+    ),
+    _ours("DataCollatorForWholeWordMask", _MASK, _TOP, "transformers.data.data_collator", file="old_classes"),
+    _moved("transformers:PreTrainedTokenizerFast", _TOP, name="BloomTokenizerFast"),
+    *(_ours(name, "") for name in ("TransfoXLLMHeadModel", "TransfoXLTokenizer")),
+    *(
+        _ours(name, f"transformers.{processor} takes its place", file="feature_extractors")
+        for name, processor in FEATURE_EXTRACTORS.items()
+    ),
+)
+
+# Attributes of a configuration that it no longer has of itself -> what an unset one read as (transformers 4.46).
+CONFIG: dict[str, object] = {
+    "bos_token_id": None,
+    "decoder_start_token_id": None,
+    "do_sample": False,
+    "early_stopping": False,
+    "finetuning_task": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "length_penalty": 1.0,
+    "max_length": 20,
+    "min_length": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "prefix": None,
+    "repetition_penalty": 1.0,
+    "sep_token_id": None,
+    "task_specific_params": None,
+    "temperature": 1.0,
+    "tokenizer_class": None,
+    "top_k": 50,
+    "top_p": 1.0,
+    "torchscript": False,
+    "use_bfloat16": False,
+}
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """Take anything and do nothing."""
+
+
+def is_torch_tpu_available(check_device: bool = True) -> bool:
+    """Return whether torch_xla is there; `check_device` (4.21 to 4.40) asked for a device besides."""
+    from transformers.utils import is_torch_xla_available
+
+    found: bool = is_torch_xla_available()
+    return found
+
+
+class Repository:
+    """huggingface_hub.Repository, a git clone, can be imported and not made. Replaced by HfApi.upload_folder."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(
+            "huggingface_hub.Repository is gone with huggingface_hub 1.0; in its place: "
+            "HfApi().upload_folder(repo_id=…, folder_path=…), or leave --push_to_hub out"
+        )
+
+
+class _TransfoXL:
+    """A class of Transformer-XL, which transformers removed: a table of models can name it, nobody can make one."""
+
+    @classmethod
+    def _refuse(cls) -> NoReturn:
+        raise NotImplementedError(
+            f"transformers.{cls.__name__} is gone with transformers 5; in its place: transformers 4.56 or another model"
+        )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._refuse()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError, which names the release that has the model."""
+        cls._refuse()
+
+
+class TransfoXLLMHeadModel(_TransfoXL):
+    """Can be imported and not made."""
+
+
+class TransfoXLTokenizer(_TransfoXL):
+    """Can be imported and not made."""
 
 
 @functools.cache
 def places() -> dict[str, dict[str, Old]]:
-    """The old names of each module."""
+    """Return the old names of each module."""
     found: dict[str, dict[str, Old]] = {}
     for old in NAMES:
         for place in old.places:
@@ -85,4 +218,42 @@ def _told(name: str, instead: str, thing: str) -> Callable[..., Any]:
     return call
 
 
-patches = {f"{module}:__getattr__": Finder("__getattr__", own=True, optional=True) for module in places()}
+def _adamw(stock: Any) -> Any:
+    if stock is not MISSING:
+        return stock
+    import torch  # loaded already: the layer is switched on from there
+
+    class AdamW(torch.optim.AdamW):
+        """torch.optim.AdamW with the arguments and defaults of transformers.AdamW."""
+
+        def __init__(
+            self,
+            params: Any,
+            lr: float = 1e-3,
+            betas: tuple[float, float] = (0.9, 0.999),
+            eps: float = 1e-6,
+            weight_decay: float = 0.0,
+            correct_bias: bool = True,
+            no_deprecation_warning: bool = False,
+        ) -> None:
+            without = "" if correct_bias else "; correct_bias=False is dropped, it always corrects"
+            print_notice(f"transformers.AdamW: torch.optim.AdamW takes its place{without}")
+            super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    return AdamW
+
+
+# direct_transformers_import (transformers/utils/import_utils.py, 5.0 to 5.23) puts a second module object in the place
+# of `transformers` when processing_utils is imported: that one needs the names too.
+_AGAIN = {"transformers": ("transformers", "transformers.processing_utils")}
+patches = {
+    **{
+        f"{module}:__getattr__": Finder("__getattr__", own=True, optional=True, after=_AGAIN.get(module, module))
+        for module in places()
+    },
+    # Needless where the module has the class, which went with transformers 4.50. The shim keeps that class's defaults.
+    **{
+        f"{module}:AdamW": Put(_adamw, optional=True, after=_AGAIN.get(module, module))
+        for module in ("transformers", "transformers.optimization")
+    },
+}

@@ -1,15 +1,17 @@
-"""The arguments that transformers removed from TrainingArguments, and what takes the place of each.
+"""The arguments that transformers removed from TrainingArguments, and keywords and command lines in today's words.
 
 Source: the fields of the class in the releases 2.11, 3.5, 4.0 to 4.57 and 5.0, compared with those of 5.23. An entry
-is used only where the installed class lacks the field, so 5.0, which still has --warmup_ratio, keeps it.
+is used only where the installed class lacks the field, so 5.0, which still has --warmup_ratio, keeps it. Each change is
+one line of notice.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 Fields = dict[str, Any]
 
@@ -42,6 +44,12 @@ def _dropped(name: str, why: str, kind: type = bool, default: Any = False) -> Re
     return Removed(name, f"nothing: {why}", kind, default, lambda value: {})
 
 
+def _switch(name: str, instead: str, **fields: Any) -> Removed:
+    """A flag that is one value of a field today."""
+    ((field, value),) = fields.items()
+    return Removed(name, instead, bool, False, _if_true(**fields), lambda args: getattr(args, field) == value)
+
+
 def _warmup(ratio: float | None) -> Fields:
     if not ratio:
         return {}
@@ -55,8 +63,9 @@ def _if_true(**fields: Any) -> Callable[[Any], Fields]:
     return lambda value: dict(fields) if value else {}
 
 
-def _inside(field: str, key: str, unset: Any = None) -> Callable[[Any], Fields]:
-    return lambda value: {} if value is None or value == unset else {field: {key: value}}
+def _inside(name: str, kind: type, field: str, key: str, unset: Any = None) -> Removed:
+    """A value that is a key of a dictionary today."""
+    return Removed(name, field, kind, unset, lambda value: {} if value in (None, unset) else {field: {key: value}})
 
 
 def _organization(name: str | None) -> Fields:
@@ -68,17 +77,10 @@ def _organization(name: str | None) -> Fields:
 _ONE = "mixed precision is fp16 or bf16 alone"
 _ALL = (
     _dropped("use_mps_device", "mps is taken where it works (HF_MPS_DEVICE=mps insists on it)"),
-    Removed("no_cuda", "use_cpu", bool, False, _if_true(use_cpu=True), lambda args: args.use_cpu),
+    _switch("no_cuda", "use_cpu", use_cpu=True),
     _dropped("overwrite_output_dir", "files of the same name are written over and no file is deleted"),
     _renamed("evaluation_strategy", "eval_strategy"),
-    Removed(
-        "evaluate_during_training",
-        "eval_strategy steps",
-        bool,
-        False,
-        _if_true(eval_strategy="steps"),
-        lambda args: args.eval_strategy == "steps",
-    ),
+    _switch("evaluate_during_training", "eval_strategy steps", eval_strategy="steps"),
     Removed(
         "warmup_ratio",
         "warmup_steps (a number below 1 is the share of all steps)",
@@ -87,14 +89,7 @@ _ALL = (
         _warmup,
         lambda args: args.warmup_steps if args.warmup_steps < 1 else 0.0,
     ),
-    Removed(
-        "group_by_length",
-        "train_sampling_strategy: group_by_length",
-        bool,
-        False,
-        _if_true(train_sampling_strategy="group_by_length"),
-        lambda args: args.train_sampling_strategy == "group_by_length",
-    ),
+    _switch("group_by_length", "train_sampling_strategy: group_by_length", train_sampling_strategy="group_by_length"),
     Removed("logging_dir", "the environment variable TENSORBOARD_LOGGING_DIR", str, None, lambda value: {}),
     _dropped("save_safetensors", "models are always saved as safetensors", default=True),
     _renamed("per_gpu_train_batch_size", "per_device_train_batch_size", int),
@@ -102,7 +97,7 @@ _ALL = (
     _dropped("fp16_backend", _ONE, str, "auto"),
     _dropped("half_precision_backend", _ONE, str, "auto"),
     _dropped("fp16_opt_level", _ONE, str, "O1"),
-    Removed("adafactor", "optim adafactor", bool, False, _if_true(optim="adafactor"), lambda a: a.optim == "adafactor"),
+    _switch("adafactor", "optim adafactor", optim="adafactor"),
     _dropped("use_ipex", "IPEX is Intel's"),
     _dropped("jit_mode_eval", "torch_compile took the place of TorchScript"),
     _renamed("torchdynamo", "torch_compile_backend"),
@@ -125,16 +120,10 @@ _ALL = (
     _renamed("push_to_hub_model_id", "hub_model_id"),
     Removed("push_to_hub_organization", "hub_model_id ORGANIZATION/NAME", str, None, _organization),
     _renamed("push_to_hub_token", "hub_token", secret=True),
-    Removed("dispatch_batches", "accelerator_config", bool, None, _inside("accelerator_config", "dispatch_batches")),
-    Removed("split_batches", "accelerator_config", bool, None, _inside("accelerator_config", "split_batches")),
-    Removed("fsdp_min_num_params", "fsdp_config", int, 0, _inside("fsdp_config", "min_num_params", 0)),
-    Removed(
-        "fsdp_transformer_layer_cls_to_wrap",
-        "fsdp_config",
-        str,
-        None,
-        _inside("fsdp_config", "transformer_layer_cls_to_wrap"),
-    ),
+    _inside("dispatch_batches", bool, "accelerator_config", "dispatch_batches"),
+    _inside("split_batches", bool, "accelerator_config", "split_batches"),
+    _inside("fsdp_min_num_params", int, "fsdp_config", "min_num_params", 0),
+    _inside("fsdp_transformer_layer_cls_to_wrap", str, "fsdp_config", "transformer_layer_cls_to_wrap"),
     _renamed("xpu_backend", "ddp_backend"),
     _dropped("sharded_ddp", "fsdp took the place of fairscale", str, ""),
     _dropped("tpu_num_cores", "there is no TPU here", int, None),
@@ -154,5 +143,156 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 
 
 def missing(fields: Collection[str]) -> dict[str, Removed]:
-    """The removed arguments that a class with these fields does not know."""
+    """Return the removed arguments that a class with these fields does not know."""
     return {name: old for name, old in REMOVED.items() if name not in fields}
+
+
+T = TypeVar("T")
+_TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as HfArgumentParser has them
+
+
+@dataclass
+class Translated(Generic[T]):
+    """Arguments in today's words, the removed ones by name as they were given, and a line for each change."""
+
+    given: T
+    kept: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+
+def keywords(
+    given: Mapping[str, Any], removed: Mapping[str, Removed], values: Mapping[str, Collection[str]]
+) -> Translated[dict[str, Any]]:
+    """Translate keyword arguments or a JSON or YAML file's keys. Raises ValueError as the old argument did.
+
+    `values` lists what a field of `removed_arguments.VALUES` may be today; the values of other fields are left alone.
+    """
+    result = Translated({name: value for name, value in given.items() if name not in removed})
+    for name in given:
+        if name not in removed:
+            continue
+        new, line = _place(removed[name], given[name], given, shown=_assignment)
+        result.kept[name] = given[name]
+        result.given.update(new)
+        result.lines.append(line)
+    for name, today in values.items():
+        old = str(result.given.get(name))
+        if old in VALUES.get(name, {}) and old not in today:
+            result.given[name] = VALUES[name][old]
+            result.lines.append(f"{name}={old!r}: {name}={VALUES[name][old]!r} takes its place")
+    return result
+
+
+def command_line(
+    arguments: Sequence[str], removed: Mapping[str, Removed], values: Mapping[str, Collection[str]]
+) -> Translated[list[str]]:
+    """Translate a command line; flags that are not in `removed` stay as they are, in their places.
+
+    `--flag value`, `--flag=value`, `--flag-name` and booleans without a value are understood as HfArgumentParser does.
+    Raises ValueError, in argparse's words, for a value that is absent or no number.
+    """
+    rest = list(arguments)
+    present = {_name(argument) for argument in arguments if argument.startswith("--")}
+    result: Translated[list[str]] = Translated([])
+    while rest:
+        argument = rest.pop(0)
+        if argument == "--":
+            result.given += [argument, *rest]
+            break
+        old, negated = _find(argument, removed)
+        if old is None:
+            result.given += _today(argument, rest, values, result.lines)
+            continue
+        value = False if negated else _value(old, argument, rest)
+        try:
+            new, line = _place(old, value, present, shown=_flag)
+        except ValueError as error:
+            raise ValueError(f"argument --{old.name}: {error}") from error
+        result.kept[old.name] = value
+        result.given += [f"--{name}={_text(value)}" for name, value in new.items()]
+        result.lines.append(line)
+    return result
+
+
+def _place(old: Removed, value: Any, given: Collection[str], *, shown: Any) -> tuple[dict[str, Any], str]:
+    """Today's fields for one removed argument, without those that were given themselves, and the line that says it."""
+    dashes = "--" if shown is _flag else ""
+    was = f"{dashes}{old.name} …" if old.secret else shown(old.name, value)
+    new = old.convert(value)
+    twice = [name for name in new if name in given]
+    if twice:
+        return {}, f"{was}: dropped, {dashes}{twice[0]} is given too"
+    if new:
+        now = f"{dashes}{old.instead}" if old.secret else " ".join(shown(*item) for item in new.items())
+        return new, f"{was}: {now} takes its place"
+    if old.name == "logging_dir":
+        return {}, f"{was}: kept for TensorBoard; transformers 5 has TENSORBOARD_LOGGING_DIR in its place"
+    words = old.instead.removeprefix("nothing: ") if old.instead.startswith("nothing") else "it is the default"
+    return {}, f"{was}: dropped, {words}"
+
+
+def _name(argument: str) -> str:
+    return argument[2:].partition("=")[0].replace("-", "_")
+
+
+def _find(argument: str, removed: Mapping[str, Removed]) -> tuple[Removed | None, bool]:
+    """Return the removed flag that `argument` is, and whether it is its `--no_` form, which a flag that was on had."""
+    if not argument.startswith("--"):
+        return None, False
+    name = _name(argument)
+    if name in removed:
+        return removed[name], False
+    opposite = removed.get(name.removeprefix("no_"))
+    if opposite is not None and opposite.default is True and "=" not in argument:
+        return opposite, True
+    return None, False
+
+
+def _value(old: Removed, argument: str, rest: list[str]) -> Any:
+    """Return the value of a removed flag, taken off `rest` where it stands there."""
+    _, equals, word = argument.partition("=")
+    if old.kind is bool:
+        if not equals:
+            if not (rest and rest[0].lower() in (*_TRUE, *_FALSE)):
+                return True
+            word = rest.pop(0)
+        if word.lower() not in (*_TRUE, *_FALSE):
+            raise ValueError(f"argument --{old.name}: invalid bool value: {word!r}")
+        return word.lower() in _TRUE
+    if not equals:
+        if not rest or rest[0].startswith("--"):
+            raise ValueError(f"argument --{old.name}: expected one argument")
+        word = rest.pop(0)
+    try:
+        return old.kind(word)
+    except ValueError:
+        raise ValueError(f"argument --{old.name}: invalid {old.kind.__name__} value: {word!r}") from None
+
+
+def _today(argument: str, rest: list[str], values: Mapping[str, Collection[str]], lines: list[str]) -> list[str]:
+    """One argument of today, its value changed where that value is gone."""
+    name = _name(argument) if argument.startswith("--") else ""
+    if name not in values:
+        return [argument]
+    equals = "=" in argument
+    old = argument.partition("=")[2] if equals else (rest[0] if rest else "")
+    if old in values[name] or old not in VALUES.get(name, {}):
+        return [argument]
+    if not equals:
+        rest.pop(0)
+    lines.append(f"--{name} {old}: --{name} {VALUES[name][old]} takes its place")
+    return [f"--{name}={VALUES[name][old]}"]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return str(value[0]) if isinstance(value, list) else str(value)
+
+
+def _flag(name: str, value: Any) -> str:
+    return f"--{name}" if value is True else f"--{name} {_text(value)}"
+
+
+def _assignment(name: str, value: Any) -> str:
+    return f"{name}={value!r}"

@@ -1,23 +1,27 @@
-"""TrainingArguments takes the keywords that transformers 4 had, and older script bodies read them from it.
+"""TrainingArguments and HfArgumentParser take what transformers 4 had, and older script bodies read it from them.
 
 Replaced by the fields of `hf_mps.layer.compat.removed_arguments`; needless for each name that the installed class has
-as a field. A subclass that declares a field, or an argument of its own __init__, of the same name keeps it.
+as a field. A subclass that declares a field, or an argument of its own __init__, of the same name keeps it. The
+parsers concerned have a dataclass that derives from TrainingArguments; their errors ask "did you mean" about others.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_mps.core.errors import nearest
 from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import Give, plainly, replace
-from hf_mps.layer.compat import removed_arguments, translate
+from hf_mps.layer.compat import removed_arguments
 
 
 def values_of(arguments: type) -> dict[str, Collection[str]]:
-    """What the fields of `removed_arguments.VALUES` may be in the installed version."""
+    """Return what the fields of `removed_arguments.VALUES` may be in the installed version."""
     module = inspect.getmodule(next(base for base in arguments.__mro__ if base.__name__ == "TrainingArguments"))
     return {"optim": [str(name.value) for name in getattr(module, "OptimizerNames", ())]}
 
@@ -57,7 +61,7 @@ class Gone:
         if self._old.name in type(arguments).__dataclass_fields__:  # a subclass's own, set by its __init__
             vars(arguments)[self._old.name] = value
             return
-        result = translate.keywords({self._old.name: value}, {self._old.name: self._old}, {})
+        result = removed_arguments.keywords({self._old.name: value}, {self._old.name: self._old}, {})
         for name, new in result.given.items():
             setattr(arguments, name, new)
         vars(arguments)[self._old.name] = value
@@ -70,7 +74,7 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
         return stock(self, *args, **kwargs)
     own = inspect.signature(stock).parameters
     removed = {name: old for name, old in removed.items() if name not in own}
-    result = translate.keywords(kwargs, removed, values_of(type(self)))
+    result = removed_arguments.keywords(kwargs, removed, values_of(type(self)))
     tell_each("", result.lines)
     stock(self, *args, **result.given)
     keep(self, result.kept)
@@ -104,3 +108,96 @@ patches = {
     f"{_CLASS}.framework": Give("FRAMEWORK"),
     f"{_CLASS}.__new__": _new,
 }
+
+
+def _parse_known_args(
+    stock: Callable[..., Any], self: Any, args: Any = None, namespace: Any = None, **kwargs: Any
+) -> Any:
+    removed, values = _missing(self)
+    if not removed and not values:
+        return stock(self, args, namespace, **kwargs)
+    given = list(sys.argv[1:] if args is None else args)
+    try:
+        result = removed_arguments.command_line(given, removed, values)
+    except ValueError as error:
+        self.error(str(error))
+    for line in result.lines:
+        if not line.startswith("--overwrite_output_dir"):  # told by `keep`, which knows the folder
+            print_notice(line)
+    self._hf_mps_kept = result.kept
+    return stock(self, result.given, namespace, **kwargs)
+
+
+def _parse_args_into_dataclasses(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    self._hf_mps_kept = {}
+    with _did_you_mean(self):
+        outputs = stock(self, *args, **kwargs)
+    return _keep_parsed(self, outputs, self._hf_mps_kept)
+
+
+def _parse_dict(stock: Callable[..., Any], self: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
+    removed, values = _missing(self)
+    result = (
+        removed_arguments.keywords(args, removed, values) if removed or values else removed_arguments.Translated(args)
+    )
+    tell_each("", result.lines)
+    with _did_you_mean(self):
+        outputs = stock(self, result.given, *more, **kwargs)
+    return _keep_parsed(self, outputs, result.kept)
+
+
+def _missing(parser: Any) -> tuple[dict[str, removed_arguments.Removed], dict[str, Any]]:
+    """Return the removed flags to translate for `parser`, and the values that its training dataclass knows."""
+    training = _training(parser)
+    if training is None:
+        return {}, {}
+    own = {name for kind in parser.dataclass_types for name in kind.__dataclass_fields__}
+    own |= {option.lstrip("-").replace("-", "_") for option in parser._option_string_actions}
+    return removed_arguments.missing(own), values_of(training)
+
+
+def _training(parser: Any) -> Any:
+    module: Any = sys.modules.get("transformers.training_args")  # not imported: no dataclass can derive from it
+    base = getattr(module, "TrainingArguments", None)
+    if base is None:
+        return None
+    return next((kind for kind in parser.dataclass_types if isinstance(kind, type) and issubclass(kind, base)), None)
+
+
+def _keep_parsed(parser: Any, outputs: Any, kept: dict[str, Any]) -> Any:
+    training = _training(parser)
+    for output in outputs if kept and training is not None else ():
+        if isinstance(output, training):
+            keep(output, kept)
+    return outputs
+
+
+@contextmanager
+def _did_you_mean(parser: Any) -> Iterator[None]:
+    """Add the nearest flag to the parser's own error about arguments that nobody uses."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        if "not used by the HfArgumentParser" in text:
+            error.args = (text + _nearest(text, parser),)
+        raise
+
+
+def _nearest(text: str, parser: Any) -> str:
+    listed = text.partition("[")[2].rpartition("]")[0]
+    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    for word in (part.strip(" '\"").partition("=")[0] for part in listed.split(",")):
+        flag = word if word.startswith("--") else f"--{word}"
+        hint = nearest(flag, known)
+        if hint and (word.startswith("--") or " " not in word):
+            return hint
+    return ""
+
+
+_PARSER = {
+    "transformers.hf_argparser:HfArgumentParser.parse_known_args": _parse_known_args,
+    "transformers.hf_argparser:HfArgumentParser.parse_args_into_dataclasses": _parse_args_into_dataclasses,
+    "transformers.hf_argparser:HfArgumentParser.parse_dict": _parse_dict,
+}
+patches |= _PARSER

@@ -56,7 +56,7 @@ _libraries: list[Any] = []
 
 
 def _composite(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """What PyTorch makes of it: while it traces, by the rule that a tracer has for it, if any."""
+    """Return what PyTorch makes of it: while it traces, by the rule that a tracer has for it, if any."""
     python: Callable[..., Any] | None = None
     if torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher):
         python = operator.py_kernels.get(torch._C.DispatchKey.Autograd)
@@ -66,7 +66,7 @@ def _composite(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def runs(tensor: Any) -> bool:
-    """Whether a call computes: an ordinary tensor, and neither a compiler nor torch.func around it."""
+    """Return whether a call computes: an ordinary tensor, and neither a compiler nor torch.func around it."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()

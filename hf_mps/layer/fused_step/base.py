@@ -35,15 +35,15 @@ class Part(Patcher):
 
     @property
     def on(self) -> bool:
-        """Whether it may act on any device."""
+        """Return whether it may act on any device."""
         return bool(self.devices) and not self.broken
 
     def pays(self, device_type: str) -> str:
-        """Why it saves time on a device of that type; empty where it does not."""
+        """Return why it saves time on a device of that type; empty where it does not."""
         return self.why if device_type == "mps" else ""
 
     def words(self, model: Any, device_type: str) -> str:
-        """What it will do in a training of `model`; empty where that has nothing for it."""
+        """Return what it will do in a training of `model`; empty where that has nothing for it."""
         return self.what
 
     def acts(self) -> None:
@@ -57,7 +57,8 @@ class Part(Patcher):
         if not self.broken:
             self.broken = True
             notices.print_notice(
-                f"the fused step's {self.name} failed: {described(error)}; it is off from here on, and all else goes on"
+                f"the fused step's {self.name} failed: {described(error)}; it is disabled for this process; "
+                "training continues"
             )
 
     def unknown(self, module: ModuleType, error: Exception) -> None:
@@ -65,9 +66,9 @@ class Part(Patcher):
         self.broken = True
         notices.print_notice(
             f"the fused step's {self.name} does not know this version of {module.__name__}"
-            f" ({type(error).__name__}: {error}); it is off, and all else goes on"
+            f" ({type(error).__name__}: {error}); it is disabled; training continues"
         )
 
     def reasons(self) -> tuple[str, str, str, str]:
-        """Its own sentences."""
+        """Return its own sentences."""
         return f"{self.what}: {self.why}", self.until, "", ""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.layer.fused_step import constants, side_by_side
+from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
 
@@ -75,7 +75,7 @@ class DecoderPieces(ModelCode):
         return there and torch.is_grad_enabled()
 
     def _long(self, weight: Tensor) -> Tensor:
-        """A frozen weight times the root of its length; made anew when it was changed."""
+        """Return a frozen weight times the root of its length; made anew when it was changed."""
         kept: Any = self._lengthened
         now = weight._version, constants.place_of(weight.device)
         before, long = kept.get(weight, (None, None))
@@ -158,10 +158,10 @@ class _Rotation(torch.autograd.Function):
 
 def _both_turned(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Pair:
     """Queries and keys, at once where one product made them: the heads of both lie side by side in each place."""
-    whole = None if torch.is_grad_enabled() else side_by_side.joined((query, key), 1)
+    whole = None if torch.is_grad_enabled() else spans.joined((query, key), 1)
     if whole is None:
         return _turned(query, cos, sin), _turned(key, cos, sin)
-    first, second = side_by_side.pieces(_turned(whole, cos, sin), (query.shape[1], key.shape[1]), 1)
+    first, second = spans.pieces(_turned(whole, cos, sin), (query.shape[1], key.shape[1]), 1)
     return first, second
 
 
@@ -170,4 +170,4 @@ def _turned(given: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return given * cos + torch.cat((second, first), -1) * sin
 
 
-PART = DecoderPieces()
+DECODER_PIECES = DecoderPieces()

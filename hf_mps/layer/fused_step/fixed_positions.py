@@ -40,7 +40,7 @@ class Rotation(NamedTuple):
     sin: Tensor
 
     def holds(self, module: Any) -> bool:
-        """Whether it would be made again with the same numbers, and nobody has written into it."""
+        """Return whether it would be made again with the same numbers, and nobody has written into it."""
         same = self.frequencies is module.inv_freq and self.version == module.inv_freq._version
         return same and self.scaling == module.attention_scaling and self.cos._version == self.sin._version == 0
 
@@ -124,7 +124,7 @@ def _copies(part: FixedPositions, kind: Any) -> bool:
 
 
 def _counts(forward: Any) -> bool:
-    """Whether a model's `forward` begins to ask for positions where it counts them, as above."""
+    """Return whether a model's `forward` begins to ask for positions where it counts them, as above."""
     if not inspect.isfunction(forward) or "past_seen_tokens" not in inspect.unwrap(forward).__code__.co_varnames:
         return False
     names = [*inspect.signature(forward).parameters]
@@ -136,4 +136,4 @@ def _counts(forward: Any) -> bool:
     return len(own) == 1 and min(each.lineno for each in asks) == own[0].lineno
 
 
-PART = FixedPositions()
+FIXED_POSITIONS = FixedPositions()

@@ -34,6 +34,7 @@ class FlatGradients(Part):
     patches = {
         f"{CLIP}:clip_grad_norm_": "_clip_norm",
         f"{EXPORTED}:clip_grad_norm_": "_clip_norm",
+        # The private ones too: a program that imported clip_grad_norm_ by name before has stock's, which calls these.
         f"{CLIP}:_get_total_norm": "_total_norm",
         f"{EXPORTED}:get_total_norm": "_total_norm",
         f"{CLIP}:_clip_grads_with_norm_": "_scale",
@@ -49,7 +50,7 @@ class FlatGradients(Part):
         self._now: tuple[list[Any], list[Any]] | None = None
 
     def words(self, model: Any, device_type: str) -> str:
-        """How many gradients will lie in how many buffers."""
+        """Return how many gradients will lie in how many buffers."""
         sizes: dict[Any, list[int]] = {}
         for each in model.parameters():
             if each.requires_grad and 0 < each.nbytes <= spans.SMALL:
@@ -118,7 +119,7 @@ class FlatGradients(Part):
         return [SimpleNamespace(grad=each) for each in known or self._long(gradients)]
 
     def _known(self, gradients: list[Any]) -> list[Any]:
-        """The long tensors of these gradients, where `clip_grad_norm_` has just made them."""
+        """Return the long tensors of these gradients, where `clip_grad_norm_` has just made them."""
         before, long = self._now or ([], [])
         same = len(before) == len(gradients) and all(map(is_, before, gradients))
         return long if same else []
@@ -154,7 +155,7 @@ class FlatGradients(Part):
 
 
 def _plain_factor(long: Sequence[Any], max_norm: Any, total_norm: Any) -> bool:
-    """Whether there are long tensors, and a norm of float32 beside all of them, to be held under a number."""
+    """Return whether there are long tensors, and a norm of float32 beside all of them, to be held under a number."""
     plain = isinstance(max_norm, int | float) and type(total_norm) is torch.Tensor and not total_norm.requires_grad
     there = plain and bool(long) and total_norm.dim() == 0 and total_norm.dtype == torch.float32
     return there and {each.device for each in long} == {total_norm.device}
@@ -176,4 +177,4 @@ def _gradients(parameters: Any) -> list[Any]:
     return [each.grad for each in parameters if each.grad is not None]
 
 
-PART = FlatGradients()
+FLAT_GRADIENTS = FlatGradients()

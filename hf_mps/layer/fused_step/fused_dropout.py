@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.releases import torch_release
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
 from hf_mps.layer.fused_step.base import Part
-from hf_mps.layer.guards.introspect import torch_release
 
 STOCK_FUSES = (2, 15)
 """The release whose own dropout takes that kernel on Metal (pytorch#195011)."""
@@ -31,7 +31,7 @@ class FusedDropout(Part):
     patches = {"aten::dropout": AutogradKernel("_dropped", when="concerns_call")}
 
     def pays(self, device_type: str) -> str:
-        """Where the release's own dropout does not take the kernel by itself."""
+        """Return the reason where the release's own dropout does not take the kernel by itself."""
         return super().pays(device_type) if torch_release() < STOCK_FUSES else ""
 
     def words(self, model: Any, device_type: str) -> str:
@@ -39,7 +39,7 @@ class FusedDropout(Part):
         return self.what if _drops(model) else ""
 
     def concerns_call(self, given: Tensor, p: float, train: bool) -> bool:
-        """Whether stock would draw a mask, for a tensor whose order in memory the kernel keeps."""
+        """Return whether stock would draw a mask, for a tensor whose order in memory the kernel keeps."""
         return (
             train
             and 0 < p < 1
@@ -62,4 +62,4 @@ def _drops(model: Any) -> bool:
     return layers or any(isinstance(value, float) and value > 0 for value in rates)
 
 
-PART = FusedDropout()
+FUSED_DROPOUT = FusedDropout()

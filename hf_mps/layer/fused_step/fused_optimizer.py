@@ -72,7 +72,7 @@ class FusedOptimizer(Part):
                     optimizer.state[weight]["step"] = torch.as_tensor(step, dtype=torch.float32, device=weight.device)
 
     def _may(self, group: dict[str, Any]) -> bool:
-        """Whether nobody chose a way for a group, and the fused kernel takes all that it has."""
+        """Return whether nobody chose a way for a group, and the fused kernel takes all that it has."""
         if group.get("foreach") is not None or group.get("capturable") or group.get("differentiable"):
             return False
         gradients = [weight.grad for weight in group["params"] if weight.grad is not None]
@@ -125,4 +125,4 @@ class FusedOptimizer(Part):
         return spans.gather(tensors) if len(long) > FEW else long
 
 
-PART = FusedOptimizer()
+FUSED_OPTIMIZER = FusedOptimizer()

@@ -68,7 +68,12 @@ class InBackward:
         if gradient is None:
             return
         with torch.no_grad():
-            self.norms[self._places[id(weight)]] = _norm(gradient)
+            # In float32; of halves piece by piece, since float32 of all would be twice the gradient.
+            whole = gradient.dtype == torch.float32
+            pieces = [gradient] if whole else torch.split(gradient.reshape(-1), PIECE)
+            norms = [torch.linalg.vector_norm(each.float()) for each in pieces]
+            total: Tensor = norms[0] if whole else torch.linalg.vector_norm(torch.stack(norms))
+            self.norms[self._places[id(weight)]] = total
             if not self.measuring and id(weight) in self._groups:
                 self.settle(weight)
                 self._step(weight, self._groups[id(weight)])
@@ -122,17 +127,8 @@ def rounded(values: Tensor) -> Tensor:
     return chance.add_(digits).bitwise_and_(-(2**DROPPED)).view(torch.float32).to(torch.bfloat16)
 
 
-def _norm(gradient: Tensor) -> Tensor:
-    """In float32; of halves piece by piece, since float32 of all would be twice the gradient."""
-    whole = gradient.dtype == torch.float32
-    pieces = [gradient] if whole else torch.split(gradient.reshape(-1), PIECE)
-    norms = [torch.linalg.vector_norm(each.float()) for each in pieces]
-    total: Tensor = norms[0] if whole else torch.linalg.vector_norm(torch.stack(norms))
-    return total
-
-
 def _piece(name: str, value: Any, part: slice) -> Any:
-    """A part of a state's tensor in float32; its counter as a copy, since every part counts."""
+    """Return a part of a state's tensor in float32; its counter as a copy, since every part counts."""
     if not isinstance(value, Tensor):
         return value
     return value.clone() if name == COUNTER else value.view(-1)[part].float()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.layer.fused_step import joint_adapters, joint_linear, side_by_side
+from hf_mps.layer.fused_step import joint_linear, spans
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
 
@@ -65,7 +65,7 @@ class JointProjections(ModelCode):
             self.around(vars(module)[name], "forward", functools.partial(self._owned, groups))
 
     def _groups(self, module: Any) -> Mapping[str, Groups]:
-        """The classes of a module of transformers' that have such layers."""
+        """Return the classes of a module of transformers' that have such layers."""
         name = getattr(module, "__name__", "")
         if name not in self._told:
             self._told[name] = dict(_of_file(module)) if name else {}
@@ -86,12 +86,12 @@ class JointProjections(ModelCode):
                 vars(layer).pop("forward", None)
 
     def _computed(self, stock: OriginalCall, given: Any, asked: list[Any]) -> list[Any]:
-        """Those layers that have their results, or PEFT's around them."""
+        """Return those layers that have their results, or PEFT's around them."""
         layers = _layers(asked)
         if not (layers and runs(given) and self._fits(given, layers)):
             return []
         weights, biases = [each.weight for each in layers], [each.bias for each in layers if each.bias is not None]
-        if any(kind and side_by_side.brought_together(kind) is None for kind in (weights, biases)):
+        if any(kind and spans.brought_together(kind) is None for kind in (weights, biases)):
             return []
         device = given.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else given.dtype
@@ -100,9 +100,9 @@ class JointProjections(ModelCode):
         if adapters:
             downs, ups = [each[0] for each in adapters.values()], [each[1] for each in adapters.values()]
             scales = tuple(each[2] for each in adapters.values())
-            plan = joint_adapters.Plan(tuple(adapters), scales, dtype, len(layers))
+            plan = joint_linear.Plan(tuple(adapters), scales, dtype, len(layers))
             learned = (*weights, *biases, *downs, *ups)
-            outs = stock.foreign(joint_adapters.JointAdapters.apply, given, plan, *learned)
+            outs = stock.foreign(joint_linear.JointAdapters.apply, given, plan, *learned)
             layers = [asked[place] if place in adapters else layer for place, layer in enumerate(layers)]
         else:
             outs = stock.foreign(joint_linear.JointLinear.apply, given, dtype, len(layers), *weights, *biases)
@@ -111,7 +111,7 @@ class JointProjections(ModelCode):
         return layers
 
     def _fits(self, given: Tensor, layers: list[Any]) -> bool:
-        """Whether stock would compute the same with each layer, on a device that is ours."""
+        """Return whether stock would compute the same with each layer, on a device that is ours."""
         weights = [each.weight for each in layers]
         alike = {(each.dtype, each.device, each.shape[1]) for each in weights} == {
             (weights[0].dtype, given.device, given.shape[-1])
@@ -130,13 +130,13 @@ class JointProjections(ModelCode):
 
 
 def _handed(layer: Any, given: Tensor, out: Tensor, asked: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a layer returns whose result is ready: that, where it is asked for the same."""
+    """Return what a layer returns whose result is ready: that, where it is asked for the same."""
     vars(layer).pop("forward", None)
     return out if asked is given and not args and not kwargs else layer.forward(asked, *args, **kwargs)
 
 
 def _layers(asked: list[Any]) -> list[Any]:
-    """The linear layers among a module's, or none: PEFT's have the model's own layer inside."""
+    """Return the linear layers among a module's, or none: PEFT's have the model's own layer inside."""
     peft = (type(each).__module__.startswith("peft.") for each in asked)
     found: list[Any] = [
         getattr(each, "base_layer", each) if its else each for each, its in zip(asked, peft, strict=True)
@@ -147,20 +147,20 @@ def _layers(asked: list[Any]) -> list[Any]:
 
 
 def _adapters(asked: list[Any], frozen: list[Tensor], given: Tensor) -> dict[int, tuple[Tensor, Tensor, float]]:
-    """Which of the layers have adapters that can be computed with them, by their places."""
+    """Return which of the layers have adapters that can be computed with them, by their places."""
     if any(each.requires_grad for each in frozen):
         return {}
-    simple = {place: joint_adapters.simple(each) for place, each in enumerate(asked)}
+    simple = {place: joint_linear.simple(each) for place, each in enumerate(asked)}
     found = {place: each for place, each in simple.items() if each is not None}
     kinds = {(each.dtype, each.device) for down, up, _ in found.values() for each in (down, up)}
     downs = [down for down, _, _ in found.values()]
-    if kinds != {(given.dtype, given.device)} or side_by_side.brought_together(downs) is None:
+    if kinds != {(given.dtype, given.device)} or spans.brought_together(downs) is None:
         return {}
     return found
 
 
 def _of_file(module: ModuleType) -> Iterator[tuple[str, Groups]]:
-    """The classes of a module whose `forward` calls several of its layers with one argument."""
+    """Yield the classes of a module whose `forward` calls several of its layers with one argument."""
     tree = ast.parse(Path(inspect.getsourcefile(module) or "").read_text(encoding="utf-8"))
     for node in tree.body:
         kind = getattr(module, node.name, None) if isinstance(node, ast.ClassDef) else None
@@ -174,7 +174,7 @@ def _of_file(module: ModuleType) -> Iterator[tuple[str, Groups]]:
 
 
 def _is_running(kind: Any, function: ast.FunctionDef) -> bool:
-    """Whether the class has that function, and no other was put in its place."""
+    """Return whether the class has that function, and no other was put in its place."""
     code = getattr(inspect.unwrap(vars(kind).get("forward", _of_file)), "__code__", None)
     first = min([function.lineno, *(each.lineno for each in function.decorator_list)])
     return code is not None and code.co_name == "forward" and code.co_firstlineno == first
@@ -196,7 +196,7 @@ def _of_function(function: ast.FunctionDef) -> dict[str, tuple[str, ...]]:
 
 
 def _always(nodes: list[Any]) -> Iterator[ast.Call]:
-    """The calls that no condition, loop or handler of errors stands around."""
+    """Yield the calls that no condition, loop or handler of errors stands around."""
     sometimes = ast.If | ast.For | ast.While | ast.Try | ast.IfExp | ast.BoolOp | ast.Lambda | ast.comprehension
     for node in nodes:
         if not isinstance(node, sometimes | ast.FunctionDef):
@@ -212,4 +212,4 @@ def _own_layer(call: ast.Call) -> str:
     return function.attr if own and isinstance(function, ast.Attribute) else ""
 
 
-PART = JointProjections()
+JOINT_PROJECTIONS = JointProjections()

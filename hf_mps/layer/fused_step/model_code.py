@@ -59,7 +59,7 @@ class ModelCode(Part):
                     self.around(place, name, self.attribute(method))
 
     def is_copy(self, function: Any, piece: str) -> bool:
-        """Whether a function does what a piece does, by the same code."""
+        """Return whether a function does what a piece does, by the same code."""
         place, name = located(f"{MODELS}{piece}")
         return _code(function) == _code(getattr(place, name))
 
@@ -79,7 +79,7 @@ def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
 
 
 def _code(function: Any) -> tuple[Any, ...]:
-    """What a function does: its compiled code and its constants, without its documentation."""
+    """Return what a function does: its compiled code and its constants, without its documentation."""
     function = inspect.unwrap(function)
     code = function.__code__
     # What it calls by name may be another function in another file; where it is one of that file, its code counts.

@@ -10,11 +10,17 @@ from hf_mps.core.import_hooks import Catalogue
 if TYPE_CHECKING:
     from hf_mps.core.registry import Registry
 
-# Module -> the parts that patch something in it; a part's file is its name with underscores. The header has their words
-# in this order.
+_BATCHES = ("one-copy", "loss-scalars", "padding-masks")
+
+
+def _home(name: str) -> str:
+    file = "batch_parts" if name in _BATCHES else name.replace("-", "_")
+    return f"hf_mps.layer.fused_step.{file}"
+
+
+# Module -> the parts that patch something in it. The header has their words in this order.
 PARTS = Catalogue(
     "step",
-    "hf_mps.layer.fused_step",
     {
         "torch": ("flat-gradients", "fused-optimizer", "fused-dropout", "short-attention", "one-copy"),
         "accelerate.accelerator": ("loss-scalars",),
@@ -22,13 +28,14 @@ PARTS = Catalogue(
         "transformers.modeling_utils": ("joint-projections", "decoder-pieces", "fixed-positions"),
         "transformers.masking_utils": ("padding-masks",),
     },
-    lambda module: module.PART,
+    _home,
+    lambda module, name: getattr(module, name.upper().replace("-", "_")),
 )
 
 
 @cache
 def registry() -> Registry:
-    """All parts of this process; made when it is first asked for, as few programs fuse their steps."""
+    """Return all parts of this process; made when it is first asked for, as few programs fuse their steps."""
     from hf_mps.core.registry import Registry
 
     return Registry(PARTS)

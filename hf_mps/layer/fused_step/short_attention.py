@@ -1,8 +1,11 @@
-"""Attention that trains in the fewest operators: products, a softmax and a dropout, and one mask for all layers."""
+"""Attention that trains in the fewest operators: products, a softmax, a dropout, and one mask for all layers."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +13,197 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.layer.fused_step import attention_in_one, constants
+from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
 from hf_mps.layer.fused_step.base import Part
-from hf_mps.layer.guards.platform import batch_waits
+from hf_mps.layer.guards.platform import batches
 from hf_mps.metal.device.no_modes import no_modes
+
+Hidden = tuple[Tensor, Tensor | None]
+"""What is added to the scores, the least float32 where a key is hidden; and False for a query that sees nothing.
+
+The first has the dimensions of the scores; or three, the heads of all rows of the batch, or a one, as the first."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is no tensor to learn: the root of the scores' factor, the share that is dropped, and what is hidden."""
+
+    root: float
+    dropout: float
+    hidden: Hidden | None
+
+
+def hidden(seen: Tensor, heads: int, *, all_see: bool = False) -> Hidden:
+    """The same for a mask of bools that is True where a query sees a key; `all_see` where each is known to see one.
+
+    A score so low becomes 0 beside any other. Where all of a row are, the softmax would be even: stock makes zeros
+    (`_safe_softmax`), and the second tensor does. What all queries and heads see alike is made once for each head.
+    """
+    seen = seen[(None,) * (4 - seen.dim())]
+    if seen.stride(2) == 0:
+        seen = seen.narrow(2, 0, 1)
+    alive = None if all_see else seen.any(-1, keepdim=True)
+    alike = seen.shape[1] == seen.shape[2] == 1
+    # The lowest, and as much more where a key is seen: 0. By a tensor, so that bools become float32 in any program.
+    lowest = constants.number(LOWEST, torch.float32, seen.device)
+    added = torch.add(lowest, seen.expand(-1, heads, -1, -1) if alike else seen, alpha=-LOWEST)
+    return added.flatten(0, 1) if alike else added, alive
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+class Attention(torch.autograd.Function):
+    """softmax(query · key · scale + hidden) · value of (batch, heads, places, width), in float32, as stock's.
+
+    The tensors that it keeps are fewer than stock's: the scores after the softmax, those after dropout, and dropout's
+    mask as bools.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        """(batch, heads, queries, width of value) in the dtype of the query, a place's heads side by side."""
+        with torch.autocast(query.device.type, enabled=False):
+            queries, keys, values = _prepared(query, key, value, call)
+            # The softmax of the scores (batch x heads, queries, keys).
+            scores = torch.bmm(queries, keys.transpose(1, 2))
+            if call.hidden is not None:
+                # Not baddbmm, a launch less: PyTorch compiles a graph of it for each shape, and one of bmm for all.
+                added = call.hidden[0]
+                (scores if added.dim() == 3 else scores.view(*query.shape[:3], -1)).add_(added)
+            chances = torch.softmax(scores, -1)
+            used, kept = torch.native_dropout(chances, call.dropout, True) if call.dropout else (chances, None)
+            out = _by_place(torch.bmm(used, values).view(*query.shape[:3], -1), query.dtype, _alive(call))
+        dropped = used if call.dropout else None
+        ctx.save_for_backward(query, key, value, queries, keys, values, chances, dropped, kept)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        """Return its gradients; where they have to have gradients themselves, by operators that have."""
+        query, key, value, queries, keys, values, chances, dropped, kept = ctx.saved_tensors
+        call = ctx.call
+        with torch.autocast(upstream.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                return (*_differentiable(query, key, value, kept, call, upstream), None)
+            arriving = _arriving(upstream, _alive(call))
+            of_value = (chances if dropped is None else dropped).transpose(1, 2), arriving
+            by_score = torch.bmm(arriving, values.transpose(1, 2))
+            if kept is not None:
+                by_score = torch.ops.aten.native_dropout_backward(by_score, kept, 1 / (1 - call.dropout))
+            by_score = torch._softmax_backward_data(by_score, chances, -1, torch.float32)
+            products = ((by_score, keys), (by_score.transpose(1, 2), queries), of_value)
+            return (*_gradients(products, (query, key, value), call), None)
+
+
+def _alive(call: Call) -> Tensor | None:
+    return None if call.hidden is None else call.hidden[1]
+
+
+def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return query.shape == key.shape == value.shape
+
+
+@functools.cache
+@no_modes()
+def _factors(root: float, device: torch.device) -> Tensor:
+    """Return what queries, keys and values are multiplied by."""
+    found = torch.full((3, 1, 1, 1, 1), root, dtype=torch.float32, device=device)
+    found[2].fill_(1)
+    return found
+
+
+def _prepared(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, ...]:
+    """Queries and keys times the root of the scale, as stock has them, and values; each as `_dense` makes it.
+
+    Where one product made the three, one launch does; where keys and queries were rotated together, two.
+    """
+    if query.dtype == torch.float32 and _alike(query, key, value):
+        for several in ((query, key, value), (query, key)):
+            whole = spans.joined(several, 1)
+            if whole is not None:
+                factors = _factors(call.root, query.device) if len(several) == 3 else call.root
+                # The parts of (batch, parts x heads, places, width) times their factors, each as `_dense` makes it.
+                count = len(several)
+                batch, heads, places, width = whole.shape[0], whole.shape[1] // count, *whole.shape[2:]
+                there = whole.view(batch, count, heads, places, width).transpose(0, 1)
+                dense = torch.empty(there.shape, dtype=torch.float32, device=whole.device)
+                found = torch.mul(there, factors, out=dense).flatten(1, 2).unbind()
+                return found if len(several) == 3 else (*found, _dense(value))
+    return _scaled(query, call), _scaled(key, call), _dense(value)
+
+
+def _gradients(
+    products: Sequence[tuple[Tensor, Tensor]], likes: tuple[Tensor, Tensor, Tensor], call: Call
+) -> list[Tensor]:
+    """Those of queries, keys and values, each by the product that its scaled form has; of one kind, side by side."""
+    query = likes[0]
+    if not _alike(*likes) or query.dtype != torch.float32:
+        found = [torch.bmm(*pair).view(like.shape) for pair, like in zip(products, likes, strict=True)]
+        return [
+            _by_place(each, query.dtype, factor)
+            for each, factor in zip(found, (call.root, call.root, None), strict=True)
+        ]
+    batch, heads, places, width = query.shape
+    whole = torch.empty(batch, places, 3, heads, width, dtype=torch.float32, device=query.device)
+    gradients = [each.transpose(1, 2) for each in whole.unbind(2)]
+    # Each product has memory of its own: macOS 14 loses one that is written into a slice (guard sliced-products).
+    for pair, place, factor in zip(products, gradients, (call.root, call.root, 1), strict=True):
+        torch.mul(torch.bmm(*pair).view(query.shape), factor, out=place)
+    return gradients
+
+
+def _scaled(given: Tensor, call: Call) -> Tensor:
+    """Queries or keys times the root of the scale, as stock has it; dense (batch x heads, places, width), float32."""
+    dense = torch.empty(given.shape, dtype=torch.float32, device=given.device)
+    if given.dtype == torch.float32:
+        torch.mul(given, call.root, out=dense)
+    else:
+        dense.copy_(given).mul_(call.root)
+    return dense.flatten(0, 1)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32).contiguous().flatten(0, 1)
+
+
+def _arriving(upstream: Tensor, alive: Tensor | None) -> Tensor:
+    """Return a gradient as `_dense` makes it, zero where a query sees nothing."""
+    if alive is None:
+        return _dense(upstream)
+    dense = torch.empty(upstream.shape, dtype=torch.float32, device=upstream.device)
+    return torch.mul(upstream, alive, out=dense).flatten(0, 1)
+
+
+def _by_place(given: Tensor, dtype: torch.dtype, factor: Tensor | float | None) -> Tensor:
+    """Return the same times the factor, if any, with a place's heads side by side in memory, as models use them.
+
+    What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a projection, is a view.
+    """
+    batch, heads, places, width = given.shape
+    whole = torch.empty(batch, places, heads, width, dtype=dtype, device=given.device).transpose(1, 2)
+    if factor is None:
+        return whole.copy_(given)
+    return torch.mul(given, factor, out=whole) if dtype == given.dtype else whole.copy_(given * factor)
+
+
+def _differentiable(
+    query: Tensor, key: Tensor, value: Tensor, kept: Tensor | None, call: Call, upstream: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the gradients as functions of everything, for gradients of gradients."""
+    scores = torch.matmul(query.float() * call.root, (key.float() * call.root).transpose(-2, -1))
+    added, alive = call.hidden or (None, None)
+    if added is not None and added.dim() == 3 and len(added) > 1:
+        added = added.view(*query.shape[:2], *added.shape[1:])
+    chances = torch.softmax(scores if added is None else scores + added, -1)
+    chances = chances if alive is None else chances * alive
+    if kept is not None:
+        chances = chances * kept.view(chances.shape) / (1 - call.dropout)
+    out = torch.matmul(chances, value.float()).to(query.dtype)
+    return torch.autograd.grad(out, (query, key, value), upstream, create_graph=True, allow_unused=True)
+
 
 LARGEST = 2**31
 """Scores of a call up to which it acts: what has more is limited by memory and arithmetic, not by launches."""
@@ -93,18 +282,18 @@ class ShortAttention(Part):
             key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
         scale = named.get("scale")
         scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
-        hidden: attention_in_one.Hidden | None = None
+        hidden: Hidden | None = None
         if mask is not None:
             hidden = self._of(mask, query.shape[1])
         elif causal:
             hidden = self._of_causal(query.shape[2], key.shape[2], query.device), None
-        call = attention_in_one.Call(math.sqrt(scale), dropout, hidden)
+        call = Call(math.sqrt(scale), dropout, hidden)
         self.acts()
         # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
-        out: Tensor = stock.foreign(attention_in_one.Attention.apply, query, key, value, call)
+        out: Tensor = stock.foreign(Attention.apply, query, key, value, call)
         return out
 
-    def _of(self, mask: Tensor, heads: int) -> attention_in_one.Hidden:
+    def _of(self, mask: Tensor, heads: int) -> Hidden:
         """What is added to the scores, and which rows see anything; the same for each layer that is given the mask."""
         # Layers are given views of one mask, cut anew each time.
         base = mask if mask._base is None else mask._base
@@ -114,8 +303,8 @@ class ShortAttention(Part):
         known = masks.setdefault(base, {})
         if place not in known:
             known.clear()
-            known[place] = attention_in_one.hidden(mask, heads, all_see=_all_see(mask, base))
-        found: attention_in_one.Hidden = known[place]
+            known[place] = hidden(mask, heads, all_see=_all_see(mask, base))
+        found: Hidden = known[place]
         return found
 
     def _of_causal(self, queries: int, keys: int, device: torch.device) -> Tensor:
@@ -124,7 +313,7 @@ class ShortAttention(Part):
         if found is None:
             with no_modes():
                 seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_()
-                found = attention_in_one.hidden(seen, 1)[0][0]
+                found = hidden(seen, 1)[0][0]
             if len(self._causal) >= CAUSAL:
                 self._causal.clear()
             if found.numel() <= KEPT:
@@ -133,20 +322,20 @@ class ShortAttention(Part):
 
 
 def _all_see(mask: Tensor, batch: Tensor) -> bool:
-    """Whether a mask is a batch's for all queries, and hides no row whole: its values on the host say so."""
+    """Return whether a mask is a batch's for all queries, and hides no row whole: its values on the host say so."""
     whole = mask.dim() == 4 and mask.stride(2) == 0 and mask.storage_offset() == batch.storage_offset()
     if not whole or (mask.shape[0], mask.shape[3]) != tuple(batch.shape) or mask.stride(3) != batch.stride(-1):
         return False
-    host = batch_waits.GUARD.host(batch)
+    host = batches.BATCH_WAITS.host(batch)
     return host is not None and bool(host.any(-1).all())
 
 
 def _is_ours(mask: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Whether a mask is of bools, and of the scores' shape or of ones."""
+    """Return whether a mask is of bools, and of the scores' shape or of ones."""
     whole = (*query.shape[:3], key.shape[2])
     shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     fits = len(shape) == 4 and all(size in (1, most) for size, most in zip(shape, whole, strict=True))
     return mask.dtype == torch.bool and mask.device == query.device and fits and type(mask) is Tensor
 
 
-PART = ShortAttention()
+SHORT_ATTENTION = ShortAttention()

@@ -1,7 +1,7 @@
 """Tensors as few long ones: those that lie side by side in one storage, and small ones that are brought together.
 
 Plain functions over tensors; nothing is remembered between calls. A tensor stays the object that it was, to hooks,
-checkpoints and whoever holds it: only where its elements lie changes.
+checkpoints and whoever holds it: only where its elements lie changes. A view of several costs no launch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,64 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from hf_mps.layer.fused_step import side_by_side
 from hf_mps.metal.device.no_modes import no_modes
+
+
+def joined(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
+    """The tensor of which these are the pieces along `dim`, in their order, or None. Knows nothing of gradients."""
+    first = tensors[0].detach()
+    shape, stride = list(first.shape), first.stride()
+    reached = first.storage_offset()
+    for each in tensors:
+        alike = each.dtype == first.dtype and each.device == first.device and each.stride() == stride
+        rest = [size for place, size in enumerate(each.shape) if place != dim % len(shape)]
+        if not alike or rest != [size for place, size in enumerate(shape) if place != dim % len(shape)]:
+            return None
+        if each.untyped_storage()._cdata != first.untyped_storage()._cdata or each.storage_offset() != reached:
+            return None
+        reached += each.shape[dim] * stride[dim]
+    shape[dim] = sum(each.shape[dim] for each in tensors)
+    return first.as_strided(shape, stride)
+
+
+def pieces(whole: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
+    """Return the parts of `whole` along `dim`, each of the length that `sizes` gives it.
+
+    They are no views of it: each counts its changes by itself, as tensors do that were made one after the other.
+    """
+    found, start = [], 0
+    for size in sizes:
+        part = whole.narrow(dim, start, size)
+        empty = torch.empty(0, dtype=whole.dtype, device=whole.device)
+        found.append(empty.set_(whole.untyped_storage(), int(part.storage_offset()), part.shape, part.stride()))
+        start += size
+    return found
+
+
+def brought_together(parameters: Sequence[Tensor]) -> Tensor | None:
+    """Return the rows of several parameters as one tensor, in whose memory they lie from now on, or None.
+
+    None where one of them shares its memory with anything else, which would no longer see its changes. Each stays the
+    object that it was, and its values what they were.
+    """
+    found = joined(parameters, 0)
+    if found is None and all(map(alone, parameters)):
+        with torch.no_grad():
+            found = torch.cat([each.detach() for each in parameters])
+            for each, part in zip(parameters, pieces(found, [len(each) for each in parameters], 0), strict=True):
+                each.data = part
+    return found
+
+
+def alone(tensor: Tensor) -> bool:
+    """Return whether nothing else looks into its storage, and it fills that in order."""
+    storage = tensor.untyped_storage()
+    # Two: the tensor, and the object that was made for this question.
+    single = torch._C._storage_Use_Count(storage._cdata) == 2
+    return single and storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
+
 
 SMALL = 2**20
 """Bytes of a tensor up to which it is brought together with others.
@@ -40,7 +95,7 @@ def plain(tensor: Any) -> bool:
 
 
 def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same elements in as few tensors: neighbours in a storage become one of one dimension, others stay.
+    """Return the same elements in as few tensors: neighbours in a storage become one of one dimension, others stay.
 
     `tensors` are plain ones. What overlaps, or has gaps, is returned as it is. Storages come in the order of their
     first tensors, and not of their addresses: a sum over all of them is the same in every process, to the last bit.
@@ -100,18 +155,18 @@ def norms(tensors: Sequence[torch.Tensor], order: float) -> torch.Tensor:
 
 
 def _rows(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """All elements of a dense tensor as rows of like length, in as few tensors as there can be."""
+    """Return all elements of a dense tensor as rows of like length, in as few tensors as there can be."""
     last = tensor.shape[-1]
     whole = tensor.numel() // ROW * ROW
     if whole < tensor.numel() and tensor.dim() > 1 and tensor.is_contiguous() and ROW // 32 <= last <= ROW:
         return [tensor.view(-1, last)]
-    flat = _flat(tensor)
+    flat = tensor.as_strided((tensor.numel(),), (1,), int(tensor.storage_offset()))
     rest = [flat[whole:].view(1, -1)] if whole < tensor.numel() else []
     return [flat[:whole].view(-1, ROW), *rest]
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Each tensor with its storage's number and its offset there, those of a storage as they lie in it."""
+    """Yield each tensor with its storage's number and its offset there, those of a storage as they lie in it."""
     for storage, several in enumerate(_by_storage(tensors)):
         offsets = [(int(tensor.storage_offset()), tensor) for tensor in several]
         for offset, tensor in sorted(offsets, key=lambda one: one[0]):
@@ -135,12 +190,12 @@ def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]
 
 
 def _fill(tensors: list[torch.Tensor]) -> bool:
-    """Whether tensors of one storage fill it side by side in their order, and nothing else looks into it.
+    """Return whether tensors of one storage fill it side by side in their order, and nothing else looks into it.
 
     At its end there may be zeros that `_brought_together` put there.
     """
     if len(tensors) == 1:
-        return side_by_side.alone(tensors[0])
+        return alone(tensors[0])
     storage = tensors[0].untyped_storage()
     if torch._C._storage_Use_Count(storage._cdata) != len(tensors) + 1:  # one is the object made for this question
         return False
@@ -155,7 +210,7 @@ def _fill(tensors: list[torch.Tensor]) -> bool:
 
 
 def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[torch.Tensor]]]:
-    """The same in lists of at most `most` bytes each, or of one."""
+    """Yield the same in lists of at most `most` bytes each, or of one."""
     piece: list[list[torch.Tensor]] = []
     size = 0
     for one in several:
@@ -169,7 +224,7 @@ def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[
 
 
 def _brought_together(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The buffer in which the tensors lie from now on; a long one ends in zeros, so that its rows are full."""
+    """Return the buffer in which the tensors lie from now on; a long one ends in zeros, so that its rows are full."""
     rest = -sum(each.numel() for each in tensors) % ROW
     few = sum(each.numel() for each in tensors) <= ROW
     filling = [] if few or not rest else [_zeros(tensors[0].dtype, tensors[0].device)[:rest]]
@@ -189,13 +244,8 @@ def _zeros(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.zeros(ROW, dtype=dtype, device=device)
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All elements of a dense tensor in the order in which they lie."""
-    return tensor.as_strided((tensor.numel(),), (1,), int(tensor.storage_offset()))
-
-
 def dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one piece of memory, in any order of the dimensions."""
+    """Return whether its elements fill one piece of memory, in any order of the dimensions."""
     if tensor.is_contiguous():
         return True
     size = 1

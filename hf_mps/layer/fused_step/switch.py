@@ -20,7 +20,7 @@ PLAIN = "fused_step=false launches as the plain Trainer does"
 
 
 def parts() -> list[Part]:
-    """All parts, in the catalogue's order."""
+    """Return all parts, in the catalogue's order."""
     return registry().each(PARTS.kind)
 
 

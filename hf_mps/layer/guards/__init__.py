@@ -1,4 +1,4 @@
-"""Known hazards of training on Metal, a file each: what it is, where it is reported, what is done about it.
+"""Known hazards of training on Metal: what each is, where it is reported, and what is done about it.
 
 `report()` lists them, and the sentinels; `HF_MPS_GUARDS=-name,-name` switches single ones off. Importing this package
 imports no torch.

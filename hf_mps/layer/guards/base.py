@@ -1,11 +1,12 @@
-"""What guards and sentinels have in common, and what a guard is."""
+"""What guards and sentinels have in common, what a guard is, and how it tells a library's versions apart."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from hf_mps.core import notices
@@ -17,10 +18,16 @@ from hf_mps.metal.device import faults
 from hf_mps.metal.device.no_modes import no_modes
 
 
-class Safeguard(Patcher):
-    """A guard or a sentinel: has a name, can be off or suspended, counts what it did, and says so.
+def names_in(function: Callable[..., Any]) -> frozenset[str]:
+    """Names and short strings in the function's own code, under whatever was put around it."""
+    code: CodeType = inspect.unwrap(function).__code__
+    return frozenset((*code.co_names, *(text for text in code.co_consts if isinstance(text, str) and len(text) < 40)))
 
-    A subclass has the sentences about it, its `patches`, and how it says what it did.
+
+class Safeguard(Patcher):
+    """A guard or a sentinel: it has a name, can be switched off or suspended, and counts and reports what it did.
+
+    A subclass has the sentences about it, its `patches`, and the way in which it reports.
     """
 
     name: str
@@ -40,7 +47,7 @@ class Safeguard(Patcher):
         self.lines: list[str] = []
 
     def say(self, line: str) -> None:
-        """Tell the user, in the words of the kind."""
+        """Tell the user, in the words of its kind."""
         raise NotImplementedError
 
     def switched(self, on: bool) -> None:
@@ -48,12 +55,12 @@ class Safeguard(Patcher):
 
     @property
     def on(self) -> bool:
-        """Whether it may act: not switched off by the user, not suspended, not broken."""
+        """Return whether it may act: it is not switched off by the user, not suspended, not broken."""
         return not self.off_by_user and not self.suspended and not self.broken
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
-        """What it stands around or before is for a while as the library and the device have it: for a trial."""
+        """Leave the library and the device for a while as they are without it, for a trial."""
         self.suspended += 1
         try:
             yield
@@ -61,14 +68,14 @@ class Safeguard(Patcher):
             self.suspended -= 1
 
     def forget(self) -> None:
-        """Begin to count again, and on again where it had failed at its work."""
+        """Reset the counts, and enable it again where it had failed at its work."""
         self.times = 0
         self.lines.clear()
         if self.broken:
             self.broken, self.failure = False, None
 
     def safely(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call something of its own while it is on: what that returns, or None where it fails. Refusals pass."""
+        """Call a function while it is on; return its result, or None where that fails."""
         if not self.on:
             return None
         try:
@@ -90,18 +97,16 @@ class Safeguard(Patcher):
             return
         self.broken = True
         self.failure = f"failed: {described(error)}"
-        self._say_failure(f"the {self.kind} {self.name} {self.failure}; it is off from here on, and all else goes on")
-
-    def _say_failure(self, line: str) -> None:
+        line = f"the {self.kind} {self.name} {self.failure}; it is disabled for this process; training continues"
         try:
             self.say(line)
         except Notice:  # warnings are errors here: then it is printed
             print(f"hf_mps: {line}", file=sys.stderr)
 
     def acted(self, line: str, *, aloud: bool = True) -> None:
-        """Note that it did something, and say it in one line, each distinct line once.
+        """Count an action and report it in one line; each distinct line is reported once.
 
-        Not `aloud` is for what changes nothing that the user asked for: it stands in the report and in results.json.
+        `aloud=False` is for actions that change nothing the user asked for: only the report and results.json have them.
         """
         self.times += 1
         known = line in self.lines
@@ -111,12 +116,12 @@ class Safeguard(Patcher):
             self.say(line)
 
     def unknown(self, module: ModuleType, error: Exception) -> None:
-        """Say in one line that this version of the library is not known: it costs this one alone."""
+        """Report in one line that this version of the library is not known; only this safeguard is lost."""
         self.failure = f"does not know this version of {module.__name__}: {type(error).__name__}: {error}"
         self.say(f"the {self.kind} {self.name} is not on: it {self.failure}")
 
     def standing(self, started: bool, acted: str, line: int) -> tuple[str, str] | None:
-        """Its state and the reason where those are the same for every kind, else None.
+        """Return its state and the reason where they are the same for every kind, else None.
 
         `acted` is the kind's word for one that did something; `line` is which of its lines is shown.
         """
@@ -135,9 +140,9 @@ class Guard(Safeguard):
     A guard acts only where `on` is true, and only on tensors of the device `mps`. `name` is the guard's in
     HF_MPS_GUARDS, in docs/hazards.md and among the faults of tests/hazards.
 
-    It speaks (`acted`) where something is left for a person: the script gets something else than it asked for, a
-    resumed run is not the unbroken one, or the hazard stands and a next step is named. Where the script now does what
-    it does on every other device, the line stands in the report and in results.json alone (`aloud=False`).
+    It warns (`acted`) where something is left for a person: the script gets something other than it asked for, a
+    resumed run differs from the unbroken one, or the hazard remains and a next step is named. Where the script now does
+    what it does on every other device, only the report and results.json have the line (`aloud=False`).
 
     What a user made (arguments, models, optimizers, loaders, batches) is as it was when stock returns, also by an
     exception; where a guard has to leave a change, a comment there says why. What it has to remember of a training it
@@ -157,7 +162,7 @@ class Guard(Safeguard):
 
     @property
     def issue(self) -> str:
-        """The upstream issue, or the place in the library's source; by default that of its first fault."""
+        """Return the upstream issue, or the place in the library's source; by default that of its first fault."""
         return faults.FAULTS[self.faults[0]].issue
 
     @property
@@ -167,15 +172,15 @@ class Guard(Safeguard):
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """The faults of the device that it cures, by their names in hf_mps/metal/device/faults.py."""
+        """Return the faults of the device that it cures, by their names in hf_mps/metal/device/faults.py."""
         return faults.cured_by(self.name)
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether this Mac and torch may have one of its faults; a guard against a library's is always armed."""
+        """Return whether this Mac and torch may have one of its faults; a guard against a library's is always armed."""
         return not self.faults or faults.possible(*self.faults)
 
     def applies(self) -> Choice[bool]:
-        """Whether the fault is there, and how that is known: by this Mac and torch, then by a trial on the device."""
+        """Return whether the fault is there and how that is known: by this Mac and torch, then by a trial."""
         found = faults.here(*self.faults)
         if found.value and self.untried:
             return Choice(True, f"{found.reason}; {self.untried}")
@@ -187,7 +192,7 @@ class Guard(Safeguard):
 
     @property
     def needed(self) -> bool:
-        """Whether the guard is on and the fault is there; asks `applies` once."""
+        """Return whether the guard is on and the fault is there; asks `applies` once."""
         return self.on and self.verdict().value
 
     def verdict(self) -> Choice[bool]:
@@ -210,7 +215,7 @@ class Guard(Safeguard):
             Guard.trying -= 1
 
     def forget(self) -> None:
-        """Also ask `applies` anew when next needed."""
+        """Reset the counts, and ask `applies` again when it is next needed."""
         super().forget()
         self._verdict = None
 
@@ -224,6 +229,6 @@ class Guard(Safeguard):
             self.kernels.pop(target, lambda: None)()
 
     def reasons(self) -> tuple[str, str, str, str]:
-        """Its own sentences."""
+        """Return its own sentences."""
         releases = dict.fromkeys(faults.FAULTS[name].releases for name in self.faults)
         return self.what, self.until, self.issue, ", or ".join(filter(None, releases)) if all(releases) else ""

@@ -38,7 +38,7 @@ def track(stock: Any) -> Any:
 
 
 def was_given(arguments: Any, name: str) -> bool:
-    """Whether the user gave the argument `name`: as a keyword, or as a flag on the command line."""
+    """Return whether the user gave the argument `name`: as a keyword, or as a flag on the command line."""
     given = _given.get(id(arguments), ())
     # HfArgumentParser and dataclasses.replace give all of them; then the command line tells.
     if len(given) < sum(each.init for each in dataclasses.fields(arguments)):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
 from hf_mps.core.original_call import Around
@@ -33,7 +35,7 @@ class Tried(Guard):
         self._wrong: frozenset[str] = frozenset()
 
     def trial(self) -> Choice[bool]:
-        """Whether one of the operators is wrong."""
+        """Return whether one of the operators is wrong."""
         with self.left_alone():
             self._wrong = frozenset(name for name, right in self._trials.items() if not right())
         if self._wrong:
@@ -44,8 +46,6 @@ class Tried(Guard):
 
     def forget(self) -> None:
         """Also what the trial found, and the kernels that it took away are put back."""
-        import torch
-
         super().forget()
         self._wrong = frozenset()
         self.release()
@@ -185,8 +185,6 @@ def put(guard: Guard, name: str, wrapper: Function) -> Callable[[], None]:
 
 
 def _registered(name: str, function: Function) -> Any:
-    import torch
-
     library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
     # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
     with overriding():
@@ -195,7 +193,5 @@ def _registered(name: str, function: Function) -> Any:
 
 
 def _reset(name: str, library: Any) -> None:
-    import torch
-
     _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
     library.reset()

@@ -67,7 +67,7 @@ def _show(parameters: Any, look: Look, frozen: bool) -> None:
 
 
 def steps_on_metal(optimizer: Any) -> bool:
-    """Whether the optimizer that has just stepped has its first parameter on the device, and trains in earnest.
+    """Return whether the optimizer that has just stepped has its first parameter on the device, and trains in earnest.
 
     For a guard's method that is registered at STEPPED: it stays, as no hook can take itself away while others are
     called, so that it calls the rest by `safely`, which asks whether the guard is on.

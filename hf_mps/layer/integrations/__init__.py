@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     """All integrations and shims of this process."""
 
 
-def _patcher(integration: ModuleType) -> Patcher:
+def _patcher(integration: ModuleType, name: str) -> Patcher:
     from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
 
     return ModulePatcher("integration", integration, safe=True)
@@ -32,7 +32,6 @@ def _patcher(integration: ModuleType) -> Patcher:
 
 INTEGRATIONS = Catalogue(
     "integration",
-    "hf_mps.layer.integrations",
     {
         "accelerate.state": ("accelerate",),
         "transformers.training_args": ("transformers",),
@@ -51,6 +50,7 @@ INTEGRATIONS = Catalogue(
         "accelerate.launchers": ("trainer_logs",),
         "torch._dynamo.variables.torch": ("compiler",),
     },
+    "hf_mps.layer.integrations.{}".format,
     _patcher,
 )
 PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "step": parts.PARTS, "shims": compat.SHIMS}
@@ -95,12 +95,12 @@ def _arm(module: ModuleType, who: str) -> None:
 
 
 def reason(who: str) -> str:
-    """Why an integration, or the shims, are on, in a sentence."""
+    """Return why an integration, or the shims, are on, in a sentence."""
     return compat.REASON if who == "shims" else str(_registry().get(who).attribute("REASON"))
 
 
 def declared() -> list[Declaration]:
-    """Every patch that the layer declares, each with its target, what is done there, why, and until when.
+    """Return every patch that the layer declares, each with its target, what is done there, why, and until when.
 
     Those of torch's own answers about Metal, of the fallback, of guards, sentinels, steps, integrations and shims:
     docs/patches.md is made of it. Imports torch and no other library.

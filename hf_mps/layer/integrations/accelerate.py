@@ -51,7 +51,7 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
 
 
 def _with_all_threads(stock: Callable[..., None]) -> Callable[..., None]:
-    """The same, with as many threads of the CPU afterwards as before where it trains on mps.
+    """Return the same, with as many threads of the CPU afterwards as before where it trains on mps.
 
     With the kind MULTI_CPU it sets their number for a training on the CPU, and warns that it does.
     """

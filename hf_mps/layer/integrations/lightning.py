@@ -87,7 +87,7 @@ def _no_stream(stock: Callable[..., Any], self: Any) -> Any:
 
 
 def _name(accelerator: Any) -> str:
-    """The name of an accelerator given as a word, a class or an object."""
+    """Return the name of an accelerator given as a word, a class or an object."""
     if isinstance(accelerator, str) or accelerator is None:
         return str(accelerator)
     kind = accelerator if isinstance(accelerator, type) else type(accelerator)

@@ -45,7 +45,7 @@ def _notebook_launcher(stock: Callable[..., Any], function: Callable[..., Any], 
 
 
 def of_training(trainer: Any) -> Report | None:
-    """What fell back in the trainer's last training, or None before its end."""
+    """Return what fell back in the trainer's last training, or None before its end."""
     return getattr(trainer, "_hf_mps_fallback", None)
 
 

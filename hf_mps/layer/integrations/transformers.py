@@ -58,7 +58,7 @@ def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any)
 
 
 def _accelerate_wants_cpu() -> str:
-    """The environment variable that puts Accelerate on the CPU, with its value, or an empty string."""
+    """Return the environment variable that puts Accelerate on the CPU, with its value, or an empty string."""
     from accelerate.utils import parse_flag_from_env
 
     if parse_flag_from_env("ACCELERATE_USE_CPU"):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hf_mps.metal.operators.launch_class import Call, LaunchTable
 
 OURS = str(Path(__file__).parents[2]) + os.sep
-PASS_ON = {f"{OURS}core{os.sep}stock.py", f"{OURS}guards{os.sep}kernel_overrides.py"}
+PASS_ON = {OURS + file.replace("/", os.sep) for file in ("core/original_call.py", "layer/guards/kernel_overrides.py")}
 """Files in which a wrapper of ours calls the function that it wraps. A wait in there is the wrapper's caller's."""
 
 
@@ -163,7 +163,12 @@ def caller(frame: FrameType | None) -> str:
     """The first frame from `frame` outwards that is the caller's own, in words; "autograd" where there is none."""
     import torch
 
-    others = (str(Path(torch.__file__).parent) + os.sep, f"{OURS}simulator{os.sep}", "<frozen", "<eval_with_key>")
+    others = (
+        str(Path(torch.__file__).parent) + os.sep,
+        f"{OURS}metal{os.sep}simulator{os.sep}",
+        "<frozen",
+        "<eval_with_key>",
+    )
     passed_on = False  # between the function that something of ours stands around, and its caller
     while frame is not None:
         code = frame.f_code

@@ -44,12 +44,12 @@ class Asked:
 
     @property
     def name(self) -> str:
-        """What is measured, in words."""
+        """Return what is measured, in words."""
         return self.target.name if self.target else "ResNet50, BERT, VGG16"
 
     @property
     def settings(self) -> Settings:
-        """How much is measured."""
+        """Return how much is measured."""
         from hf_mps.tools.bench.timing import Settings
 
         warm_up, repetitions, seconds = QUICK if self.quick else (WARM_UP, REPETITIONS, SECONDS)
@@ -111,7 +111,7 @@ def measure(asked: Asked) -> Outcome:
 
 
 def count(asked: Asked, release: str | None) -> tuple[dict[str, Choice[Any]], list[dict[str, Any]]]:
-    """The facts, and what a training step of every case launches on the simulated device. Imports torch.
+    """Return the facts, and what a training step of every case launches on the simulated device. Imports torch.
 
     Raises UserError as `measure`, and where the device is a Mac's own.
     """
@@ -149,7 +149,7 @@ def _cases(asked: Asked) -> Iterator[Sequence[Case]]:
 
 
 def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dict[str, Any]]:
-    """A row for each phase of a case, with the figures of every device."""
+    """Return a row for each phase of a case, with the figures of every device."""
     from hf_mps.tools.bench import timing
 
     rows: dict[str, dict[str, Any]] = {}
@@ -184,7 +184,7 @@ def _tell(words: str) -> None:
 
 
 def _shown() -> Any:
-    """The status line of a benchmark, before torch is imported."""
+    """Return the status line of a benchmark, before torch is imported."""
     words = "loading PyTorch …"
     if sys.stderr.isatty():
         return status.shown(words)

@@ -107,14 +107,14 @@ def _work(step: Any, device: str) -> Work:
 
 
 def _rows(batch: Mapping[str, Any]) -> Any:
-    """The tensor of a batch that the model reads: ids, pictures or sound."""
+    """Return the tensor of a batch that the model reads: ids, pictures or sound."""
     read = ("input_ids", "pixel_values", "input_features", "input_values")
     tensors = {name: each for name, each in batch.items() if getattr(each, "ndim", 0) > 1}
     return next((tensors[name] for name in read if name in tensors), next(iter(tensors.values())))
 
 
 def target_of(recipe: str | None, model: str | None, task: str | None, overrides: Sequence[str]) -> Target | None:
-    """The case of one's own that the options name, or None for the field's. Imports no torch.
+    """Return the case of one's own that the options name, or None for the field's. Imports no torch.
 
     Raises UserError where they contradict each other, and for what `resolve_target` refuses.
     """

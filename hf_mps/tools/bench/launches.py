@@ -19,7 +19,7 @@ SHOWN = ("launches", "blits", "waits", "copies_in", "copies_out")
 
 
 def of_cases(cases: Iterable[Case], device: Choice[str], release: str | None) -> list[dict[str, Any]]:
-    """The counts of a training step of each case on the simulated device, means of STEPS.
+    """Return the counts of a training step of each case on the simulated device, means of STEPS.
 
     `classes` are what they launch on PyTorch `release`, by default the installed one. Raises UserError where the device
     is not simulated: a Mac does not count.
@@ -56,7 +56,7 @@ def _counted(case: Case, device: Choice[str], table: Any) -> dict[str, Any]:
 
 
 def lines(found: list[dict[str, Any]]) -> list[str]:
-    """The counts as a table for people."""
+    """Return the counts as a table for people."""
     head = ("network", "batch", "row", *(name.replace("_", " ") for name in SHOWN), "on a Mac")
     rows = [
         (each["network"], str(each["batch"]), each["row"], *(f"{each[name]:g}" for name in SHOWN), _classes(each))

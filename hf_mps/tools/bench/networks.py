@@ -48,7 +48,7 @@ class Network:
     row: str
 
     def case(self, quick: bool) -> Case:
-        """The network as announced, or `quick` with smaller batches and rows."""
+        """Yield the network as announced, or `quick` with smaller batches and rows."""
         size = self.quick if quick else self.whole
 
         @contextmanager
@@ -96,7 +96,7 @@ class Network:
 
 
 def _logits(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    """A transformers model's logits, or what another one returns."""
+    """Return a transformers model's logits, or what another one returns."""
     answer = model(**inputs) if len(inputs) > 1 else model(*inputs.values())
     return getattr(answer, "logits", answer)
 

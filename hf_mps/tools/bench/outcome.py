@@ -45,7 +45,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """The device with the word that has to stand beside every figure of a simulated one."""
+        """Return the device with the word that has to stand beside every figure of a simulated one."""
         return self.device + (SIMULATED if simulated(self.device) else "")
 
     def speedup(self, row: Mapping[str, Any]) -> float | None:
@@ -54,7 +54,7 @@ class Outcome:
         return cpu / device if device and cpu and self.device != "cpu" else None
 
     def values(self) -> dict[str, Any]:
-        """The content of results.json, schema 1.
+        """Return the content of results.json, schema 1.
 
         `cases` have `network`, `phase`, `batch`, `row`, `parameters`, `devices` ({name: seconds of the median step,
         fastest, slowest, repetitions, rows_per_second, memory_bytes, memory_is; or failure}), and `over_cpu`.
@@ -70,7 +70,7 @@ class Outcome:
         }
 
     def report(self) -> Report:
-        """The report for the screen."""
+        """Return the report for the screen."""
         failed = [row for row in self.rows if any("failure" in each for each in row["devices"].values())]
         return Report(
             verb="bench",
@@ -115,7 +115,7 @@ class Outcome:
 
 
 def provenance(command: str, device: str) -> dict[str, Any]:
-    """What a stored row says of where its figures come from: command, date, device, machine and versions."""
+    """Return what a stored row says of where its figures come from: command, date, device, machine and versions."""
     found = facts.facts(device)
     return {
         "command": command,
@@ -134,7 +134,7 @@ def provenance(command: str, device: str) -> dict[str, Any]:
 
 
 def facts_of(asked: Asked, device: Choice[str], measured: Choice[str]) -> dict[str, Choice[Any]]:
-    """What a report says above its table, each with its reason. Imports torch."""
+    """Return what a report says above its table, each with its reason. Imports torch."""
     found = facts.facts(device.value)
     system = f"macOS {found.macos}" if found.macos else platform.system()
     told = {"device": device, "chip": Choice(found.chip, f"{gib(found.memory)}, {system}")}
@@ -147,7 +147,7 @@ def facts_of(asked: Asked, device: Choice[str], measured: Choice[str]) -> dict[s
 
 
 def how_measured(settings: Settings) -> Choice[str]:
-    """How the time of a step is found."""
+    """Return how the time of a step is found."""
     return Choice(
         f"median of {settings.repetitions}",
         f"after {counted(settings.warm_up, 'step')} to warm up; at least {FEWEST}, and no further one after"
@@ -176,7 +176,7 @@ def signer(name: str) -> str:
 
 
 def folder_for(given: Path | None, first: Path = Path("runs/bench")) -> Path:
-    """The folder for the files: `given`, or the first of runs/bench, runs/bench-2, … that is free.
+    """Return the folder for the files: `given`, or the first of runs/bench, runs/bench-2, … that is free.
 
     Raises UserError where `given` holds something: nothing is written over.
     """

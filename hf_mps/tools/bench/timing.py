@@ -38,7 +38,7 @@ class Timed:
 
     @property
     def seconds(self) -> float:
-        """The median step."""
+        """Return the median step."""
         return statistics.median(self.steps)
 
     def values(self, batch: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def timed(
     settings: Settings,
     told: Callable[[int], None] = lambda done: None,
 ) -> Timed:
-    """The steps of a phase on `device`, timed; `told` is called with the counted steps so far.
+    """Return the steps of a phase on `device`, timed; `told` is called with the counted steps so far.
 
     A device whose memory is too small is a finding, no error.
     """

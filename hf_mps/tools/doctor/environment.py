@@ -31,7 +31,7 @@ OPENMP = tuple(f"{place}/{name}.dylib" for place in ("*/lib", "*/.dylibs", "lib"
 
 
 def examine(refused: str = "") -> list[Finding]:
-    """What is set, what contradicts; `refused` is the layer's own refusal of a variable, where it had one."""
+    """Return what is set, what contradicts; `refused` is the layer's own refusal of a variable, where it had one."""
     first = [problem("variables", refused, "unset the variable that the line names")] if refused else []
     others = (*_accelerate(), *_openmp(), *_others(), _config())
     return [*first, *_own(), *_metal_names(), *_fallback(), *_watermarks(), *others]
@@ -107,7 +107,7 @@ def _accelerate() -> Iterator[Finding]:
 
 
 def _openmp() -> Iterator[Finding]:
-    """Whether several copies of OpenMP may run in one process, which pytorch#193520 reports to hang."""
+    """Yield a problem where several copies of OpenMP may run in one process, which pytorch#193520 reports to hang."""
     name = "KMP_DUPLICATE_LIB_OK"
     allowed = os.environ.get(name, "").lower() in ("1", "true", "yes") and machine.present().mac
     if allowed and len(copies := openmp_copies()) > 1:

@@ -35,7 +35,7 @@ def ok(name: str, says: str) -> Finding:
 
 
 def note(name: str, says: str, next: str) -> Finding:
-    """A finding that needs nothing now."""
+    """Return a finding that needs nothing now."""
     return Finding(name, "note", says, next)
 
 

@@ -30,7 +30,7 @@ LONGEST = 300
 
 
 def examine() -> list[Finding]:
-    """The lines of `hf_mps.guards.report()`; a guard that could not be installed is a problem.
+    """Return the lines of `hf_mps.guards.report()`; a guard that could not be installed is a problem.
 
     Without Metal the many that have nothing to do are one line.
     """
@@ -73,7 +73,7 @@ class Trial:
 
     @property
     def news(self) -> bool:
-        """Whether the device is not as the list of known problems has it."""
+        """Return whether the device is not as the list of known problems has it."""
         return self.verdict in ("failed", "ended", "right" if self.listed else "faulty")
 
 
@@ -110,7 +110,7 @@ def _finding(trial: Trial) -> Finding:
 
 
 def _concerned() -> list[str]:
-    """The guards against faults of the device, in the catalogue's order."""
+    """Return the guards against faults of the device, in the catalogue's order."""
     from hf_mps.metal.device import choice
 
     if not choice.metal(owned=True).value:
@@ -119,7 +119,7 @@ def _concerned() -> list[str]:
 
 
 def _child(names: Sequence[str]) -> Iterator[Trial]:
-    """The trials of one process, up to the first that ends it."""
+    """Yield the trials of one process, up to the first that ends it."""
     command = [sys.executable, "-m", "hf_mps.tools.doctor.guards", *names]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     begun = time.monotonic()

@@ -23,7 +23,7 @@ def examine() -> list[Finding]:
 
 
 def _simulated(here: machine.Machine, real: machine.Machine) -> Finding:
-    """What everything below is to be read with."""
+    """Return what everything below is to be read with."""
     says = f"this is {real.system} on {real.chip}, which simulates {here.chip.removesuffix(here.label)} and its Metal"
     return note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is")
 
@@ -85,7 +85,7 @@ def _tools() -> Finding:
 
 
 def tools() -> str | None:
-    """The folder of Apple's command-line tools as xcode-select names it, or None where there are none."""
+    """Return the folder of Apple's command-line tools as xcode-select names it, or None where there are none."""
     try:
         asked = subprocess.run(["xcode-select", "-p"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -16,7 +16,7 @@ APPLE = "https://developer.apple.com/metal/pytorch/"
 
 
 def examine() -> list[Finding]:
-    """The build, PyTorch's own answer, Apple's verification, the probe, the dtypes, and the device of a run."""
+    """Return the build, PyTorch's own answer, Apple's verification, the probe, the dtypes, and the device of a run."""
     readings = probe.read(machine.present(), owned=True)
     findings = [_built(readings)]
     if readings.built:
@@ -50,7 +50,7 @@ def _found(readings: probe.Readings) -> Finding:
 
 
 def _apple() -> Finding:
-    """What Apple's page asks to be run: a tensor of ones on the device."""
+    """Return what Apple's page asks to be run: a tensor of ones on the device."""
     import torch
 
     try:
@@ -76,7 +76,7 @@ def _dtypes() -> list[Finding]:
 
 
 def _kernels() -> list[Finding]:
-    """What HF_MPS_KERNELS does, where it is set; a value that is refused stands in the environment's section."""
+    """Return what HF_MPS_KERNELS does, where it is set; a value that is refused stands in the environment's section."""
     name = "Metal kernels"
     if (dispatch := kernels.running()) is not None:
         release, objects = dispatch.release, dispatch.release.objects
@@ -102,6 +102,6 @@ def _chosen() -> Finding:
 
 
 def _apart(reason: str) -> tuple[str, str]:
-    """A probe's sentence as what it says and, behind its last semicolon, what to do."""
+    """Return a probe's sentence as what it says and, behind its last semicolon, what to do."""
     says, _, advice = reason.rpartition("; ")
     return (says, advice) if says else (reason, APPLE)

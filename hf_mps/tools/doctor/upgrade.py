@@ -49,13 +49,13 @@ class Upgrade:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Return the JSON object."""
         moved = {move: self.operators.get(move, ()) for move in MOVES}
         return {"now": self.now, "then": self.then, "faults": self.faults, "operators": moved, "unknown": self.unknown}
 
 
 def compared(release: str) -> Upgrade:
-    """The installed torch beside `release`, on this chip and macOS. Raises UserError for what is no release."""
+    """Return the installed torch beside `release`, on this chip and macOS. Raises UserError for what is no release."""
     from importlib import metadata
 
     now, then = (store.canonical(each) for each in (metadata.version("torch"), release))
@@ -75,7 +75,7 @@ def _faults(now: str, then: str) -> Iterator[dict[str, Any]]:
 
 
 def _concerns(fault: Fault, release: str) -> bool:
-    """Whether a release has it: on this Mac, or where this is none, on any."""
+    """Return whether a release has it: on this Mac, or where this is none, on any."""
     here = machine.present()
     if here.mac:
         return fault.concerns(here.chip, here.macos, release)
@@ -83,7 +83,7 @@ def _concerns(fault: Fault, release: str) -> bool:
 
 
 def _of_some_macs(fault: Fault) -> str:
-    """Where this is no Mac, on which Macs it is."""
+    """Return, where this is no Mac, on which Macs the fault is."""
     if machine.present().mac:
         return ""
     macs = " and ".join(filter(None, (", ".join(fault.chips), fault.macos and f"macOS {fault.macos}")))
@@ -91,7 +91,7 @@ def _of_some_macs(fault: Fault) -> str:
 
 
 def moves(now: LaunchTable, then: LaunchTable) -> dict[Move, tuple[str, ...]]:
-    """The operators, by their names without overloads, whose launch class another release changes."""
+    """Return the operators, by their names without overloads, whose launch class another release changes."""
     names = {name for name in now.names() | then.names() if not ELSEWHERE.search(name)}
     bases = [{_base(name) for name in names if table.ways(name)} for table in (now, then)]
     found: dict[Move, set[str]] = {}
@@ -125,7 +125,7 @@ def _move(now: tuple[str, ...], then: tuple[str, ...]) -> Move | None:
 
 
 def sections(upgrade: Upgrade) -> dict[str, list[Finding]]:
-    """The report's sections: the release itself, faults that go, that come and that stay, and operators."""
+    """Return the report's sections: the release itself, faults that go, that come and that stay, and operators."""
     gone = [each for each in upgrade.faults if not each["then"]]
     come = [each for each in upgrade.faults if not each["now"]]
     stay = [_name(each) for each in upgrade.faults if each["now"] and each["then"]]

@@ -32,7 +32,7 @@ RIGHT_ON_THE_FIRST = "2.14"
 
 
 def examine() -> list[Finding]:
-    """Every package of the stack with its version; what does not fit; the known problems of these versions."""
+    """Return every package of the stack with its version; what does not fit; the known problems of these versions."""
     needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
     required = {requirement.name: requirement for requirement in needed if requirement.marker is None}
     packages = [_installed(name, required.get(name)) for name in (*required, *OPTIONAL)]
@@ -40,7 +40,7 @@ def examine() -> list[Finding]:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package, None where it is not installed."""
+    """Return the installed version of a package, None where it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def version(package: str) -> str | None:
 
 
 def _advised() -> Iterator[Finding]:
-    """The security advisories for installed packages."""
+    """Yield the security advisories for installed packages."""
     for package, (versions, what, advisory) in ADVISORIES.items():
         installed = version(package)
         if installed is not None and installed in SpecifierSet(versions):
@@ -60,23 +60,19 @@ def _installed(name: str, required: Requirement | None) -> Finding | None:
     if installed is None:
         return problem(name, "not installed", f"pip install '{required}'") if required else None
     if name == "torch":
-        return _torch(installed)
+        # Which release of torch this is among those that were tried.
+        release, tried = Version(installed), f"tried are {', '.join(TRIED)}"
+        if too_old := faults.too_old(installed):
+            return problem("torch", too_old, "pip install -U torch")
+        if release.base_version in TRIED:
+            return ok("torch", f"{installed}, which was tried with hf_mps")
+        if release.release[:2] > Version(TRIED[-1]).release[:2]:
+            says = f"{installed}: hf_mps was not tried with this release; {tried}"
+            return note("torch", says, f"python -m pip install torch=={TRIED[-1]}, where something goes wrong")
+        return ok("torch", f"{installed}; {tried}")
     if required and not required.specifier.contains(installed, prereleases=True):
         return problem(name, f"{installed}; hf_mps needs {required.specifier}", f"pip install --upgrade '{required}'")
     return ok(name, installed)
-
-
-def _torch(installed: str) -> Finding:
-    """Which release of torch this is among those that were tried."""
-    release, tried = Version(installed), f"tried are {', '.join(TRIED)}"
-    if too_old := faults.too_old(installed):
-        return problem("torch", too_old, "pip install -U torch")
-    if release.base_version in TRIED:
-        return ok("torch", f"{installed}, which was tried with hf_mps")
-    if release.release[:2] > Version(TRIED[-1]).release[:2]:
-        says = f"{installed}: hf_mps was not tried with this release; {tried}"
-        return note("torch", says, f"python -m pip install torch=={TRIED[-1]}, where something goes wrong")
-    return ok("torch", f"{installed}; {tried}")
 
 
 def _newer() -> Finding | None:
@@ -93,7 +89,7 @@ def _newer() -> Finding | None:
 
 
 def _known() -> Iterator[Finding]:
-    """The faults of the installed versions on this machine: of each issue the first that is there."""
+    """Yield the faults of the installed versions on this machine: of each issue the first that is there."""
     this, issues = machine.present(), set()
     for fault in FAULTS.values():
         installed = version(fault.package)

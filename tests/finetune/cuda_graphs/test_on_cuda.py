@@ -16,7 +16,7 @@ import torch
 
 from hf_mps.finetune.cuda_graphs import precision
 from hf_mps.finetune.cuda_graphs.graphs import Graphs, RecordingFailed
-from hf_mps.layer.fused_step import joint_projections, side_by_side, switch
+from hf_mps.layer.fused_step import joint_projections, spans, switch
 from tests.distributed.launching import launch
 from tests.finetune.cuda_graphs import several
 from tests.finetune.cuda_graphs.recorders import captured, history, model, trainer, weights
@@ -139,12 +139,12 @@ def test_queries_keys_and_values_as_one_product_train_alike_within_a_graph(tmp_p
     ours = trainer(tmp_path / "ours", cuda=True)
     account = captured(ours)
     chosen = switch.choose(None, ours.model, "cuda")
-    assert chosen.value == joint_projections.PART.what
+    assert chosen.value == joint_projections.JOINT_PROJECTIONS.what
     with switch.running(chosen, "cuda"):
         ours.train()
     assert (account.replayed, account.eager.total()) == (17, 1)
     layer = ours.model.bert.encoder.layer[0].attention.self
-    assert side_by_side.joined([layer.query.weight, layer.key.weight, layer.value.weight], 0) is not None
+    assert spans.joined([layer.query.weight, layer.key.weight, layer.value.weight], 0) is not None
     for name, values in history(plain).items():
         assert history(ours)[name] == pytest.approx(values, rel=1e-3), name
 

@@ -26,7 +26,6 @@ from transformers import Trainer
 from hf_mps.cli.main import main
 from hf_mps.core.files import replace_file
 from hf_mps.finetune.run import callbacks, runner
-from hf_mps.layer.guards.resume import atomic_checkpoint
 from tests.finetune.run import broken_disk
 from tests.finetune.tiny import Command, Ended, Stop
 
@@ -200,7 +199,7 @@ def test_a_clock_that_went_back_does_not_remove_the_newest_checkpoint(
     monkeypatch.setattr(callbacks.OwnDraws, "on_step_begin", an_hour_ahead, raising=False)
     words = ("my.yaml", *SAVING, "training.save_total_limit=1")
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_checkpoint, "_date_last", lambda target: None)
+        patch.setattr("hf_mps.layer.guards.resume.checkpoints._date_last", lambda target: None)
         assert finetune(*words, "output_dir=runs/my").code == 0
         assert [path.name for path in (desk / "runs/my").glob("checkpoint-*")] == ["checkpoint-2"]
     assert finetune(*words, "--fresh", "output_dir=runs/new").code == 0

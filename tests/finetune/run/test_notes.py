@@ -10,7 +10,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core import notices
 from hf_mps.finetune.report import screen
-from hf_mps.layer.guards.sentinels import gradient_norm
+from hf_mps.layer.guards.sentinels import numbers
 from hf_mps.layer.guards.sentinels.stream import STREAM
 from tests.finetune.tiny import Command
 
@@ -18,14 +18,14 @@ from tests.finetune.tiny import Command
 def test_what_a_sentinel_finds_is_a_line_of_the_run(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradient_norm, "TIMES", 1e-6)  # so that every run is one to speak of
-    monkeypatch.setattr(gradient_norm, "HISTORY", 2)
+    monkeypatch.setattr(numbers, "TIMES", 1e-6)  # so that every run is one to speak of
+    monkeypatch.setattr(numbers, "HISTORY", 2)
     notices.forget()
     STREAM.forget()
     try:
         ended = finetune("my.yaml")
     finally:
-        gradient_norm.SENTINEL.forget()
+        numbers.GRADIENT_NORM.forget()
         notices.forget()
     assert (ended.code, ended.err) == (0, "")
     notes = [line for line in ended.out.splitlines() if "the gradient norm was" in line]

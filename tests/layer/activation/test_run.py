@@ -11,7 +11,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.layer.activation import launch, run
+from hf_mps.layer.activation import run
 
 # No autoload: whatever the layer does here, it does because of `run`.
 BARE: dict[str, str | None] = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -112,7 +112,7 @@ def test_a_module_runs_as_with_python_m(run_python, tmp_path: Path) -> None:
 )
 def test_a_command_line_without_a_target_is_refused(argv: list[str], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        launch.plain(argv)
+        run.plain(argv)
     assert str(caught.value).startswith(said)
 
 
@@ -122,17 +122,17 @@ def test_a_missing_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
 
 
 def test_the_word_python_before_a_script_is_understood() -> None:
-    assert launch.plain(["python", "a.py", "--b"]) == launch.Target("a.py", ("--b",))
-    assert launch.plain(["python3", "-m", "a.b"]) == launch.Target("a.b", (), module=True)
+    assert run.plain(["python", "a.py", "--b"]) == run.Target("a.py", ("--b",))
+    assert run.plain(["python3", "-m", "a.b"]) == run.Target("a.b", (), module=True)
 
 
 def test_launchers_are_known_by_command_and_by_module(tmp_path: Path) -> None:
     for argv in (["torchrun"], ["-m", "torch.distributed.run"], ["accelerate", "launch"], ["/opt/bin/torchrun"]):
-        assert launch.is_launcher([*argv, "x.py"])
-    assert not launch.is_launcher(["x.py", "torchrun"])
-    assert not launch.is_launcher(["-m", "x", "accelerate"])
+        assert run.is_launcher([*argv, "x.py"])
+    assert not run.is_launcher(["x.py", "torchrun"])
+    assert not run.is_launcher(["-m", "x", "accelerate"])
     with pytest.raises(UserError, match=r"run knows `accelerate launch`, not `accelerate config`"):
-        launch.is_launcher(["accelerate", "config"])
+        run.is_launcher(["accelerate", "config"])
 
 
 @pytest.mark.parametrize(
@@ -156,16 +156,16 @@ def test_one_process_on_each_of_several_hosts_is_the_launcher_s_own(
 
     monkeypatch.setattr("os.execv", execv)
     with pytest.raises(SystemExit):
-        launch.launched(argv)
+        run.launched(argv)
     assert [words[3:] for words in became] == [started]
     assert "hosts with a Metal device each" in capsys.readouterr().err
 
 
 def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture[str]) -> None:
-    found = launch.launched(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
-    assert found == launch.Target("train.py", ("--nproc_per_node", "4"))
-    found = launch.launched(["torchrun", "--nproc_per_node", "gpu", "-m", "pkg.train", "--x"])
-    assert found == launch.Target("pkg.train", ("--x",), module=True)
+    found = run.launched(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
+    assert found == run.Target("train.py", ("--nproc_per_node", "4"))
+    found = run.launched(["torchrun", "--nproc_per_node", "gpu", "-m", "pkg.train", "--x"])
+    assert found == run.Target("pkg.train", ("--x",), module=True)
     assert "torchrun: one process on the one Metal device, this one: train.py runs" in capsys.readouterr().err
 
 
@@ -185,7 +185,7 @@ def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture
 )
 def test_several_processes_on_one_metal_device_are_refused(argv: list[str], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        launch.launched(argv)
+        run.launched(argv)
     assert str(caught.value).startswith(said)
 
 

@@ -18,7 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint, is_main_process
 from transformers.utils import check_min_version, get_full_repo_name, send_example_telemetry
 from transformers.utils.versions import require_version
 
-from hf_mps.layer.compat import auth_token, metrics, names, optimizer
+from hf_mps.layer.compat import auth_token, metrics, names
 from hf_mps.layer.guards import GuardNotice
 from tests.layer.compat.arming import arm
 
@@ -179,7 +179,7 @@ def test_a_library_that_has_the_name_keeps_its_own() -> None:
     mine = object()
     for shim, module, name in (
         (metrics, "datasets", "load_metric"),
-        (optimizer, "transformers.optimization", "AdamW"),
+        (names, "transformers.optimization", "AdamW"),
         (names, "transformers.utils", "send_example_telemetry"),
         (names, "huggingface_hub", "Repository"),
     ):

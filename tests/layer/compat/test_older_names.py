@@ -12,14 +12,14 @@ import transformers
 from inline_snapshot import snapshot
 from transformers import BertConfig, GPT2Config, T5Config
 
-from hf_mps.layer.compat import SHIMS, name_table, names
+from hf_mps.layer.compat import SHIMS, names
 from tests.layer.compat.arming import arm
 
 SMALL = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
 
 
-@pytest.mark.parametrize("old", name_table.NAMES, ids=lambda old: old.name)
-def test_every_old_name_is_found_where_scripts_import_it(old: name_table.Old) -> None:
+@pytest.mark.parametrize("old", names.NAMES, ids=lambda old: old.name)
+def test_every_old_name_is_found_where_scripts_import_it(old: names.Old) -> None:
     for place in old.places:
         assert "names" in SHIMS.after[place]
         assert getattr(importlib.import_module(place), old.name) is not None
@@ -100,7 +100,7 @@ def test_a_tpu_is_a_kind_of_distribution_that_this_is_not() -> None:
 @pytest.mark.slow
 def test_without_the_layer_the_names_are_gone(tmp_path) -> None:
     """The fault that the shims cure; where stock has a name again, its shim is needless and can go."""
-    asked = [f"{place}:{old.name}" for old in name_table.NAMES for place in old.places]
+    asked = [f"{place}:{old.name}" for old in names.NAMES for place in old.places]
     (tmp_path / "ask.py").write_text(
         "import importlib, sys\n"
         "for each in sys.argv[1:]:\n"

@@ -18,8 +18,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast, T5Config, ViTConfig
 
-from hf_mps.layer.compat import config_attributes, dataset_task, generation, tokenizers
-from hf_mps.layer.compat import processors as processor_shim
+from hf_mps.layer.compat import dataset_task, objects
 from tests.layer.compat.arming import arm
 
 SPECIAL = {
@@ -229,10 +228,15 @@ def test_a_library_that_has_the_methods_keeps_its_own() -> None:
     library = ModuleType("library")
     library.PreTrainedTokenizerBase = library.ProcessorMixin = library.PretrainedConfig = Own  # type: ignore[attr-defined]
     library.load_dataset = lambda path, task=None: task  # type: ignore[attr-defined]
-    for shim in (tokenizers, processor_shim, config_attributes, dataset_task):
-        arm(shim, library, next(iter(shim.patches)).partition(":")[0])
-    assert set(vars(Own)) >= {*tokenizers.METHODS, "as_target_processor", "tokenizer_class"}
-    assert {getattr(Own, name) for name in (*tokenizers.METHODS, "as_target_processor", "tokenizer_class")} == {"mine"}
+    for shim in (objects, dataset_task):
+        for module in dict.fromkeys(target.partition(":")[0] for target in shim.patches):
+            if (
+                module not in ("transformers.modeling_utils", "transformers.generation.utils")
+                and "integrations" not in module
+            ):
+                arm(shim, library, module)
+    assert set(vars(Own)) >= {*objects.METHODS, "as_target_processor", "tokenizer_class"}
+    assert {getattr(Own, name) for name in (*objects.METHODS, "as_target_processor", "tokenizer_class")} == {"mine"}
     assert not hasattr(library, "load_dataset_builder")
 
 
@@ -253,7 +257,7 @@ def test_a_count_of_none_is_the_default_of_generate(said) -> None:
         start, max_new_tokens=2, do_sample=False, pad_token_id=0, num_beams=None, num_return_sequences=None
     )
     assert found.tolist() == expected.tolist()
-    assert said() == [f"generate({name}=None): left out, the default stays" for name in generation.COUNTS]
+    assert said() == [f"generate({name}=None): left out, the default stays" for name in objects.COUNTS]
 
 
 def test_a_trainer_is_asked_by_its_older_methods(said, tmp_path: Path) -> None:

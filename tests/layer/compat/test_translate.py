@@ -8,13 +8,13 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.finetune.recipe import training_section
-from hf_mps.layer.compat import removed_arguments, translate
+from hf_mps.layer.compat import removed_arguments
 
 OPTIM = {"optim": ["adamw_torch", "adamw_torch_fused", "adafactor"]}
 
 
-def line(*given: str) -> translate.Translated[list[str]]:
-    return translate.command_line(list(given), removed_arguments.REMOVED, OPTIM)
+def line(*given: str) -> removed_arguments.Translated[list[str]]:
+    return removed_arguments.command_line(list(given), removed_arguments.REMOVED, OPTIM)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_today_s_name_wins_over_the_old_one_and_says_so() -> None:
     result = line("--evaluation_strategy", "steps", "--eval-strategy", "epoch")
     assert result.given == ["--eval-strategy", "epoch"]
     assert result.lines == snapshot(["--evaluation_strategy steps: dropped, --eval_strategy is given too"])
-    both = translate.keywords({"warmup_ratio": 0.1, "warmup_steps": 5}, removed_arguments.REMOVED, {})
+    both = removed_arguments.keywords({"warmup_ratio": 0.1, "warmup_steps": 5}, removed_arguments.REMOVED, {})
     assert both.given == {"warmup_steps": 5}
     assert both.lines == snapshot(["warmup_ratio=0.1: dropped, warmup_steps is given too"])
 
@@ -111,7 +111,7 @@ def test_a_warmup_over_all_steps_stays_one() -> None:
 
 def test_keywords_and_file_keys_are_translated_too() -> None:
     given = {"output_dir": "x", "evaluation_strategy": "epoch", "no_cuda": True, "optim": "adamw_hf"}
-    result = translate.keywords(given, removed_arguments.REMOVED, OPTIM)
+    result = removed_arguments.keywords(given, removed_arguments.REMOVED, OPTIM)
     assert result.given == {"output_dir": "x", "eval_strategy": "epoch", "use_cpu": True, "optim": "adamw_torch"}
     assert result.kept == {"evaluation_strategy": "epoch", "no_cuda": True}
     assert result.lines == snapshot(
@@ -129,9 +129,9 @@ def test_a_field_that_the_installed_version_has_is_not_missing() -> None:
     assert not removed_arguments.missing(of_5_0).keys() & of_5_0
     assert removed_arguments.missing(of_5_0).keys() == removed_arguments.REMOVED.keys() - of_5_0
     given = ["--warmup_ratio", "0.1"]
-    assert translate.command_line(given, removed_arguments.missing(of_5_0), OPTIM).given == given
+    assert removed_arguments.command_line(given, removed_arguments.missing(of_5_0), OPTIM).given == given
     known = {"optim": ["adamw_hf"]}
-    assert translate.command_line(["--optim", "adamw_hf"], {}, known).given == ["--optim", "adamw_hf"]
+    assert removed_arguments.command_line(["--optim", "adamw_hf"], {}, known).given == ["--optim", "adamw_hf"]
 
 
 def test_what_takes_a_place_is_a_field_of_the_installed_class() -> None:

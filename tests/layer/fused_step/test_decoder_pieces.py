@@ -23,7 +23,7 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from hf_mps.layer.fused_step.decoder_pieces import PART
+from hf_mps.layer.fused_step.decoder_pieces import DECODER_PIECES
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 
@@ -89,7 +89,7 @@ def test_t5s_norm_is_the_same_formula(fused: Fused) -> None:
 def test_a_model_that_is_made_later_has_them_too(fused: Fused) -> None:
     with fused():
         made = model("mistral")
-        assert PART.words(made, "mps") == PART.what
+        assert DECODER_PIECES.words(made, "mps") == DECODER_PIECES.what
         launches, _, _ = trained(made, nullcontext())
     assert launches < trained(made, nullcontext())[0]
 
@@ -100,7 +100,7 @@ def test_other_code_keeps_its_own_way(fused: Fused) -> None:
     made = GemmaForCausalLM(GemmaConfig(vocab_size=families.WORDS, **sizes, **families.SHAPE))
     with fused():
         assert not hasattr(type(made.model.norm).forward, "hf_mps_patches")
-        assert PART.words(made, "mps") == ""
+        assert DECODER_PIECES.words(made, "mps") == ""
 
 
 def test_the_norms_gradients_are_those_of_double_precision(fused: Fused) -> None:

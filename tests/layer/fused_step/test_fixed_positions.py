@@ -15,7 +15,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from hf_mps.layer.fused_step.fixed_positions import PART
+from hf_mps.layer.fused_step.fixed_positions import FIXED_POSITIONS
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused
@@ -50,7 +50,7 @@ def test_they_are_stocks_and_made_once_for_each_length(name: str, fused: Fused) 
     made = model(name)
     expected = rotations(made, 5, 7)
     with fused():
-        assert PART.words(made, "mps") == PART.what
+        assert FIXED_POSITIONS.words(made, "mps") == FIXED_POSITIONS.what
         found = rotations(made, 5, 7, 5, 7)
     for mine, theirs in zip(found, expected * 2, strict=True):
         assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(mine, theirs, strict=True))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
-from hf_mps.layer.fused_step import side_by_side, spans
-from hf_mps.layer.fused_step.flat_gradients import PART
+from hf_mps.layer.fused_step import spans
+from hf_mps.layer.fused_step.flat_gradients import FLAT_GRADIENTS
 from hf_mps.metal import simulator
 from tests.layer.fused_step.conftest import Fused
 
@@ -147,7 +147,7 @@ def test_a_sparse_gradient_leaves_all_to_stock(fused: Fused) -> None:
     trained[1](trained[0](torch.arange(3, device=device))).sum().backward()
     held: Any = [each.grad for each in trained.parameters()]
     with fused(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PART, "devices", frozenset({device}))
+        patch.setattr(FLAT_GRADIENTS, "devices", frozenset({device}))
         trained.zero_grad(set_to_none=False)
         ours = clipped(trained)
     assert ours == clipped(trained)
@@ -213,7 +213,7 @@ def test_large_gradients_are_multiplied_in_a_dispatch_each(fused: Fused) -> None
 
 def test_gradients_that_fill_a_storage_together_move_together() -> None:
     whole, other = torch.ones(30, device="mps"), torch.ones(7, device="mps")
-    several = side_by_side.pieces(whole, (10, 20), 0)
+    several = spans.pieces(whole, (10, 20), 0)
     looking = whole.view(5, 6)
     del whole
     assert {each.numel() for each in spans.gather([*several, other])} == {30, 7}, "somebody looks into it"

@@ -12,10 +12,10 @@ import torch.nn.functional as functional
 from scipy import stats
 from torch.utils.checkpoint import checkpoint
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.fused_step import switch
-from hf_mps.layer.fused_step.fused_dropout import PART, STOCK_FUSES
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.layer.fused_step.fused_dropout import FUSED_DROPOUT, STOCK_FUSES
 from hf_mps.metal import simulator
 from tests.layer.guards.loops import own_compiler
 
@@ -184,13 +184,13 @@ def test_off_means_stocks_draws(fused: Fused) -> None:
 def test_where_stock_takes_the_kernel_the_part_stays_off(fused: Fused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_mps.layer.fused_step.fused_dropout.torch_release", lambda: STOCK_FUSES)
     with fused():
-        assert not PART.on
+        assert not FUSED_DROPOUT.on
         assert fused_node(functional.dropout(ones())) is FUSED_BY_STOCK
 
 
 def test_the_header_says_so_where_a_model_drops() -> None:
     plain, dropping = torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(0.1))
-    assert PART.words(plain, "mps") == ""
-    assert PART.words(dropping, "mps") == PART.what
+    assert FUSED_DROPOUT.words(plain, "mps") == ""
+    assert FUSED_DROPOUT.words(dropping, "mps") == FUSED_DROPOUT.what
     assert ("other masks" in switch.choose(None, dropping, "mps").value) is not FUSED_BY_STOCK
-    assert PART.pays("cuda") == ""
+    assert FUSED_DROPOUT.pays("cuda") == ""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_mps.layer.fused_step import switch
-from hf_mps.layer.fused_step.fused_optimizer import PART
+from hf_mps.layer.fused_step.fused_optimizer import FUSED_OPTIMIZER
 from hf_mps.metal import simulator
 from tests.layer.fused_step.conftest import Fused
 
@@ -66,8 +66,8 @@ def test_who_chose_a_way_keeps_it(script: None, said: dict[str, bool]) -> None:
     before = OPTIMIZERS["adamw"](ours, **said)
     chosen = before.param_groups[0]["fused"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PART, "acts", lambda: pytest.fail("it acted"))
-        PART._fuse(before)
+        patch.setattr(FUSED_OPTIMIZER, "acts", lambda: pytest.fail("it acted"))
+        FUSED_OPTIMIZER._fuse(before)
     assert before.param_groups[0]["fused"] is chosen
 
 

@@ -17,7 +17,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.t5 import modeling_t5
 
-from hf_mps.layer.fused_step import joint_projections, side_by_side
+from hf_mps.layer.fused_step import joint_projections, spans
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused
@@ -104,9 +104,9 @@ def test_without_one_operator_for_all_gradients_they_are_stocks_too(
     said = {} if dtype == torch.float32 else {"dtype": dtype}
     _, loss, gradients = trained(made, nullcontext(), **said)
     with fused():
-        joint_projections.PART.devices = frozenset({"cpu"})
+        joint_projections.JOINT_PROJECTIONS.devices = frozenset({"cpu"})
         _, found, ours = trained(made, nullcontext(), **said)
-    assert side_by_side.joined([each.weight for each in together(made)], 0) is not None
+    assert spans.joined([each.weight for each in together(made)], 0) is not None
     assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-2)
     assert ours.keys() == gradients.keys()
     for each, expected in gradients.items():
@@ -115,7 +115,7 @@ def test_without_one_operator_for_all_gradients_they_are_stocks_too(
 
 def test_which_layers_belong_together_is_read_in_the_models_source() -> None:
     found = {
-        module.__name__.rpartition(".")[2]: dict(joint_projections.PART._groups(module))
+        module.__name__.rpartition(".")[2]: dict(joint_projections.JOINT_PROJECTIONS._groups(module))
         for module in (modeling_bert, modeling_llama, modeling_t5)
     }
     assert found == snapshot(
@@ -141,7 +141,7 @@ def test_parameters_stay_the_same_objects_with_the_same_values(fused: Fused, tmp
     values = {name: each.cpu().clone() for name, each in made.state_dict().items()}
     trained(made, fused())
     query, key, value = (getattr(owner(made), name).weight for name in ("query", "key", "value"))
-    assert side_by_side.joined((query, key, value), 0) is not None
+    assert spans.joined((query, key, value), 0) is not None
     assert all(one is other for one, other in zip(made.parameters(), before, strict=True))
     made.save_pretrained(tmp_path / "whole")
     torch.save(made.state_dict(), tmp_path / "weights.pt")

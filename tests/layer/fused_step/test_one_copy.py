@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.layer import guards
-from hf_mps.layer.fused_step.one_copy import PART
-from hf_mps.layer.guards.platform import batch_waits
+from hf_mps.layer.fused_step.batch_parts import ONE_COPY
 from hf_mps.metal import simulator
 from hf_mps.metal.device import machine
 from hf_mps.metal.simulator import strictness
@@ -120,7 +119,7 @@ def test_what_is_no_plain_tensor_goes_by_itself(fused: Fused, monkeypatch: pytes
     assert moved["there"] is there
     assert type(moved["learned"].grad_fn).__name__ == "ToCopyBackward0"
     assert counts.copies_in == 2
-    monkeypatch.setattr(batch_waits, "LARGEST", 20)
+    monkeypatch.setattr("hf_mps.layer.guards.platform.batches.LARGEST", 20)
     with fused(), simulator.counted() as counts:
         send({"x": torch.ones(4), "y": torch.ones(4), "large": torch.ones(6)})
     assert counts.copies_in == 3, "a tensor that makes it too large stays outside"
@@ -129,7 +128,7 @@ def test_what_is_no_plain_tensor_goes_by_itself(fused: Fused, monkeypatch: pytes
 def test_without_the_guard_everything_is_as_stock_has_it(fused: Fused) -> None:
     with guards.suspended("batch-waits"), fused(), simulator.counted() as counts:
         send(mixed())
-        assert PART.pays("mps") == ""
+        assert ONE_COPY.pays("mps") == ""
     assert (counts.copies_in, counts.waits) == (6, 6)
 
 
@@ -138,4 +137,4 @@ def test_an_older_macos_would_copy_each_tensor_out_again(monkeypatch: pytest.Mon
 
     old = replace(machine.present(), macos="14.6")
     monkeypatch.setattr(machine, "present", lambda: old)
-    assert PART.pays("mps") == ""
+    assert ONE_COPY.pays("mps") == ""

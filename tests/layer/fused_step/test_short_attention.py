@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils.checkpoint import checkpoint
 
 from hf_mps.layer.fused_step import short_attention
-from hf_mps.layer.fused_step.short_attention import PART
-from hf_mps.layer.guards.platform import batch_waits
+from hf_mps.layer.fused_step.short_attention import SHORT_ATTENTION
+from hf_mps.layer.guards.platform import batches
 from hf_mps.metal import simulator
 
 Fused = Callable[[], AbstractContextManager[None]]
@@ -220,7 +220,7 @@ def test_a_wrong_call_is_refused_in_torchs_words(fused: Fused) -> None:
     query, key, value = inputs()[1]
     with fused(), pytest.raises(RuntimeError, match="same dtype"):
         attention(query, key.half(), value)
-    assert not PART.broken
+    assert not SHORT_ATTENTION.broken
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_wrong_call_is_refused_in_torchs_words(fused: Fused) -> None:
 )
 def test_whether_rows_are_hidden_whole_is_seen_on_the_host(host: list[list[int]], all_see: bool) -> None:
     there = torch.tensor(host, device="mps").bool()
-    batch_waits.GUARD.moved([(there, torch.tensor(host).bool())])
+    batches.BATCH_WAITS.moved([(there, torch.tensor(host).bool())])
     mask = there[:, None, None, :].expand(-1, 1, 3, -1)
     with simulator.counted() as counts:
         assert short_attention._all_see(mask, there) is all_see

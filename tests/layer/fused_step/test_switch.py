@@ -12,7 +12,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.import_hooks import Catalogue
 from hf_mps.core.registry import Registry
 from hf_mps.layer.fused_step import switch
-from hf_mps.layer.fused_step.flat_gradients import PART, FlatGradients
+from hf_mps.layer.fused_step.flat_gradients import FLAT_GRADIENTS, FlatGradients
+from hf_mps.layer.fused_step.parts import PARTS
 
 
 def model() -> Any:
@@ -124,13 +125,13 @@ def test_a_library_that_is_not_known_costs_one_part_alone(
 ) -> None:
     part = FlatGradients()
     monkeypatch.setattr(FlatGradients, "patches", {"torch:clip_gradients_of_tomorrow": "_clip_norm"})
-    catalogue = Catalogue("step", "hf_mps.layer.fused_step", {"torch": ("flat-gradients",)}, lambda module: part)
+    catalogue = Catalogue("step", {"torch": ("flat-gradients",)}, PARTS.home, lambda module, name: part)
     Registry(catalogue).start()
     part.devices = frozenset({"mps"})
     assert not part.on
     assert capsys.readouterr().err == snapshot(
         "hf-mps: the fused step's flat-gradients does not know this version of torch (AttributeError: there is no"
-        " torch:clip_gradients_of_tomorrow); it is off, and all else goes on\n"
+        " torch:clip_gradients_of_tomorrow); it is disabled; training continues\n"
     )
 
 
@@ -140,10 +141,10 @@ def test_a_part_that_fails_leaves_the_step_to_stock(
     weights = [torch.nn.Parameter(torch.ones(3, device="mps")) for _ in range(3)]
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    monkeypatch.setattr(PART, "broken", False)
-    monkeypatch.setattr(PART, "_long", lambda gradients: 1 / 0)
+    monkeypatch.setattr(FLAT_GRADIENTS, "broken", False)
+    monkeypatch.setattr(FLAT_GRADIENTS, "_long", lambda gradients: 1 / 0)
     with switch.running(switch.choose(True, model(), "mps"), "mps"):
         norm = torch.nn.utils.clip_grad_norm_(weights, 1.0)
     assert float(norm) == 3.0
-    assert not PART.on
+    assert not FLAT_GRADIENTS.on
     assert "the fused step's flat-gradients failed: ZeroDivisionError" in capsys.readouterr().err

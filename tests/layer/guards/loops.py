@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_mps.layer.guards.platform.compile import ERRORS, LAYOUT
+from hf_mps.layer.guards.platform.cuda import ERRORS, LAYOUT
 
 ROWS, LENGTH, WORDS = 32, 6, 40
 

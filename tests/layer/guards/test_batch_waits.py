@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_mps.layer import guards
-from hf_mps.layer.guards.platform import batch_waits
+from hf_mps.layer.guards.platform import batches
 from hf_mps.metal import simulator
 from hf_mps.metal.simulator import strictness
 from tests.layer.guards import loops
@@ -127,7 +127,7 @@ def test_what_is_no_plain_tensor_of_the_host_s_is_moved_as_stock_does(monkeypatc
     there = torch.ones(2, device="mps")
     assert send(there) is there
     assert send(torch.ones(2), torch.device("cpu")).device.type == "cpu"
-    monkeypatch.setattr(batch_waits, "LARGEST", 7)
+    monkeypatch.setattr(batches, "LARGEST", 7)
     send(torch.ones(2))
     assert not guards.get("batch-waits").times
 
@@ -151,7 +151,7 @@ def test_an_inference_s_batch_is_moved_without_a_wait_too(bert: Any) -> None:
     assert counts.waits == 0
     with torch.inference_mode():
         bert(**there)
-    assert not batch_waits.GUARD.broken
+    assert not batches.BATCH_WAITS.broken
 
 
 def rows_of_ids() -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_mps.layer import guards
 from hf_mps.layer.guards import GuardNotice
-from hf_mps.layer.guards.platform.compile import ERRORS, LAYOUT
+from hf_mps.layer.guards.platform.cuda import ERRORS, LAYOUT
 from hf_mps.metal.simulator import compiled
 from tests import hazards
 from tests.layer.guards import loops

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from inline_snapshot import snapshot
 from torch import Tensor, nn
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
-from hf_mps.layer.guards.introspect import torch_release
-from hf_mps.layer.guards.numerics import dtype_copies, linear_bias
+from hf_mps.layer.guards.numerics import layouts, products
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device
 
@@ -114,7 +114,7 @@ def test_other_copies_are_stocks(call: Callable[[Tensor], Any]) -> None:
     [("2.13.0", {"half", "float64"}), ("2.14.0", {"float64"}), ("2.14.1", set())],
 )
 def test_each_release_has_what_upstream_says_of_it(release: str, wrong: set[str]) -> None:
-    guard = dtype_copies.DtypeCopies()
+    guard = layouts.DtypeCopies()
     kinds = {"half": torch.float16, "float64": torch.float64}
     with device.mac(torch=release):
         assert guard.applies().value is bool(wrong)
@@ -137,7 +137,7 @@ def test_the_trial_tells_which_of_the_two_faults_is_there() -> None:
 
 @pytest.mark.parametrize(("macos", "release"), [("14.7", "2.13.0"), ("26.1", "2.14.0")])
 def test_older_systems_and_newer_releases_have_no_kernel_of_ours(macos: str, release: str) -> None:
-    guard = linear_bias.LinearBias()
+    guard = products.LinearBias()
     with device.mac(macos=macos, torch=release):
         guard.install(torch)
         assert not guard.arounds

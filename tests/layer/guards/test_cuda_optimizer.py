@@ -11,8 +11,7 @@ from torch import nn
 
 from hf_mps.core.errors import UserError
 from hf_mps.layer import guards
-from hf_mps.layer.guards.platform import cuda_optimizer
-from hf_mps.layer.guards.platform.cuda_optimizer import UPDATES
+from hf_mps.layer.guards.platform.cuda import UPDATES
 from hf_mps.metal import fallback
 from hf_mps.metal.fallback import registration
 from tests.layer.guards import loops
@@ -34,7 +33,7 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without bitsandbytes."""
     from transformers import trainer_optimizer
 
-    monkeypatch.setattr(cuda_optimizer, "find_spec", lambda name: None)
+    monkeypatch.setattr("hf_mps.layer.guards.platform.cuda.find_spec", lambda name: None)
     monkeypatch.setattr(trainer_optimizer, "is_bitsandbytes_available", lambda: False)  # it remembers its answer
 
 

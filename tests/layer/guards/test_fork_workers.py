@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from hf_mps.layer import guards
 from hf_mps.layer.guards import GuardNotice
 from hf_mps.layer.guards.platform import fork_server
-from hf_mps.layer.guards.platform.fork_workers import ARGUMENT
+from hf_mps.layer.guards.platform.loaders import ARGUMENT
 from hf_mps.metal.device import probe
 from tests.layer.guards import loops
 

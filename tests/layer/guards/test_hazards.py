@@ -11,9 +11,9 @@ from torch import nn
 
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.layer.guards.numerics.checkpoint_rng import CheckpointRng
 from hf_mps.metal.simulator import strictness
 from tests import hazards

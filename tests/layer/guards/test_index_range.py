@@ -13,9 +13,9 @@ from inline_snapshot import snapshot
 from torch import Tensor, nn
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.layer.guards.numerics.index_range import LOOKS, LOOKUPS
 from hf_mps.metal.simulator import strictness
 from tests.layer.guards import loops

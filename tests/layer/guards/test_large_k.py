@@ -9,10 +9,10 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.guards import kernel_overrides
-from hf_mps.layer.guards.introspect import torch_release
-from hf_mps.layer.guards.numerics import large_k
+from hf_mps.layer.guards.numerics import products
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device
 
@@ -103,7 +103,7 @@ def test_batches_are_cured_in_every_release() -> None:
 def test_from_2_14_on_long_sums_are_split_for_speed(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[str] = []
     monkeypatch.setattr(kernel_overrides, "before", lambda guard, name, *rest, **named: put.append(name))
-    guard = large_k.LargeK()
+    guard = products.LargeK()
     with device.mac(torch=release):
         guard.install(torch)
     assert {"mm", "addmm", "linear", "linear_backward", "bmm", "baddbmm"} < set(put)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hf_mps.layer.guards import GuardNotice
-from hf_mps.layer.guards.resume.lightning_rng import KEY
+from hf_mps.layer.guards.resume.resume_rng import KEY
 from hf_mps.metal.fallback.accounting import ledger
 from tests.layer.guards import lightning_loops, loops
 from tests.layer.guards.experiments import failures

@@ -13,8 +13,7 @@ from torch import nn
 
 from hf_mps.layer import guards
 from hf_mps.layer.guards import GuardNotice
-from hf_mps.layer.guards.platform.memory_budget import PYTORCHS, VARIABLE
-from hf_mps.layer.guards.platform.shape_growth import APART, SETTLED
+from hf_mps.layer.guards.platform.memory import APART, PYTORCHS, SETTLED, VARIABLE
 from hf_mps.metal.device import machine
 from hf_mps.metal.simulator import strictness
 from tests.layer.guards import loops
@@ -90,7 +89,7 @@ def test_the_report_has_the_limit_and_who_set_it(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.default_mac
 def test_a_process_near_the_recommended_maximum_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_mps.metal.device.memory.driver", lambda device: int(10.5 * 2**30))
-    monkeypatch.setattr("hf_mps.layer.guards.platform.memory_budget.EVERY", 0.0)
+    monkeypatch.setattr("hf_mps.layer.guards.platform.memory.EVERY", 0.0)
     line = r"holds 10\.5 GiB of GPU memory, and macOS recommends at most 10\.7 GiB \(simulated\): "
     with pytest.warns(GuardNotice, match=line):
         assert batches([(2, 3)] * 3) == 3
@@ -120,10 +119,10 @@ def test_many_shapes_are_told_of_once_with_what_to_do() -> None:
 
 
 def test_lists_of_numbers_and_words_in_a_batch_of_rows_are_no_shapes() -> None:
-    from hf_mps.layer.guards.platform import shape_growth
+    from hf_mps.layer.guards.platform import memory
 
     for length in range(1, 40):
-        shape_growth.GUARD._at_batch([{"prompt": ["a"] * length, "ids": [1] * length}])
+        memory.SHAPE_GROWTH._at_batch([{"prompt": ["a"] * length, "ids": [1] * length}])
     assert not [line for line in guards.get("shape-growth").lines if "different lengths" in line]
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_mps.layer import guards
-from hf_mps.layer.guards.numerics import index_add_gaps, large_pad, lerp_weight
+from hf_mps.layer.guards.numerics import indices, operators
 from hf_mps.metal.device import profiles
 from hf_mps.metal.simulator import strictness
 from tests import hazards
@@ -50,7 +50,7 @@ def test_each_release_and_system_has_what_upstream_says(release: str, macos: tup
     ],
 )
 def test_nothing_stands_before_the_device_where_the_fault_is_not(release: str, macos: str, there: set[str]) -> None:
-    for guard in (large_pad.LargePad(), index_add_gaps.IndexAddGaps(), lerp_weight.LerpWeight()):
+    for guard in (operators.LargePad(), indices.IndexAddGaps(), operators.LerpWeight()):
         with hazards.device.mac(macos=macos, torch=release):
             guard.install(torch)
             assert bool(guard.kernels) is (guard.name in there)

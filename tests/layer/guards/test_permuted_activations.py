@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_mps.layer import guards
-from hf_mps.layer.guards.numerics.permuted_activations import TRIALS
+from hf_mps.layer.guards.numerics.layouts import TRIALS
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device
 from tests.layer.guards.experiments import activations

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_mps.layer import guards
-from hf_mps.layer.guards.resume.resume_batches import FILE
+from hf_mps.layer.guards.resume.batches import FILE
 from tests.layer.guards.resume_loops import Loop, trainer_goes_on
 
 LOOPS = {

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from hf_mps.core.errors import UserError
 from hf_mps.layer import guards
 from hf_mps.layer.guards import kernel_overrides
-from hf_mps.layer.guards.numerics import conv3d_layout, huge_cat, huge_products
+from hf_mps.layer.guards.numerics import convolutions, operators, products
 from hf_mps.metal.device import machine, profiles
 from hf_mps.metal.simulator import strictness
 from tests import hazards
@@ -69,22 +69,22 @@ def test_each_release_and_system_has_what_upstream_says(
 )
 def test_no_part_of_a_product_is_too_large_and_all_of_it_is_there(shape: tuple[int, ...], count: int) -> None:
     batch, rows, inner, columns = shape
-    cut = list(huge_products.parts(*shape))
+    cut = list(products.parts(*shape))
     assert len(cut) == count
     sizes = [tuple(each.stop - each.start for each in part) for part in cut]
-    assert all(max(b * m * n, b * m * inner, b * inner * n) <= huge_products.LIMIT for b, m, n in sizes)
+    assert all(max(b * m * n, b * m * inner, b * inner * n) <= products.LIMIT for b, m, n in sizes)
     assert sum(b * m * n for b, m, n in sizes) == batch * rows * columns
 
 
 def test_what_is_recognized_as_too_large_needs_no_memory_to_ask() -> None:
     meta: Callable[..., Any] = lambda *shape: torch.empty(shape, device="meta")  # noqa: E731
-    assert huge_products._huge(0, meta(384, 4096, 64), meta(384, 64, 4096))
-    assert huge_products._huge(1, meta(1), meta(384, 4096, 4096), meta(384, 4096, 64))
-    assert not huge_products._huge(0, meta(384, 2048, 64), meta(384, 64, 2048))
-    assert huge_cat._huge([meta(2**30), meta(2**30 + 1)])
-    assert not huge_cat._huge([meta(2**30), meta(2**30)], 0)
-    assert huge_cat._huge([meta(4, 2**30)[:, -1]], -1), "a column of a huge tensor"
-    assert not huge_cat._huge([meta(3, 4)[:, :2]], 1)
+    assert products._huge(0, meta(384, 4096, 64), meta(384, 64, 4096))
+    assert products._huge(1, meta(1), meta(384, 4096, 4096), meta(384, 4096, 64))
+    assert not products._huge(0, meta(384, 2048, 64), meta(384, 64, 2048))
+    assert operators._huge([meta(2**30), meta(2**30 + 1)])
+    assert not operators._huge([meta(2**30), meta(2**30)], 0)
+    assert operators._huge([meta(4, 2**30)[:, -1]], -1), "a column of a huge tensor"
+    assert not operators._huge([meta(3, 4)[:, :2]], 1)
 
 
 @pytest.mark.usefixtures("untouched")
@@ -92,7 +92,7 @@ def test_what_is_recognized_as_too_large_needs_no_memory_to_ask() -> None:
 def test_products_are_watched_only_on_macs_that_can_hold_such_tensors(
     gigabytes: int, there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = huge_products.HugeProducts()
+    guard = products.HugeProducts()
     monkeypatch.setattr(machine, "_overridden", replace(machine.present(), memory=gigabytes * GIB))
     try:
         guard.install(torch)
@@ -109,7 +109,7 @@ def test_products_are_watched_only_on_macs_that_can_hold_such_tensors(
     [("26.2", "2.14.0", True), ("26.3", "2.14.0", False), ("26.2", "2.13.0", False), ("15.6", "2.14.0", False)],
 )
 def test_volumes_are_watched_only_on_systems_with_the_fault(macos: str, release: str, there: bool) -> None:
-    guard = conv3d_layout.Conv3dLayout()
+    guard = convolutions.Conv3dLayout()
     try:
         with hazards.device.mac(macos=macos, torch=release):
             guard.install(torch)
@@ -174,7 +174,7 @@ def test_the_words_of_metals_refusals_are_the_devices() -> None:
     with hazards.on("embedding-grad"), guards.suspended("embedding-grad"), pytest.raises(RuntimeError, match=words):
         F.embedding(ids, weight).sum().backward()
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
-        huge_cat.together([torch.ones(2, 3, device="mps"), torch.ones(3, 2, device="mps")])
+        operators.together([torch.ones(2, 3, device="mps"), torch.ones(3, 2, device="mps")])
 
 
 @pytest.mark.usefixtures("simulated")
@@ -202,7 +202,7 @@ def test_two_guards_at_one_operator_ask_one_after_the_other(monkeypatch: pytest.
     one, other = torch.randn(2, 20, 40_009), torch.randn(2, 40_009, 16)
     right = torch.bmm(one, other)
     with hazards.on("huge-products", "large-k"), strictness.beginning_at("huge-products", 10**6):
-        monkeypatch.setattr(huge_products, "LIMIT", 10**6)
+        monkeypatch.setattr(products, "LIMIT", 10**6)
         guards.get("large-k").verdict()
         used = torch.full((2**20,), 50.0, device="mps")
         del used
@@ -215,7 +215,7 @@ def test_two_guards_at_one_operator_ask_one_after_the_other(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("untouched")
 def test_a_question_that_fails_costs_its_guard_alone_and_the_call_is_stocks() -> None:
-    guard, asked = huge_products.HugeProducts(), []
+    guard, asked = products.HugeProducts(), []
 
     def when(*args: Any, **_: Any) -> bool:
         asked.append(args)

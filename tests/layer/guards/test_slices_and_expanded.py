@@ -130,7 +130,7 @@ def test_products_that_are_cut_in_parts_reach_their_slices(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("fault", ["sliced-products", "gapped-products"])
 def test_the_fused_attention_needs_no_guard(fault: str) -> None:
-    from hf_mps.layer.fused_step.attention_in_one import Attention, Call
+    from hf_mps.layer.fused_step.short_attention import Attention, Call
 
     def gradients(where: str) -> list[Tensor]:
         draw = torch.Generator().manual_seed(0)
@@ -145,7 +145,7 @@ def test_the_fused_attention_needs_no_guard(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["sliced-products", "gapped-products"])
 def test_joint_adapters_need_no_guard(fault: str) -> None:
-    from hf_mps.layer.fused_step.joint_adapters import JointAdapters, Plan
+    from hf_mps.layer.fused_step.joint_linear import JointAdapters, Plan
 
     def computed(where: str) -> list[Tensor]:
         draw = torch.Generator().manual_seed(0)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import REGISTRY
-from hf_mps.layer.guards.introspect import torch_release
 from tests import modes
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.releases import torch_release
 from hf_mps.layer.guards import GuardNotice
-from hf_mps.layer.guards.introspect import torch_release
 from tests.layer.guards import lightning_loops, loops
 from tests.layer.guards.experiments import results
 from tests.layer.guards.experiments.results import TALL, WIDE
@@ -43,7 +43,7 @@ def test_one_that_is_frozen_is_refused_too() -> None:
 @up_to_2_13
 def test_lightning_s_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # With a limit of its own: Lightning moves a model back to the CPU in the end, where a huge one takes 8 GB.
-    monkeypatch.setattr("hf_mps.layer.guards.numerics.huge_embedding.LIMIT", 64)
+    monkeypatch.setattr("hf_mps.layer.guards.numerics.indices.HUGE_LIMIT", 64)
     model = loops.bert()
     model.requires_grad_(False)
     model.classifier.bias.requires_grad_(True)

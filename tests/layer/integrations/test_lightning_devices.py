@@ -35,6 +35,6 @@ def test_there_is_one_metal_device(
     devices: object, becomes: object, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(lightning, "tell", lines.append)
+    monkeypatch.setattr(lightning, "print_notice", lines.append)
     assert lightning._one(devices) == becomes
     assert lines == ([f"HF_MPS_DEVICE=mps: devices={devices!r} becomes 1, there is one Metal device"] if told else [])

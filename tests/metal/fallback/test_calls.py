@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal import fallback
 from hf_mps.metal.fallback import MetalFallbackWarning
 from hf_mps.metal.fallback.accounting import ledger

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal.fallback import registration
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal import fallback
 from tests import CHECKOUT
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal import fallback
 from hf_mps.metal.fallback import registration
 from hf_mps.metal.operators import dispatcher

@@ -11,7 +11,7 @@ import torch
 
 from hf_mps.core import cache
 from hf_mps.core.errors import UserError
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal.operators import table as tables
 
 COMPOSITE_KEYS = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.simulator import strictness
 

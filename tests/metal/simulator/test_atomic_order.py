@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_mps.core.errors import UserError
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal.device import profiles
 from hf_mps.metal.simulator import strictness
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal.simulator import strictness
 
 pytest.importorskip("expecttest", reason="PyTorch's operator samples import it")

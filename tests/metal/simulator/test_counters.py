@@ -10,8 +10,8 @@ import torch
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.original_call import Around
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.metal import simulator
 
 pytestmark = pytest.mark.usefixtures("mps")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.metal.operators.support import OperatorSupport
 from hf_mps.metal.simulator import strictness
 from tests.metal.simulator.test_training import agree

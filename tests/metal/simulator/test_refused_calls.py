@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("mps", "bare")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
-from hf_mps.layer.guards.introspect import torch_release
-from hf_mps.layer.guards.platform.memory_budget import PYTORCHS
+from hf_mps.layer.guards.platform.memory import PYTORCHS
 from hf_mps.metal import simulator
 
 pytestmark = pytest.mark.usefixtures("mps")

@@ -11,8 +11,8 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
+from hf_mps.core.releases import torch_release
 from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.simulator import strictness
 from hf_mps.tools import doctor

@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 
 from hf_mps.cli.main import main
-from hf_mps.layer.guards.introspect import torch_release
+from hf_mps.core.releases import torch_release
 from hf_mps.metal.device import machine
 from hf_mps.metal.device.faults import FAULTS
 from hf_mps.metal.operators.table import table

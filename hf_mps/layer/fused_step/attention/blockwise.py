@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.layer.fused_step.attention.blocks import BLOCK_BYTES, SUMMED, Block, Shape, cut
-from hf_mps.layer.fused_step.attention.masks import Everything, Mask, part
+from hf_mps.layer.fused_step.attention.masks import BLOCK_BYTES, SUMMED, Block, Everything, Mask, Shape, cut, part
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -103,11 +102,11 @@ def _without_autocast(device: torch.device) -> Any:
 
 
 def _forward(call: _Call, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The output, and the logarithm of each row's sum (batch, key heads, group, queries)."""
+    """Return the output, and the logarithm of each row's sum (batch, key heads, group, queries)."""
     batch, heads, queries, _ = query.shape
     groups = (key.shape[1], heads // key.shape[1])
     out = query.new_empty(batch, queries, heads, value.shape[-1], dtype=value.dtype).transpose(1, 2)
-    dtype = _added_in(query.dtype)
+    dtype = torch.float32 if query.dtype in HALVES else query.dtype
     sums = query.new_empty(batch, *groups, queries, dtype=dtype)
     asked, outcome = _by_head(query, groups), _by_head(out, groups)
     keys, values = (_flat(tensor, dtype) for tensor in (key, value))
@@ -128,7 +127,7 @@ def _forward(call: _Call, query: Tensor, key: Tensor, value: Tensor, bias: Tenso
 
 
 def _backward(call: _Call, upstream: Tensor, saved: tuple[Any, ...], needed: tuple[bool, ...]) -> tuple[Any, ...]:
-    """The gradients of query, key, value and bias; None where one is not needed."""
+    """Return the gradients of query, key, value and bias; None where one is not needed."""
     query, key, value, bias, out, sums = saved
     groups, dtype = sums.shape[1:3], sums.dtype
     keys, values = (_flat(tensor, dtype) for tensor in (key, value))
@@ -162,7 +161,7 @@ def _backward(call: _Call, upstream: Tensor, saved: tuple[Any, ...], needed: tup
 def _by_score(
     call: _Call, block: Block, chances: Tensor, gradient: Tensor, values: Tensor, share: Tensor, of_value: Tensor | None
 ) -> Tensor:
-    """The gradient by a block's scores, before the scale; adds the block's part to the values' gradient."""
+    """Return the gradient by a block's scores, before the scale; adds the block's part to the values' gradient."""
     dropped, kept = torch.native_dropout(chances, call.dropout, True) if call.dropout else (chances, None)
     if of_value is not None:
         _add(of_value, block, torch.bmm(dropped.transpose(1, 2), gradient))
@@ -173,17 +172,13 @@ def _by_score(
     return by_score.sub_(share).mul_(chances)
 
 
-def _added_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in HALVES else dtype
-
-
 def _flat(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Keys or values as they are multiplied by: dense, in the dtype of the sums."""
     return tensor.to(dtype).contiguous()
 
 
 def _of(tensor: Tensor, block: Block) -> Tensor:
-    """A block's keys or values: (batch x heads, keys, width)."""
+    """Return a block's keys or values: (batch x heads, keys, width)."""
     return tensor[block.batch, block.heads, block.keys].flatten(0, 1)
 
 
@@ -193,7 +188,7 @@ def _by_head(tensor: Tensor, groups: Any) -> Tensor:
 
 
 def _place(block: Block) -> tuple[slice, ...]:
-    """Where a block's queries stand in (batch, key heads, group, queries, …)."""
+    """Return where a block's queries stand in (batch, key heads, group, queries, …)."""
     return (block.batch, block.heads, slice(None), block.queries)
 
 

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from hf_mps.layer.fused_step.attention import NAME
-from hf_mps.layer.fused_step.attention.blocks import BLOCK_BYTES
 from hf_mps.layer.fused_step.attention.blockwise import attention
-from hf_mps.layer.fused_step.attention.masks import Causal, Given, Indexed, Mask, UnmadeMask
+from hf_mps.layer.fused_step.attention.masks import BLOCK_BYTES, Causal, Given, Indexed, Mask, UnmadeMask
 
 OWN = "sdpa"
 """What a model has where nobody asked for anything: PyTorch's own attention."""
 
 
 def obstacle(model: Any) -> str:
-    """Why a model cannot have its attention in blocks, or ""."""
+    """Return why a model cannot have its attention in blocks, or ""."""
     config = getattr(model, "config", None)
     if not hasattr(model, "set_attn_implementation") or config is None:
         return f"{type(model).__name__} is no model of transformers"
@@ -45,7 +44,7 @@ def forward(
     position_bias: Tensor | None = None,
     **named: Any,
 ) -> tuple[Tensor, None]:
-    """The attention of one layer: (batch, queries, heads, width), and no weights.
+    """Return the attention of one layer: (batch, queries, heads, width), and no weights.
 
     What PyTorch's own attention does in one block of memory without gradients (generation, short evaluations), and what
     only it can (paged caches), goes to transformers' `sdpa_attention_forward`. Raises what that raises.
@@ -72,14 +71,14 @@ def forward(
 
 
 def _is_small(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether nothing would be kept for a backward pass, and all scores are no more than one block's."""
+    """Return whether nothing would be kept for a backward pass, and all scores are no more than one block's."""
     if dropout or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))):
         return False
     return 4 * query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= BLOCK_BYTES
 
 
 def _mask_and_bias(given: Tensor | None, is_causal: bool) -> tuple[Mask | None, Tensor | None]:
-    """A layer's `attention_mask` apart: who sees whom, and what is added to the scores."""
+    """Return the two parts of a layer's `attention_mask`: who sees whom, and what is added to the scores."""
     if given is None:
         return (Causal() if is_causal else None), None
     if isinstance(given, UnmadeMask):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard
@@ -62,8 +64,6 @@ class AtomicOrder(Guard):
 
     def trial(self) -> Choice[bool]:
         """Whether equal backward passes of an embedding differ; what it does under the flag does not depend on that."""
-        import torch
-
         with self.left_alone():
             runs = [_embedding_gradient() for _ in range(PASSES)]
         if not all(torch.equal(each, runs[0]) for each in runs):
@@ -85,8 +85,6 @@ class AtomicOrder(Guard):
         self._follow()
 
     def _follow(self) -> None:
-        import torch
-
         if self._put or not torch.are_deterministic_algorithms_enabled():
             return
         self._put = True
@@ -95,8 +93,6 @@ class AtomicOrder(Guard):
                 self.arm(target)
 
     def _ordered(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         if not torch.are_deterministic_algorithms_enabled():
             return stock(*args, **kwargs)
         from hf_mps.layer.guards.numerics import ordered_sums  # few programs ask for it
@@ -109,8 +105,6 @@ class AtomicOrder(Guard):
         return found
 
     def _unordered(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         found = stock(*args, **kwargs)
         if torch.are_deterministic_algorithms_enabled():
             self.acted(f"{name} adds in any order on Metal, also under use_deterministic_algorithms: two runs differ")
@@ -119,11 +113,9 @@ class AtomicOrder(Guard):
 
 def _embedding_gradient() -> Any:
     """Of 64 words that repeat 64 times each; its terms are not exact in float32."""
-    import torch
-
     words = torch.arange(64 * 64, device="cpu").remainder_(64)
     grad = torch.arange(64.0 * 64 * 16, device="cpu").remainder_(997).add_(1).reciprocal_().view(64 * 64, 16)
     return torch.ops.aten.embedding_dense_backward(grad.to("mps"), words.to("mps"), 64, -1, False).cpu()
 
 
-GUARD = AtomicOrder()
+ATOMIC_ORDER = AtomicOrder()

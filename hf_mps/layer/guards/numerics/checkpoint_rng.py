@@ -6,6 +6,8 @@ import sys
 from types import ModuleType, TracebackType
 from typing import Any
 
+import torch
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Give
 from hf_mps.layer.guards.base import Guard
@@ -19,7 +21,7 @@ class _Device:
         # A storage that is moved to the device asks for it as well (torch/_utils.py, _to).
         asks = sys._getframe(1).f_globals.get("__name__")
         if asks == "torch.utils.checkpoint" and not Guard.trying:
-            GUARD.safely(GUARD.replayed)
+            CHECKPOINT_RNG.safely(CHECKPOINT_RNG.replayed)
 
     def __enter__(self) -> None:
         return None
@@ -71,8 +73,6 @@ class CheckpointRng(Guard):
 
     def switched(self, on: bool) -> None:
         """Put the names there, or take them away."""
-        import torch
-
         for name, value in NAMES.items():
             if name in self._ours and on:
                 setattr(torch.mps, name, value)
@@ -81,8 +81,7 @@ class CheckpointRng(Guard):
 
 
 def _replays() -> bool:
-    """Whether a checkpointed dropout's gradient is that of its output; leaves the generators as they were."""
-    import torch
+    """Return whether a checkpointed dropout's gradient is that of its output; leaves the generators as they were."""
     from torch.utils.checkpoint import checkpoint
 
     before = torch.mps.get_rng_state()
@@ -96,4 +95,4 @@ def _replays() -> bool:
         torch.mps.set_rng_state(before)
 
 
-GUARD = CheckpointRng()
+CHECKPOINT_RNG = CheckpointRng()

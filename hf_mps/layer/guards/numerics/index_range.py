@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import torch
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.original_call import OriginalCall
@@ -95,8 +97,6 @@ class IndexRange(Guard):
 
     def applies(self) -> Choice[bool]:
         """Whether the device lets such an index pass; from 2.14 on its error comes late, and no trial provokes it."""
-        import torch
-
         if faults.possible("late-indices"):
             return Choice(True, f"torch {torch.__version__} raises later, without the place (pytorch PR 187109)")
         try:
@@ -226,9 +226,7 @@ POSITION_IDS = "the model has {limit:,} positions: Metal reads zeros there; next
 
 
 def _outside(column: str, value: Any, limit: int | None, why: str, ignored: int | None = None) -> Suspect | None:
-    """The first number of a column that is below zero or from `limit` on, and not `ignored`."""
-    import torch
-
+    """Return the first number of a column that is below zero or from `limit` on, and not `ignored`."""
     if not limit:
         return None
     low, high = torch.aminmax(value)
@@ -258,9 +256,7 @@ def _too_long(value: Any, known: Known) -> Suspect | None:
 
 
 def _whole_numbers(value: Any) -> bool:
-    """Whether it is a tensor on the CPU of numbers that can be indices."""
-    import torch
-
+    """Return whether it is a tensor on the CPU of numbers that can be indices."""
     return (
         isinstance(value, torch.Tensor)
         and value.dtype in (torch.int64, torch.int32)
@@ -279,13 +275,13 @@ def _rows(part: Any, way: str) -> int | None:
 
 
 def _classes(part: Any) -> int | None:
-    """How many classes the configuration of a model has; None for a score."""
+    """Return how many classes the configuration of a model has; None for a score."""
     count = getattr(getattr(part, "config", None), "num_labels", None)
     return count if isinstance(count, int) and count > 1 else None
 
 
 def _first(tables: Mapping[str, Any], names: tuple[str, ...]) -> tuple[int | None, int]:
-    """The rows of the first table of that name, and from which on they are used."""
+    """Return the rows of the first table of that name, and from which on they are used."""
     for name in names:
         table = tables.get(name)
         weight = getattr(table, "weight", None)
@@ -295,4 +291,4 @@ def _first(tables: Mapping[str, Any], names: tuple[str, ...]) -> tuple[int | Non
     return None, 0
 
 
-GUARD = IndexRange()
+INDEX_RANGE = IndexRange()

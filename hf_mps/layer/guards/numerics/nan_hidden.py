@@ -11,9 +11,8 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Put
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, names_in
 from hf_mps.layer.guards.explicit_args import FILTER, TARGET, track, was_given
-from hf_mps.layer.guards.introspect import names_in
 
 
 class NanHidden(Guard):
@@ -36,7 +35,7 @@ class NanHidden(Guard):
         self._training: Any = None  # the arguments of the training that runs, where its losses are to be shown
 
     def applies(self) -> Choice[bool]:
-        """Whether the filter is on by default."""
+        """Return whether the filter is on by default."""
         from transformers import TrainingArguments
 
         if getattr(TrainingArguments, FILTER, False):
@@ -56,7 +55,7 @@ class NanHidden(Guard):
         return stock if isinstance(stock, _Filter) else _Filter(stock)
 
     def hides(self, arguments: Any, reader: CodeType) -> bool:
-        """Whether `reader` is the loop of the training whose losses are to be shown."""
+        """Return whether `reader` is the loop of the training whose losses are to be shown."""
         return arguments is self._training and self.on and reader in self._loops
 
     def _trains(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +79,7 @@ class NanHidden(Guard):
 
 
 def _logged_loss(state: Any) -> float:
-    """The loss that Trainer logged at this step; 0 where it logged none."""
+    """Return the loss that Trainer logged at this step; 0 where it logged none."""
     entries = (each for each in reversed(state.log_history) if "loss" in each)
     last: dict[str, Any] = next(entries, {})
     return float(last["loss"]) if last.get("step") == state.global_step else 0.0
@@ -95,7 +94,7 @@ class _Filter:
     def __get__(self, arguments: Any, owner: Any = None) -> Any:
         if arguments is None:
             return self.default
-        if GUARD.hides(arguments, sys._getframe(1).f_code):
+        if NAN_HIDDEN.hides(arguments, sys._getframe(1).f_code):
             return False
         return vars(arguments).get(FILTER, self.default)
 
@@ -106,4 +105,4 @@ class _Filter:
         del vars(arguments)[FILTER]
 
 
-GUARD = NanHidden()
+NAN_HIDDEN = NanHidden()

@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def embedding_dense_backward(grad: Any, indices: Any, num_weights: int, padding_idx: int, by_frequency: bool) -> Any:
-    """The gradient of an embedding's weights, (num_weights, width)."""
-    import torch
-
+    """Return the gradient of an embedding's weights, (num_weights, width)."""
     keys = indices.reshape(-1).cpu().long()
     if not _within(keys, num_weights):
         return None
@@ -36,8 +36,6 @@ def embedding_dense_backward(grad: Any, indices: Any, num_weights: int, padding_
 
 def index_put(target: Any, indices: Any, values: Any, accumulate: bool = False, unsafe: bool = False) -> Any:
     """`target[indices] += values` with every repetition counted, in place."""
-    import torch
-
     if not accumulate or not target.is_floating_point() or values.dtype != target.dtype:
         return None
     split = [part for index in indices for part in _as_numbers(index)]
@@ -79,8 +77,6 @@ def index_add_(given: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1)
 
 def scatter_add_(target: Any, dim: int, index: Any, source: Any, *, anew: bool = False) -> Any:
     """As Tensor.scatter_add_; every element goes its own way, so that a row is one element."""
-    import torch
-
     if not _alike(target, source) or index.dim() != target.dim():
         return None
     at_hand, dim = index.cpu().long(), dim % target.dim()
@@ -108,9 +104,7 @@ def _alike(given: Any, source: Any) -> bool:
 
 
 def _common(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape to which all of them extend, or None."""
-    import torch
-
+    """Return the shape to which all of them extend, or None."""
     common: Any = torch.broadcast_shapes
     try:
         return tuple(common(*shapes))
@@ -126,9 +120,7 @@ def _within(index: Any, size: int) -> bool:
 
 
 def _as_numbers(index: Any) -> tuple[Any, ...]:
-    """An index for each dimension that it stands for, on the CPU: a mask stands for several."""
-    import torch
-
+    """Return an index for each dimension that it stands for, on the CPU: a mask stands for several."""
     if index is None:
         return (None,)
     at_hand = index.cpu()
@@ -145,7 +137,7 @@ def _into(given: Any, view: Any, width: int, keys: Any, terms: Any, *, anew: boo
 
 
 def _fresh(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same operator without the underscore."""
+    """Return the same operator without the underscore."""
 
     def made(given: Any, *args: Any, **kwargs: Any) -> Any:
         return run(given.clone(), *args, **kwargs)
@@ -154,7 +146,7 @@ def _fresh(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _out(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same operator with `out=`."""
+    """Return the same operator with `out=`."""
 
     def filled(given: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
         found = run(given.clone(), *args, **kwargs)
@@ -185,8 +177,6 @@ def add_rows(target: Any, keys: Any, terms: Any, *, anew: bool = False) -> None:
     `target` is (rows, width) and contiguous, `terms` (n, width), both on one device and floating point; `keys` (n,)
     int64 on the CPU, each a row of `target`. Half precision is added up in float32. Waits once, to move its order.
     """
-    import torch
-
     if keys.numel() == 0 or terms.shape[1] == 0:
         return
     half = terms.dtype in (torch.float16, torch.bfloat16)
@@ -213,8 +203,6 @@ def _levels(counts: Any, order: Any) -> list[tuple[Any, Any]]:
 
     `counts` says how many rows each sum has, `order` where they lie before the first halving.
     """
-    import torch
-
     levels: list[tuple[Any, Any]] = []
     while int(counts.max()) > 1:
         total = int(counts.sum())

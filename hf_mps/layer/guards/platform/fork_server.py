@@ -1,22 +1,24 @@
-"""Workers from a server that has used no Metal: multiprocessing's "forkserver", made as cheap as a plain fork.
-
-The server is a process of its own, started once. It imports what the workers need and forks each of them; "spawn", as
-safe, has every worker import torch, transformers and the script's other libraries, at the begin of every epoch.
-"""
+"""Workers of a data loader as new processes: a server that forks them, and whether they can do the loader's work."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import io
 import os
+import re
+import symtable
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hf_mps.layer.guards.platform.picklability import whose
+from hf_mps.core.text import first_line
 from hf_mps.metal.device import machine, probe
 from hf_mps.metal.device.choice import metal
 
@@ -92,7 +94,7 @@ def start(uses: Iterable[str]) -> None:
 
 
 def libraries(names: Iterable[str]) -> list[str]:
-    """The installed modules among `names`, and those that the others, the user's own, took something from.
+    """Return the installed modules among `names`, and those that the others, the user's own, took something from.
 
     None of the user's code runs in the server: it may put something on the device.
     """
@@ -111,7 +113,7 @@ def libraries(names: Iterable[str]) -> list[str]:
 
 
 def _source(value: Any) -> str | None:
-    """The name of the module that a module's global comes from."""
+    """Return the name of the module that a module's global comes from."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     return name if isinstance(name, str) else None
 
@@ -131,3 +133,143 @@ def _verdict_handed_down() -> Iterator[None]:
             del os.environ[probe.HANDED_DOWN]
         else:
             os.environ[probe.HANDED_DOWN] = before
+
+
+_PARTS = ("dataset", "collate_fn", "worker_init_fn")
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_PYTHONS = f"{Path(os.__file__).parent}{os.sep}"
+_NAMED = re.compile(rb"c([\w.]+)\n([\w.]+)\n")  # the opcode of pickle's protocol 2 for what is sent by its name
+
+
+@dataclass
+class Sent:
+    """What a loader's work is made of: why it cannot be sent, or empty; and the modules that it names."""
+
+    obstacle: str = ""
+    modules: set[str] = field(default_factory=set)
+
+
+def sent(loader: Any) -> Sent:
+    """Look at a DataLoader's dataset, collator and worker_init_fn; they are pickled, and nothing of that is kept."""
+    from multiprocessing.reduction import ForkingPickler
+
+    main: Any = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    # A package's own __main__ (python -m pytest) is not run again: multiprocessing/spawn.py, _fixup_main_from_name.
+    package = getattr(getattr(main, "__spec__", None), "name", "").endswith("__main__")
+    if file is not None and not package and not _read(Path(file)).guarded:
+        return Sent(
+            f'{Path(file).name} has no `if __name__ == "__main__":`, without which a new process runs it all again'
+        )
+    sink = _Sink()
+    for what in _PARTS:
+        try:
+            ForkingPickler(sink, 2).dump(getattr(loader, what))
+        except Exception as error:
+            return Sent(f"the loader's {what} cannot be sent to a new process ({first_line(error)})")
+    modules = {module for module, _ in sink.named}
+    if file is None and "__main__" in modules:
+        return Sent("the loader uses what a notebook or a prompt defined, which a new process does not know")
+    for name in sorted(modules):
+        missing = _made_by_the_run(name, {each for module, each in sink.named if module == name})
+        if missing:
+            return Sent(f"the loader may use {name}'s {missing}, which a new process does not have: the run sets it")
+    return Sent(modules=modules)
+
+
+def whose(name: str) -> str:
+    """Who wrote a module: "python", a "library" that was installed, or the "user"; empty where that has no file."""
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    if any(each in file for each in _INSTALLED):
+        return "library"
+    if file.startswith(_PYTHONS):
+        return "python"
+    return "user" if file else ""
+
+
+def _made_by_the_run(name: str, sent_by_name: set[str]) -> str:
+    """A global of a module that only the run gives its value, and that the loader or a function may use; or empty."""
+    if whose(name) != "user":
+        return ""
+    read = _read(Path(str(sys.modules[name].__file__)))
+    made = read.set_by_functions | (read.set_by_main if name == "__main__" else set())
+    return min(made & (read.used | {each.partition(".")[0] for each in sent_by_name}), default="")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a file's text tells: whether its outermost lines do nothing in a process that imports it, and its globals.
+
+    Those that functions set (`global name`), those that the lines below `if __name__ == "__main__":` set, and those
+    that its functions and classes use.
+    """
+
+    guarded: bool = False
+    set_by_functions: frozenset[str] = frozenset()
+    set_by_main: frozenset[str] = frozenset()
+    used: frozenset[str] = frozenset()
+
+
+@functools.cache
+def _read(file: Path) -> _Read:
+    try:
+        text = file.read_text(encoding="utf-8")
+        body, table = ast.parse(text).body, symtable.symtable(text, str(file), "exec")
+    except (OSError, SyntaxError, ValueError):
+        return _Read()
+    guards = [
+        each
+        for each in body
+        if isinstance(each, ast.If) and "__name__" in ast.dump(each.test) and "__main__" in ast.dump(each.test)
+    ]
+    within = [*_within(table)]
+    return _Read(
+        bool(guards),
+        frozenset(each.get_name() for of in within for each in of.get_symbols() if _is_set_global(each)),
+        frozenset(name for guard in guards for name in _bound(guard)),
+        frozenset(each.get_name() for of in within for each in of.get_symbols() if each.is_global()),
+    )
+
+
+def _within(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    """Yield every function and class of a file, however deep."""
+    for child in table.get_children():
+        yield child
+        yield from _within(child)
+
+
+def _is_set_global(symbol: symtable.Symbol) -> bool:
+    return symbol.is_declared_global() and symbol.is_assigned()
+
+
+def _bound(block: ast.If) -> Iterator[str]:
+    """Yield the names that a block of a module binds, which are the module's globals."""
+    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    left: list[ast.AST] = [*block.body]
+    while left:
+        node = left.pop()
+        if isinstance(node, scopes):
+            yield node.name
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]
+        if not isinstance(node, ast.Lambda):
+            left += ast.iter_child_nodes(node)
+
+
+class _Sink(io.RawIOBase):
+    """A file that keeps nothing of what is written, but the modules and the names that it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named: set[tuple[str, str]] = set()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        for module, name in _NAMED.findall(data):
+            self.named.add((module.decode(), name.decode()))
+        return len(data)

@@ -54,11 +54,11 @@ class ProcessGroup(Guard):
             operators.unregister()
 
     def concerns(self, module: Any) -> bool:
-        """Whether this torch has torch.distributed."""
+        """Return whether this torch has torch.distributed."""
         return bool(sys.modules["torch"].distributed.is_available())
 
     def applies(self) -> Choice[bool]:
-        """Whether PyTorch lacks kernels of collectives for mps."""
+        """Return whether PyTorch lacks kernels of collectives for mps."""
         own = backend.pytorchs()
         return Choice(not own.value, own.reason)
 
@@ -66,7 +66,7 @@ class ProcessGroup(Guard):
         return backend.create(store, rank, size, timeout)
 
     def _defaults(self, stock: dict[str, str]) -> dict[str, str]:
-        """A device's backend where the script names none."""
+        """Return a device's backend where the script names none."""
         name = backend.pytorchs().value or backend.NAME
         if stock.get("mps") == name:
             return stock
@@ -103,7 +103,7 @@ class ProcessGroup(Guard):
         return made
 
     def _hook(self, stock: OriginalCall, model: Any, state: object, hook: Any) -> Any:
-        """What a hook does when its collective is through, it does in the thread that runs the backward pass."""
+        """Have what a hook does after its collective done in the thread that runs the backward pass."""
         if not _on_metal(model):
             return stock(model, state, hook)
         from hf_mps.distributed.metal import works
@@ -129,7 +129,7 @@ class ProcessGroup(Guard):
         return stock.foreign(model.register_comm_hook, None, fp16_compress_hook)
 
     def _handle(self, stock: OriginalCall, device_type: str = "cuda") -> Any:
-        """What a mesh takes for the module of a device."""
+        """Return what a mesh takes for the module of a device."""
         if device_type != "mps":
             return stock(device_type)
         from hf_mps.distributed.metal import sharding
@@ -158,4 +158,4 @@ def _on_metal(model: Any) -> bool:
     return getattr(model, "device_type", "") == "mps"
 
 
-GUARD = ProcessGroup()
+PROCESS_GROUP = ProcessGroup()

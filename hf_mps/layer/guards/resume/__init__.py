@@ -20,12 +20,12 @@ _recipes = 0
 
 
 def exact_on(device_type: str) -> bool:
-    """Whether a training on a device of this type is resumed exactly."""
+    """Return whether a training on a device of this type is resumed exactly."""
     return in_recipe() or device_type == "mps"
 
 
 def in_recipe() -> bool:
-    """Whether the training that is going on is a recipe's."""
+    """Return whether the training that is going on is a recipe's."""
     return _recipes > 0
 
 

@@ -1,4 +1,8 @@
-"""resume-rng: checkpoints of Trainer and Accelerate carry the device's random numbers; a resumed run is the same."""
+"""Guards of the random numbers of a training that is resumed.
+
+resume-rng: checkpoints of Trainer and Accelerate carry the device's random numbers; a resumed run is the same.
+lightning-rng: Lightning's checkpoints carry the random numbers, so that a resumed run is the unbroken one.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from hf_mps.core.choice import Choice
-from hf_mps.layer.guards.base import Guard
-from hf_mps.layer.guards.introspect import names_in
+from hf_mps.core.patching import LIGHTNING, Patch, in_lightning
+from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.resume import batches
+from hf_mps.layer.guards.resume.batches import LoaderState
+from hf_mps.layer.guards.resume.random_numbers import States, own, save
 
 FILE = "mps_rng_state.pth"
 
@@ -40,7 +49,7 @@ class ResumeRng(Guard):
         return Choice(False, f"{' and '.join(self._found)} save the mps generator themselves")
 
     def concerns(self, module: ModuleType) -> bool:
-        """Whether the library's function that saves random states names none of mps."""
+        """Return whether the library's function that saves random states names none of mps."""
         saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
         library = module.__name__.partition(".")[0]
         self._found[library] = any("mps" in word for word in names_in(saving))
@@ -58,35 +67,23 @@ class ResumeRng(Guard):
             self._load(Path(checkpoint))
 
     def _accelerator_saves(self, stock: Callable[..., Any], output_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        from hf_mps.layer.guards.resume import loader_state
-
         saved = stock(output_dir, *args, **kwargs)
-        if loader_state.on_metal():
+        if batches.on_metal():
             self._save(Path(output_dir))
         return saved
 
     def _accelerator_loads(self, stock: Callable[..., Any], input_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        from hf_mps.layer.guards.resume import loader_state
-
         loaded = stock(input_dir, *args, **kwargs)
-        if loader_state.on_metal():
+        if batches.on_metal():
             self._load(Path(input_dir))
         return loaded
 
     def _save(self, folder: Path) -> None:
-        import torch
-
-        from hf_mps.layer.guards.resume import rng_state
-
-        rng_state.save(torch.mps.get_rng_state(), rng_state.own(folder / FILE))
+        save(torch.mps.get_rng_state(), own(folder / FILE))
         self.acted(f"checkpoints also hold the device's random numbers, in {FILE}", aloud=False)
 
     def _load(self, folder: Path) -> None:
-        import torch
-
-        from hf_mps.layer.guards.resume import rng_state
-
-        file = rng_state.own(folder / FILE)
+        file = own(folder / FILE)
         if file.is_file():
             torch.mps.set_rng_state(torch.load(file, weights_only=True, map_location="cpu"))
         else:
@@ -95,4 +92,103 @@ class ResumeRng(Guard):
             )
 
 
-GUARD = ResumeRng()
+RESUME_RNG = ResumeRng()
+
+
+KEY, LOADERS = "hf_mps_random_states", "hf_mps_loaders"
+
+
+class LightningRng(Guard):
+    """Puts the states of the device, of torch, NumPy and Python into the checkpoint's dictionary, and takes them out.
+
+    Also where the loaders are in their epoch, which Lightning begins anew unless they keep their own place.
+    """
+
+    name = "lightning-rng"
+    what = (
+        "Lightning's checkpoints hold no random states and no place in an epoch, so a resumed run shuffles and drops"
+        " otherwise, and sees other rows"
+    )
+    issue = "https://github.com/Lightning-AI/pytorch-lightning/issues/17543"
+    until = "Lightning saves the random states, those of mps too"
+    patches = {
+        **in_lightning(
+            {
+                "trainer.connectors.checkpoint_connector:_CheckpointConnector.dump_checkpoint": "_dump",
+                "trainer.connectors.checkpoint_connector:_CheckpointConnector.restore_training_state": "_restore",
+                "loops.fetchers:_DataFetcher.setup": "_epoch",
+            }
+        ),
+        "torch.utils.data:DataLoader.__iter__": Patch(
+            "_begun", after=tuple(f"{package}.loops.fetchers" for package in LIGHTNING)
+        ),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._saves = False
+        self._waiting: list[LoaderState | None] = []  # of a checkpoint that was read, for the loaders of its epoch
+
+    def applies(self) -> Choice[bool]:
+        """Return whether Lightning's function that makes a checkpoint names no random state."""
+        if self._saves:
+            return Choice(False, "this Lightning saves random states itself")
+        return Choice(True, "dump_checkpoint of this Lightning saves no random state")
+
+    def concerns(self, module: ModuleType) -> bool:
+        """Return whether Lightning's checkpoints hold no random states."""
+        connector = getattr(module, "_CheckpointConnector", None)
+        if connector is not None:
+            self._saves = any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
+        return connector is None or not self._saves
+
+    def _epoch(self, stock: Any, fetcher: Any, combined_loader: Any) -> None:
+        from torch.utils.data import DataLoader
+
+        stock(fetcher, combined_loader)
+        waiting, self._waiting = self._waiting, []
+        loaders = [each for each in combined_loader.flattened if type(each) is DataLoader]
+        for number, loader in enumerate(loaders):
+            batches.notes(loader).replay = waiting[number] if len(waiting) == len(loaders) else None
+
+    def _begun(self, stock: Any, loader: Any) -> Any:
+
+        return batches.begin(stock, loader)
+
+    def _dump(self, stock: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
+        checkpoint = stock(connector, *args, **kwargs)
+        if _on_metal(connector) and "optimizer_states" in checkpoint:  # one of weights alone resumes nothing
+            # Into the checkpoint that Lightning makes; one that was read keeps them, and Lightning reads past them.
+            checkpoint[KEY] = States.now(mps=True).plain()
+            checkpoint[LOADERS] = [replay and replay.store() for replay in _places(connector.trainer)]
+            self.acted(f"checkpoints also hold the random states, as {KEY}", aloud=False)
+        return checkpoint
+
+    def _restore(self, stock: Any, connector: Any) -> None:
+        stock(connector)
+        checkpoint = connector._loaded_checkpoint
+        if not checkpoint or not _on_metal(connector) or connector.trainer.state.fn != "fit":
+            return
+        if KEY in checkpoint:
+            States.of(checkpoint[KEY]).put()
+            self._waiting = [stored and LoaderState.of(stored) for stored in checkpoint.get(LOADERS, [])]
+        else:
+            self.acted("the checkpoint holds no random states: the resumed run draws others than an unbroken one")
+
+
+def _places(trainer: Any) -> list[LoaderState | None]:
+    """Return where the loaders of an epoch that is not at its end are."""
+    from torch.utils.data import DataLoader
+
+    loop = trainer.fit_loop
+    done = loop.epoch_loop.batch_progress.current.ready
+    if loop._combined_loader is None or not 0 < done < loop.max_batches:
+        return []
+    return [batches.capture(each, done) for each in loop._combined_loader.flattened if type(each) is DataLoader]
+
+
+def _on_metal(connector: Any) -> bool:
+    return str(connector.trainer.strategy.root_device).partition(":")[0] == "mps"
+
+
+LIGHTNING_RNG = LightningRng()

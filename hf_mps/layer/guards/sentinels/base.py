@@ -55,7 +55,7 @@ class Sentinel(Safeguard):
         notices.warn_user(f"{line}{off}", notices.SentinelNotice, again=True)
 
     def reasons(self) -> tuple[str, str, str, str]:
-        """What it looks for; it stays."""
+        """Return what it looks for; it stays."""
         return self.what, "", "", ""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from hf_mps.layer.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, StoppingSentinel
 from hf_mps.layer.guards.sentinels.stream import STREAM
 from hf_mps.metal.device import faults
@@ -73,8 +75,6 @@ class StoppedGpu(StoppingSentinel):
 
     def count(self) -> None:
         """Put an increment into the device's queue."""
-        import torch
-
         if self._on_device is None or self._counted >= MOST:
             with no_modes():
                 self._on_device = torch.zeros((), device="mps")
@@ -84,7 +84,7 @@ class StoppedGpu(StoppingSentinel):
         self._counted += 1
 
     def unread(self) -> Any:
-        """The number on the device, None where nothing was counted since it was last asked for."""
+        """Return the number on the device, None where nothing was counted since it was last asked for."""
         if self._on_device is None or self._counted == self._read:
             return None
         self._read = self._counted
@@ -130,4 +130,4 @@ def _raises() -> bool:
     return not faults.possible("stopped-gpu")
 
 
-SENTINEL = StoppedGpu()
+STOPPED_GPU = StoppedGpu()

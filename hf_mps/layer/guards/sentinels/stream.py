@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from hf_mps.core import notices
 from hf_mps.core.patching import Declaration, Register
 from hf_mps.layer.guards.base import Safeguard
@@ -48,12 +50,12 @@ class Series:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """Return where it is, in words."""
         return f"at optimizer step {self.steps}"
 
     @property
     def due(self) -> bool:
-        """Whether it is time to read."""
+        """Return whether it is time to read."""
         return self.steps in EARLY or self.steps - self.read >= READ or len(self.losses) >= MOST
 
 
@@ -87,7 +89,7 @@ class Stream(Safeguard):
 
     @property
     def on(self) -> bool:
-        """Whether anybody looks."""
+        """Return whether anybody looks."""
         return not self.broken and any(sentinel.on for sentinel in self._sentinels)
 
     def show(self, sentinel: Sentinel, module: ModuleType) -> None:
@@ -105,11 +107,11 @@ class Stream(Safeguard):
             sentinel.broken, sentinel.failure = True, f"the stream that it looks at {self.failure}"
 
     def declared(self) -> Iterator[Declaration]:
-        """Its patches, as those of a sentinel."""
+        """Return its patches, as those of a sentinel."""
         return (each._replace(kind="sentinel") for each in super().declared())
 
     def reasons(self) -> tuple[str, str, str, str]:
-        """What it collects; it stays as long as the sentinels do."""
+        """Return what it collects; it stays as long as the sentinels do."""
         return f"the sentinels see {self.what}", "", "", ""
 
     def say(self, line: str) -> None:
@@ -145,8 +147,6 @@ class Stream(Safeguard):
         self._drop()
 
     def _backward(self, stock: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         # A subclass (a fake tensor, one sharded over devices) need not have a number to read.
         if type(loss) is torch.Tensor and loss.device.type == "mps" and loss.numel() == 1:
             if self._past:
@@ -158,8 +158,6 @@ class Stream(Safeguard):
         return stock(loss, *args, **kwargs)
 
     def _clipped(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         norm = stock(*args, **kwargs)
         if type(norm) is torch.Tensor and norm.device.type == "mps":
             self._norm = norm.detach()
@@ -202,8 +200,6 @@ class Stream(Safeguard):
         self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Before Optimizer.step: at once, or when its closure, which makes the gradients, has run."""
-        import torch
-
         if not self.on or torch.compiler.is_compiling():
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -221,8 +217,6 @@ class Stream(Safeguard):
         return (args[0], watched, *args[2:]), kwargs
 
     def _before_update(self, optimizer: Any) -> None:
-        import torch
-
         if next(gradients(optimizer), None) is None:
             return
         found_inf = getattr(optimizer, "found_inf", None)
@@ -273,7 +267,7 @@ class Stream(Safeguard):
 
 
 def plain(optimizer: Any) -> Any:
-    """The optimizer of torch's within what libraries put around one, as Accelerate does."""
+    """Return the optimizer of torch's within what libraries put around one, as Accelerate does."""
     while "optimizer" in vars(optimizer):
         optimizer = optimizer.optimizer
     return optimizer
@@ -281,8 +275,6 @@ def plain(optimizer: Any) -> Any:
 
 def gradients(optimizer: Any) -> Iterator[Any]:
     """The gradients that lie on the device, dense and of real numbers; others (a head on the CPU) are no business."""
-    import torch
-
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
@@ -297,13 +289,9 @@ def gradients(optimizer: Any) -> Iterator[Any]:
 
 def _values(scalars: Sequence[Any]) -> list[float]:
     """Numbers of the device, in one read."""
-    import torch
-
     device = scalars[0].device
     found: list[float] = torch.stack([each.detach().reshape(()).float().to(device) for each in scalars]).tolist()
     return found
 
 
 STREAM = Stream()
-SENTINEL = STREAM
-"""As the catalogue asks for what its files hold."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+import torch
+
 from hf_mps.core.patching import Register
 from hf_mps.layer.guards.sentinels.base import Sentinel
 from hf_mps.layer.guards.sentinels.stream import FIRST
@@ -111,8 +113,6 @@ class WeightsStill(Sentinel):
 
     def _tell(self, watch: _Watch, optimizer: Any) -> None:
         """Read what was seen, once, and warn of the weights that were still whenever they were judged."""
-        import torch
-
         watch.done = True
         seen, watch.seen = watch.seen, []
         # One read for all: each is a wait for the device.
@@ -147,9 +147,7 @@ class WeightsStill(Sentinel):
 
 
 def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The weights on the device that a step should change, each with its group's settings."""
-    import torch
-
+    """Yield the weights on the device that a step should change, each with its group's settings."""
     for group in optimizer.param_groups:
         rate = group.get("lr")
         if rate is None or not float(rate) > 0:  # before a warmup's first step, or an optimizer with a rate of its own
@@ -167,8 +165,6 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
 
     It returns what `_Watch.seen` has of a step. Nothing in here waits for the device.
     """
-    import torch
-
     picks = [_largest(weight.grad) for weight, _ in groups]
 
     def picked(of: list[Any]) -> Any:
@@ -181,12 +177,10 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
 
 
 def _largest(gradient: Any) -> Any:
-    """The place of the element furthest from zero in its sample, of shape (1,).
+    """Return the place of the element furthest from zero in its sample, of shape (1,).
 
     From its two ends: the sample's absolute values would be a copy of it, and with large weights the step's peak.
     """
-    import torch
-
     sample = _sample(gradient)
     ends = torch.stack((sample.argmax(), sample.argmin()))
     return ends.index_select(0, sample.index_select(0, ends).abs().argmax().view(1))
@@ -194,8 +188,6 @@ def _largest(gradient: Any) -> Any:
 
 def _verdicts(settings: Any, picked: Any) -> tuple[list[bool], list[bool]]:
     """For each weight of a step whether it was due to move, and whether it stood."""
-    import torch
-
     by_rate, by_gradient, floor, decay, resolved = settings
     gradients, before, after = picked
     gradients = gradients.abs()
@@ -212,14 +204,12 @@ def _sample(tensor: Any) -> Any:
 
 
 def _settings(optimizer: Any, weight: Any, group: dict[str, Any]) -> tuple[float, float, float, float, float]:
-    """What a step changes a weight by, and what is known of the weight.
+    """Return what a step changes a weight by, and what is known of the weight.
 
     Of a step: its size whatever the gradient's, its size for a gradient of 1 (it is the smaller of both), and the
     gradient, an optimizer's eps, below which the first is smaller. Of the weight: the share that a decoupled decay
     takes, and what its dtype resolves.
     """
-    import torch
-
     rate, resolution = float(group["lr"]), torch.finfo(weight.dtype).eps
     known = (rate * float(group.get("weight_decay") or 0.0), resolution)
     eps = group.get("eps")
@@ -232,4 +222,4 @@ def _settings(optimizer: Any, weight: Any, group: dict[str, Any]) -> tuple[float
     return feeble, feeble, floor, *known
 
 
-SENTINEL = WeightsStill()
+WEIGHTS_STILL = WeightsStill()

@@ -46,14 +46,14 @@ def default_place() -> Path:
 
 
 def known_keys() -> frozenset[str]:
-    """Every key that the installed accelerate takes in a file for this kind of machine."""
+    """Return every key that the installed accelerate takes in a file for this kind of machine."""
     from accelerate.commands.config.config_args import ClusterConfig
 
     return frozenset(ClusterConfig.__dataclass_fields__)
 
 
 def read(path: Path) -> Values | None:
-    """What the file at `path` says, or None where there is none or it is empty.
+    """Return what the file at `path` says, or None where there is none or it is empty.
 
     Raises UserError where it is not understood: no YAML, unknown keys, or a configuration for other machines.
     """
@@ -68,7 +68,29 @@ def read(path: Path) -> Values | None:
         return None
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds a {type(values).__name__}, not keys; it stays as it is; {_elsewhere(path)}")
-    _refuse_foreign(path, values)
+    where = values.get("compute_environment", "LOCAL_MACHINE")
+    kind = values.get("distributed_type", "NO")
+    kind = "NO" if kind is False else kind  # YAML 1.1 reads a bare NO as false
+    machines = values.get("num_machines", 1)
+    several = isinstance(machines, int) and machines > 1
+    others = [key for key in (*FOR_OTHERS, *(() if several else OF_SEVERAL)) if values.get(key)]
+    words = ""
+    if where != "LOCAL_MACHINE":
+        words = f"compute_environment {where}"
+    elif kind not in (SEVERAL if several else ONE_PROCESS):
+        words = f"distributed_type {kind}"
+    elif machines != 1 and not several:
+        words = f"num_machines {machines}"
+    elif others:
+        words = others[0]
+    if words:
+        raise UserError(f"{path}: is for other machines ({words}); it stays as it is; {_elsewhere(path)}")
+    unknown = sorted(set(map(str, values)) - known_keys() - set(OLDER))
+    if unknown:
+        raise UserError(
+            f"{path}: has keys that the installed accelerate does not know ({', '.join(unknown)}); it stays as it is; "
+            f"{_elsewhere(path)}"
+        )
     return values
 
 
@@ -99,32 +121,6 @@ def _back_up(path: Path) -> Path | None:
         place, number = path.with_name(f"{path.name}.bak-{number}"), number + 1
     shutil.copy2(path, place)
     return place
-
-
-def _refuse_foreign(path: Path, values: Values) -> None:
-    where = values.get("compute_environment", "LOCAL_MACHINE")
-    kind = values.get("distributed_type", "NO")
-    kind = "NO" if kind is False else kind  # YAML 1.1 reads a bare NO as false
-    machines = values.get("num_machines", 1)
-    several = isinstance(machines, int) and machines > 1
-    others = [key for key in (*FOR_OTHERS, *(() if several else OF_SEVERAL)) if values.get(key)]
-    words = ""
-    if where != "LOCAL_MACHINE":
-        words = f"compute_environment {where}"
-    elif kind not in (SEVERAL if several else ONE_PROCESS):
-        words = f"distributed_type {kind}"
-    elif machines != 1 and not several:
-        words = f"num_machines {machines}"
-    elif others:
-        words = others[0]
-    if words:
-        raise UserError(f"{path}: is for other machines ({words}); it stays as it is; {_elsewhere(path)}")
-    unknown = sorted(set(map(str, values)) - known_keys() - set(OLDER))
-    if unknown:
-        raise UserError(
-            f"{path}: has keys that the installed accelerate does not know ({', '.join(unknown)}); it stays as it is; "
-            f"{_elsewhere(path)}"
-        )
 
 
 def _elsewhere(path: Path) -> str:

@@ -13,10 +13,9 @@ import typer
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
-from hf_mps.tools.doctor.accelerate_config import file, machines, repairs
+from hf_mps.tools.doctor.accelerate_config import file, repairs
 from hf_mps.tools.doctor.accelerate_config.file import Values
-from hf_mps.tools.doctor.accelerate_config.machines import Machines
-from hf_mps.tools.doctor.accelerate_config.repairs import Repair
+from hf_mps.tools.doctor.accelerate_config.repairs import Machines, Repair
 
 PRECISIONS = ("no", "bf16", "fp16")
 SHOWN_AS = {"fp32": "no"}
@@ -55,7 +54,7 @@ class Outcome:
         else:
             print(f"{self.path}: nothing to repair")
         where = "" if self.path == file.default_place() else f" --config_file {self.path}"
-        if others := machines.next_words(self.choices):
+        if others := repairs.next_words(self.choices):
             print(f"{others}{where} script.py")
             return
         print(f"next: accelerate test{where}, then accelerate launch{where} script.py")
@@ -95,7 +94,20 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
     outcome = Outcome(path, existing, needed)
     if existing is None or values != repairs.apply(existing, []) or needed:
         if not json:
-            _show(path, existing, values, choices, needed)
+            # The difference to the file that is there, or the whole of a new one; each line with its reason.
+            reasons = {repair.key: repair.reason for repair in needed}
+            reasons = {key: choice.reason for key, choice in choices.items()} | reasons
+            before = existing or {}
+            print(f"{path} ({'new' if existing is None else 'changes'}):")
+            for key in sorted(before.keys() | values.keys()):
+                old, new = before.get(key), values.get(key)
+                if key in before and old == new:
+                    continue
+                if key in before:
+                    print(f"  - {key}: {jsons.dumps(old)}")
+                if key in values:
+                    reason = f"    # {reasons[key]}" if key in reasons else ""
+                    print(f"  + {key}: {jsons.dumps(new)}{reason}")
         if not yes and not typer.confirm("Write it?", default=True):
             print(f"{path} stays as it is")
             return
@@ -104,7 +116,7 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
 
 
 def _metal_or_refuse() -> list[str]:
-    """The machine in a few lines. Raises UserError where Metal is not there."""
+    """Return the machine in a few lines. Raises UserError where Metal is not there."""
     from hf_mps.metal.device import choice, facts
 
     on_metal = choice.metal(owned=True)
@@ -114,7 +126,7 @@ def _metal_or_refuse() -> list[str]:
 
 
 def _settle(existing: Values | None, said: Machines, *, yes: bool) -> dict[str, Choice[Any]]:
-    """Each answer with its reason: a file's own where it has one that holds, then the user's."""
+    """Return each answer with its reason: a file's own where it has one that holds, then the user's."""
     from hf_mps.metal.device import precision
 
     before = repairs.apply(existing, repairs.find(existing)) if existing is not None else {}
@@ -149,28 +161,9 @@ def _ask_precision(default: Choice[str]) -> Choice[str]:
 
 
 def _values(existing: Values | None, choices: dict[str, Choice[Any]]) -> tuple[Values, list[Repair]]:
-    """What is to be written, and what of the existing file had to be repaired for it."""
+    """Return what is to be written, and what of the existing file had to be repaired for it."""
     answered = {key: choice.value for key, choice in choices.items()}
     before = existing or {}
     needed = repairs.find(before, on_metal=not answered["use_cpu"])
     values = repairs.apply(before, needed) | answered
     return {key: value for key, value in values.items() if key not in answered or value is not None}, needed
-
-
-def _show(
-    path: Path, existing: Values | None, values: Values, choices: dict[str, Choice[Any]], needed: list[Repair]
-) -> None:
-    """The difference to the file that is there, or the whole of a new one; each line with its reason."""
-    reasons = {repair.key: repair.reason for repair in needed}
-    reasons = {key: choice.reason for key, choice in choices.items()} | reasons
-    before = existing or {}
-    print(f"{path} ({'new' if existing is None else 'changes'}):")
-    for key in sorted(before.keys() | values.keys()):
-        old, new = before.get(key), values.get(key)
-        if key in before and old == new:
-            continue
-        if key in before:
-            print(f"  - {key}: {jsons.dumps(old)}")
-        if key in values:
-            reason = f"    # {reasons[key]}" if key in reasons else ""
-            print(f"  + {key}: {jsons.dumps(new)}{reason}")

@@ -27,7 +27,7 @@ class Machine:
     @property
     def comfortable(self) -> int:
         """Up to here nothing swaps; the guard memory-budget warns from here on."""
-        from hf_mps.layer.guards.platform.memory_budget import NEAR
+        from hf_mps.layer.guards.platform.memory import NEAR
 
         return int(self.recommended * NEAR)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.layer.fused_step.attention.blocks import LENGTHS, SUMMED, Block, Shape, Span, cut
+from hf_mps.layer.fused_step.attention.masks import LENGTHS, SUMMED, Block, Shape, Span, cut
 
 SHAPES = (
     Shape(1, 1, 1, 1, 1),

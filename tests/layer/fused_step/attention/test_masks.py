@@ -8,9 +8,8 @@ import pytest
 import torch
 from transformers import masking_utils
 
-from hf_mps.layer.fused_step.attention.blocks import Shape, Span, cut
 from hf_mps.layer.fused_step.attention.interface import mask
-from hf_mps.layer.fused_step.attention.masks import UnmadeMask, span_of
+from hf_mps.layer.fused_step.attention.masks import Shape, Span, UnmadeMask, cut, span_of
 
 LENGTH = 48
 

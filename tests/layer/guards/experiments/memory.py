@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from hf_mps.layer.guards.platform.memory_budget import PYTORCHS
+from hf_mps.layer.guards.platform.memory import PYTORCHS
 from hf_mps.metal.simulator import strictness
 from tests.layer.guards import lightning_loops, loops
 from tests.layer.guards.experiments.results import told
@@ -44,9 +44,9 @@ def through_twenty_megabytes(train: Any) -> bool:
     """Whether forty lengths, whose longest needs six megabytes, pass through twenty; the guard's figures as small."""
     share = 20e6 / torch.mps.recommended_max_memory()
     with pytest.MonkeyPatch.context() as patch, of_the_recommended(share):
-        patch.setattr("hf_mps.layer.guards.platform.shape_growth.PRESSURE", 0.7 * share)
-        patch.setattr("hf_mps.layer.guards.platform.shape_growth.GROWN", 0.1 * share)
-        patch.setattr("hf_mps.layer.guards.platform.shape_growth.APART", 8)
+        patch.setattr("hf_mps.layer.guards.platform.memory.PRESSURE", 0.7 * share)
+        patch.setattr("hf_mps.layer.guards.platform.memory.GROWN", 0.1 * share)
+        patch.setattr("hf_mps.layer.guards.platform.memory.APART", 8)
         try:
             train(nn.Linear(400, 16).to("mps"))
         except RuntimeError as error:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hf_mps.core.errors import UserError
 from hf_mps.layer import guards
 from hf_mps.layer.guards import GuardNotice
-from hf_mps.layer.guards.numerics.huge_embedding import LIMIT
+from hf_mps.layer.guards.numerics.indices import HUGE_LIMIT
 from tests.layer.guards import lightning_loops, loops
 
 
@@ -192,7 +192,7 @@ def numeric_lstm(folder: Path) -> bool:
     return abs(analytic - numeric) < 0.02 * abs(numeric)
 
 
-TALL, WIDE = LIMIT // 1024 + 1, 1024
+TALL, WIDE = HUGE_LIMIT // 1024 + 1, 1024
 
 
 def huge() -> nn.Parameter:

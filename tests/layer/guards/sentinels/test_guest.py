@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.guards import SentinelNotice
-from hf_mps.layer.guards.introspect import torch_release
 from hf_mps.layer.guards.sentinels import stream
 from tests.layer.guards import lightning_loops, loops
 

@@ -111,7 +111,7 @@ def test_an_evaluation_whose_work_is_lost_gives_no_figures(tmp_path: Path) -> No
         assert run.evaluate(rows)["eval_loss"] != whole
     with (
         strictness.stopping_gpu(1),
-        stopped_gpu.SENTINEL.stopping("less of it"),
+        stopped_gpu.STOPPED_GPU.stopping("less of it"),
         pytest.raises(RunError, match=r"macOS aborted GPU work.*seen in an evaluation\); next: less of it"),
     ):
         run.evaluate(rows)
@@ -119,7 +119,7 @@ def test_an_evaluation_whose_work_is_lost_gives_no_figures(tmp_path: Path) -> No
 
 
 def test_a_loss_that_is_nan_for_that_reason_is_said_to_be(tmp_path: Path) -> None:
-    from hf_mps.layer.guards.sentinels.non_finite import refuse
+    from hf_mps.layer.guards.sentinels.numbers import refuse
 
     run = loops.trainer(tmp_path, max_steps=4)
     run.create_optimizer_and_scheduler(num_training_steps=4)
@@ -127,7 +127,7 @@ def test_a_loss_that_is_nan_for_that_reason_is_said_to_be(tmp_path: Path) -> Non
     batch = {name: value.to("mps") for name, value in next(iter(run.get_train_dataloader())).items()}
     run.model(**batch).loss.backward()  # guards try the device at their first product, and wait for it
     run.optimizer.step()
-    with strictness.stopping_gpu(1), stopped_gpu.SENTINEL.stopping("less of it"):
+    with strictness.stopping_gpu(1), stopped_gpu.STOPPED_GPU.stopping("less of it"):
         run.model(**batch).loss.backward()
         with pytest.raises(RunError, match=r"macOS aborted GPU work.*; next: less of it"):
             refuse(run.args, run.state, {"loss": float("nan")}, "a lower rate", run.optimizer)

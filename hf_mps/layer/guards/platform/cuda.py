@@ -1,0 +1,342 @@
+"""Guards of scripts that were written for CUDA.
+
+cuda-words: autocast switched off in CUDA's name is off on Metal; where a script gets none, a line says so.
+cuda-graphs: torch.compile's modes go without the CUDA graphs that Metal does not have.
+cuda-optimizer: paged optimizers, and 8-bit ones without a kernel that runs here, are refused in one line.
+compile: torch.compile on Metal leaves layouts as they are, and runs as it is what it cannot compile.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from hf_mps.core import extras, notices
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.layer.guards.base import Guard
+from hf_mps.metal.operators import dispatcher
+
+ASKED = 'torch.autocast("cuda") does nothing on mps, and this computes in the dtype of its inputs'
+SCALED = 'GradScaler("cuda") scales nothing on mps'
+
+
+class CudaWords(Guard):
+    """Handles autocast, `custom_fwd`, `custom_bwd` and GradScaler in a script that names CUDA where there is none.
+
+    Calls that limit autocast are applied to the script's autocast on mps, as they would be on CUDA: `enabled=False`,
+    the dtypes of `custom_fwd`, the state that `custom_bwd` restores. Without autocast on mps they change nothing.
+
+    Calls that would enable mixed precision are reported, in place of PyTorch's warning, but not applied. Such a script
+    trains correctly in float32 today; float16 would change its numbers and need a working GradScaler. A GradScaler for
+    CUDA stays disabled, as PyTorch makes it: float32 gradients need none, and a scaler waits for the device at every
+    step. With float16 autocast on mps they do need one, which the notice says.
+
+    `torch.is_autocast_enabled()` keeps answering for CUDA, because libraries that ask it go on to use CUDA's dtype.
+    """
+
+    name = "cuda-words"
+    what = (
+        'autocast("cuda") and GradScaler("cuda") do nothing on mps, and autocast("cuda", enabled=False) leaves an'
+        " autocast for mps on: what a model computes in float32 on purpose is in half precision"
+    )
+    issue = "https://github.com/Stability-AI/stable-audio-3/pull/68"
+    until = "PyTorch refuses autocast for a device that is not there"
+    patches = {
+        "torch.amp.autocast_mode:autocast.__init__": "_made",
+        "torch.amp:custom_fwd": "_decorates",
+        "torch.amp:custom_bwd": "_decorates",
+        "torch.amp:GradScaler.__init__": "_scaler",
+    }
+
+    def applies(self) -> Choice[bool]:
+        """Return whether there is no CUDA."""
+        if _cuda():
+            return Choice(False, "there is CUDA")
+        return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
+
+    def _made(
+        self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
+    ) -> None:
+        arguments = (device_type, dtype, enabled, *args)
+        if device_type != "cuda" or _cuda():
+            stock(mode, *arguments, **kwargs)
+        elif enabled:
+            asked = f"torch.{str(dtype).removeprefix('torch.')}" if dtype is not None else "torch.bfloat16"
+            line = f'{ASKED}; next: torch.autocast("mps", dtype={asked}), or device.type in place of "cuda"'
+            self._tell(line, stock, mode, *arguments, **kwargs)
+        else:
+            self.acted('autocast("cuda", enabled=False) switches off the one for mps', aloud=False)
+            stock(mode, "mps", *arguments[1:], **kwargs)
+
+    def _decorates(self, stock: Any, function: Any = None, *, device_type: Any, **kwargs: Any) -> Any:
+        if device_type == "cuda" and not _cuda():  # asks nothing of the device: modules do this when they are imported
+            self.acted("custom_fwd and custom_bwd of CUDA go by the autocast for mps", aloud=False)
+            device_type = "mps"
+        return stock(function, device_type=device_type, **kwargs)
+
+    def _scaler(self, stock: Any, scaler: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
+        asked = kwargs.get("enabled", args[4] if len(args) > 4 else True)
+        if device != "cuda" or not asked or _cuda():
+            stock(scaler, device, *args, **kwargs)
+        else:
+            line = f'{SCALED}; next: torch.amp.GradScaler("mps") where autocast on mps is float16, else none'
+            self._tell(line, stock, scaler, device, *args, **kwargs)
+
+    def _tell(self, line: str, stock: Any, *args: Any, **kwargs: Any) -> None:
+        """Say it in place of PyTorch's warning, which would name a line of this package; on the CPU that stays."""
+        from hf_mps.metal.device.choice import metal
+
+        if not metal().value:
+            stock(*args, **kwargs)
+            return
+        with notices.ignoring(UserWarning, "CUDA is not available|torch.cuda.amp.GradScaler is enabled"):
+            stock(*args, **kwargs)
+        self.acted(line)
+
+
+def _cuda() -> bool:
+    return torch.cuda.is_available()
+
+
+CUDA_WORDS = CudaWords()
+
+
+SWITCH = "triton.cudagraphs"
+"""The one option by which reduce-overhead differs from the default, and max-autotune from its no-cudagraphs form."""
+
+
+class CudaGraphs(Guard):
+    """Leaves that option out where a graph for Metal is compiled; what else a mode or a program sets stays."""
+
+    name = "cuda-graphs"
+    what = "torch.compile's modes reduce-overhead and max-autotune end the process (SIGSEGV) on deep float16 models"
+    until = "the oldest supported torch leaves CUDA graphs out on mps by itself"
+    patches = {"torch:_TorchCompileInductorWrapper.__call__": "_compiles"}
+
+    def concerns(self, module: ModuleType) -> bool:
+        """Always: it is reported of 2.13, and that the thread is closed names no release without it."""
+        return True
+
+    def applies(self) -> Choice[bool]:
+        """Always: a trial would end the process, and the option that is left out is worth nothing on Metal."""
+        return Choice(True, "Metal has no CUDA graphs, and asking for them has ended processes in torch 2.13")
+
+    def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not on_metal(inputs) or not _asked_for(backend) or not self.needed:
+            return stock(backend, graph, inputs, *args, **kwargs)
+        self.acted("torch.compile leaves out the CUDA graphs of mode reduce-overhead or max-autotune; Metal has none")
+        given = backend.config
+        backend.config = {**given, SWITCH: False}
+        try:
+            return stock(backend, graph, inputs, *args, **kwargs)
+        finally:
+            backend.config = given
+
+
+def _asked_for(backend: Any) -> bool:
+    import torch._inductor.config
+
+    return bool(backend.config.get(SWITCH, torch._inductor.config.triton.cudagraphs))
+
+
+CUDA_GRAPHS = CudaGraphs()
+
+
+UPDATES = {8: "bitsandbytes::optimizer_update_8bit_blockwise", 32: "bitsandbytes::optimizer_update_32bit"}
+"""The operator of a step, by the bits of the optimizer's state; 0.50 has a kernel of the second for all devices."""
+_OF_32_BITS = {"lion_32bit", "ademamix", "rmsprop_bnb", "rmsprop_bnb_32bit"}
+"""Trainer's other names of bitsandbytes' optimizers (transformers, trainer_optimizer.py)."""
+
+_LOOKED = "_hf_mps_looked"
+
+
+class CudaOptimizer(Guard):
+    """Looks at Trainer's `optim`, and at optimizers of bitsandbytes that any other loop makes.
+
+    A kernel for the CPU alone, as 0.50 has one of the 8-bit step, counts for none: through the fallback every weight,
+    gradient and moment would go there and back at each step.
+    """
+
+    name = "cuda-optimizer"
+    what = "paged optimizers of bitsandbytes live in CUDA's memory, and its 8-bit ones have no kernels for mps"
+    issue = "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2069"
+    until = "bitsandbytes has its paged and 8-bit optimizers for mps"
+    patches = {
+        "torch.optim:Optimizer.__init__": "_made",
+        "accelerate.accelerator:Accelerator.prepare_optimizer": "_prepared",
+        "transformers.trainer:Trainer.__init__": "_trainer",
+    }
+
+    def applies(self) -> Choice[bool]:
+        """Return whether there are optimizers of bitsandbytes that cannot run on mps, and which."""
+        lacking = dict.fromkeys(_lacks(bits, paged=paged) for paged in (True, False) for bits in UPDATES)
+        reason = "; ".join(filter(None, lacking))
+        return Choice(bool(reason), reason or "the installed bitsandbytes has all of its optimizers for mps")
+
+    def _made(self, stock: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        stock(optimizer, *args, **kwargs)
+        if _from_bitsandbytes(optimizer):
+            self._look(optimizer)
+            # optim_bits=8 and is_paged=True stand in the optimizer once all of its __init__ has run. The hook stays: no
+            # checkpoint holds it.
+            optimizer.register_step_pre_hook(self._first_step)
+
+    def _first_step(self, optimizer: Any, *_: Any) -> None:
+        if _LOOKED not in optimizer.__dict__:
+            self.safely(self._look, optimizer)
+            optimizer.__dict__[_LOOKED] = True
+
+    def _look(self, optimizer: Any) -> None:
+        if any(parameter.device.type == "mps" for group in optimizer.param_groups for parameter in group["params"]):
+            self._refuse(type(optimizer).__name__, *_kind(optimizer), instead="torch.optim.AdamW")
+
+    def _prepared(self, stock: Any, accelerator: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if _from_bitsandbytes(optimizer) and accelerator.device.type == "mps":
+            self._refuse(type(optimizer).__name__, *_kind(optimizer), instead="torch.optim.AdamW")
+        return stock(accelerator, optimizer, *args, **kwargs)
+
+    def _trainer(self, stock: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        stock(trainer, *args, **kwargs)
+        optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+        if trainer.args.device.type == "mps" and _bitsandbytes(optim):
+            self._refuse(f"optim={optim}", *_named(optim), instead="adamw_torch")
+
+    def _refuse(self, what: str, bits: int, paged: bool, *, instead: str) -> None:
+        reason = _lacks(bits, paged=paged)
+        if reason:
+            self.acted(f"{what} was refused", aloud=False)
+            raise UserError(f"{what}: {reason}; next: {instead}, or Adafactor where memory is short")
+
+
+def reason_against(optim: str) -> str:
+    """Return why Trainer's `optim` of that name cannot train on mps, or an empty string."""
+    if not _bitsandbytes(optim):
+        return ""
+    bits, paged = _named(optim)
+    return _lacks(bits, paged=paged)
+
+
+def _lacks(bits: int, *, paged: bool) -> str:
+    """Return why such an optimizer cannot step on mps itself, or an empty string."""
+    if find_spec("bitsandbytes") is None:
+        # For 32 bits transformers' own words are right: once installed, it trains.
+        what = "paged" if paged else "8-bit"
+        return f"bitsandbytes is not installed, and has no {what} optimizers for mps" if paged or bits == 8 else ""
+    with extras.bitsandbytes_unheard():
+        import bitsandbytes  # noqa: F401
+
+    if paged and not _pages():
+        return "paged optimizers of the installed bitsandbytes need CUDA's managed memory, which Metal does not have"
+    try:
+        if not dispatcher.is_missing(UPDATES[bits]) and not dispatcher.has_no_kernel(UPDATES[bits]):
+            return ""
+    except RuntimeError:  # an older bitsandbytes, whose step is no operator of torch's
+        pass
+    return f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
+
+
+def _pages() -> bool:
+    """Whether bitsandbytes makes the state of a paged optimizer for a parameter on the device; the smallest it pages.
+
+    From pull request #2069 on it is to be an ordinary tensor where there is no managed memory.
+    """
+    from bitsandbytes.optim.optimizer import Optimizer8bit
+
+    try:
+        Optimizer8bit.get_state_buffer(SimpleNamespace(is_paged=True), torch.empty(100_000, device="mps"))
+    except Exception:
+        return False
+    return True
+
+
+def _from_bitsandbytes(optimizer: Any) -> bool:
+    """Return whether bitsandbytes made the class or one that it is built on, as galore_torch's 8-bit one is."""
+    return any(each.__module__.partition(".")[0] == "bitsandbytes" for each in type(optimizer).__mro__)
+
+
+def _kind(optimizer: Any) -> tuple[int, bool]:
+    """Return the bits of an optimizer's state, and whether it is paged; by its name while it is being made."""
+    name = type(optimizer).__name__.lower()
+    bits = getattr(getattr(optimizer, "args", None), "optim_bits", 8 if "8bit" in name else 32)
+    return 8 if bits == 8 else 32, bool(getattr(optimizer, "is_paged", "paged" in name))
+
+
+def _named(optim: str) -> tuple[int, bool]:
+    """Return the bits of an optimizer's state, and whether it is paged, by Trainer's name of it."""
+    return 8 if "8bit" in optim else 32, "paged" in optim
+
+
+def _bitsandbytes(optim: str) -> bool:
+    """Whether Trainer's name of an optimizer is one of bitsandbytes' (those with `torch` in it are torchao's)."""
+    return optim in _OF_32_BITS or (("8bit" in optim or "paged" in optim) and "torch" not in optim)
+
+
+CUDA_OPTIMIZER = CudaOptimizer()
+
+
+LAYOUT = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"
+ERRORS = "TORCHDYNAMO_SUPPRESS_ERRORS"
+
+
+class Compile(Guard):
+    """Sets two switches of torch's own when Accelerate, and so Trainer's torch_compile, is about to compile a model.
+
+    Where a program calls torch.compile itself it is the one for layouts alone: what cannot be compiled stays its error.
+    """
+
+    name = "compile"
+    what = "a model compiled for Metal can train four times slower than before, or end where a graph cannot be compiled"
+    until = "pytorch#150121 is closed and the oldest supported torch leaves layouts as they are on mps"
+    patches = {
+        # What hands a graph to torch's compiler, and the preparing of a model.
+        "torch:_TorchCompileInductorWrapper.__call__": "_compiles",
+        "accelerate.accelerator:Accelerator.prepare_model": "_prepare",
+    }
+
+    def applies(self) -> Choice[bool]:
+        """Return whether torch's compiler changes layouts, as it does by default up to 2.13."""
+        import torch._inductor.config
+
+        if torch._inductor.config.layout_optimization:
+            return Choice(True, "torch's compiler forces channels_last on convolutions by default")
+        return Choice(True, "layouts stay as they are already; a graph that cannot be compiled still ends the run")
+
+    def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if on_metal(inputs):
+            self._switch((LAYOUT,))
+        return stock(backend, graph, inputs, *args, **kwargs)
+
+    def _prepare(self, stock: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+        backend = getattr(accelerator.state.dynamo_plugin.backend, "value", "NO")
+        if backend.upper() == "INDUCTOR" and accelerator.device.type == "mps":
+            self._switch((LAYOUT, ERRORS))
+        return stock(accelerator, *args, **kwargs)
+
+    def _switch(self, variables: tuple[str, ...]) -> None:
+        """Set the switches behind those variables that the user has not, and say so where that changes something."""
+        import torch._dynamo.config
+        import torch._inductor.config
+
+        done = []
+        for variable, owner, name, value, words in (
+            (LAYOUT, torch._inductor.config, "layout_optimization", False, "leaves layouts as they are"),
+            (ERRORS, torch._dynamo.config, "suppress_errors", True, "runs as it is what it cannot compile"),
+        ):
+            if variable in variables and variable not in os.environ and getattr(owner, name) is not value:
+                setattr(owner, name, value)  # to stay: torch reads it at the first call of each graph, whenever that is
+                done.append(words)
+        if done:
+            self.acted(f"torch.compile {' and '.join(done)}; on Metal it is young: compare a few steps without")
+
+
+def on_metal(inputs: Any) -> bool:
+    """Whether a graph is for Metal: its parameters are inputs too, one that makes all tensors itself holds no model."""
+    return any(getattr(getattr(each, "device", None), "type", "") == "mps" for each in inputs)
+
+
+COMPILE = Compile()

@@ -1,0 +1,183 @@
+"""Guards of data loaders.
+
+fork-workers: Trainer's workers come from a process that has used no Metal, instead of the one that trains.
+pin-memory: Trainer's loaders do not ask for pinned memory, which Metal has no use for and PyTorch warns of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import Patch, Put
+from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.explicit_args import TARGET, track, was_given
+
+ARGUMENT = "dataloader_multiprocessing_context"
+"""Of TrainingArguments since transformers 5.15; before, Trainer says fork to its loaders and nobody can object."""
+
+
+class ForkWorkers(Guard):
+    """Looks at a loader of Trainer's when it is about to start its workers.
+
+    Python starts processes anew ("spawn") on a Mac, and plain loaders do; Trainer asks for "fork" there, because a
+    collator that holds a model on the device cannot be sent to a new process. Where everything can be sent, it is, to
+    processes that a server forks (hf_mps.layer.guards.platform.fork_server): they cost what a fork costs. Everything
+    that a loader does with its workers is stock's, and so are the numbers that they draw.
+    """
+
+    name = "fork-workers"
+    what = "workers forked from a process that uses Metal can hang or crash; Trainer forks them by default on mps"
+    issue = "https://github.com/pytorch/pytorch/pull/178037"
+    until = "the oldest supported transformers does not fork on mps by default"
+    patches = {
+        "torch.utils.data:DataLoader.__init__": "_loader_made",
+        "torch.utils.data:DataLoader._get_iterator": "_workers_start",
+        TARGET: Put(track),
+        "transformers.trainer:Trainer._get_dataloader": "_trainer_makes",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trainers_own = False  # while Trainer makes a loader, and its start method is its own idea
+        self._trainers: WeakSet[Any] = WeakSet()  # loaders that it made so
+
+    def applies(self) -> Choice[bool]:
+        """Whether this process uses Metal, as far as anybody has asked for it; asks for nothing itself before."""
+        from hf_mps.metal.device import probe
+
+        known = probe.known()
+        if known is None:
+            return Choice(False, "nobody has asked for the device in this process, a fork does no harm")
+        if not known.value:
+            return known
+        # Metal's own figure (driver_allocated_memory) may count the device itself.
+        if torch.mps.current_allocated_memory() == 0:
+            return Choice(False, "nothing was put on the device yet, a fork does no harm")
+        return Choice(True, "the device is in use, and torch has no way to use it on after a fork")
+
+    def verdict(self) -> Choice[bool]:
+        """Ask anew each time: a process uses Metal from some moment on."""
+        return self.applies()
+
+    def _trainer_makes(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._trainers_own = not was_given(trainer.args, ARGUMENT)
+        try:
+            return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
+        finally:
+            self._trainers_own = False
+
+    def _loader_made(self, stock: OriginalCall, loader: Any, *args: Any, **kwargs: Any) -> None:
+        stock(loader, *args, **kwargs)
+        if self._trainers_own and kwargs.get("multiprocessing_context") is not None:
+            self._trainers.add(loader)
+
+    def _workers_start(self, stock: OriginalCall, loader: Any) -> Any:
+        if loader.num_workers == 0 or not _forks(loader) or not self.needed:
+            return stock(loader)
+        if loader not in self._trainers:
+            self.acted("workers are forked from a process that uses Metal, as the script asks for")
+            return stock(loader)
+        from hf_mps.layer.guards.platform.fork_server import sent
+
+        work = sent(loader)
+        if work.obstacle:
+            self.acted(
+                f"workers are forked from a process that uses Metal, where they can hang, because {work.obstacle}; "
+                f"next: num_workers=0 if they do"
+            )
+            return stock(loader)
+        from hf_mps.layer.guards.platform import fork_server
+
+        fork_server.start(work.modules)
+        given = loader.multiprocessing_context
+        try:
+            loader.multiprocessing_context = fork_server.Workers()
+            iterator = stock(loader)
+        except (OSError, EOFError):  # the server has ended: a library would not be imported in it
+            loader.multiprocessing_context = given
+            return stock(loader)
+        finally:
+            loader.multiprocessing_context = given
+        self.acted("Trainer's workers are forked from a process that has used no Metal (forkserver)", aloud=False)
+        return iterator
+
+
+def _forks(loader: Any) -> bool:
+    """Return whether a loader's workers are to be forked because somebody says so.
+
+    What a system's Python does where nobody does is no business of the guard: with Metal it is "spawn".
+    """
+    import multiprocessing
+
+    context = loader.multiprocessing_context
+    if context is not None:
+        return bool(context.get_start_method() == "fork")
+    # Asked without allow_none it would settle the default, and a later set_start_method of the script would fail.
+    return multiprocessing.get_start_method(allow_none=True) == "fork" != multiprocessing.get_all_start_methods()[0]
+
+
+FORK_WORKERS = ForkWorkers()
+
+
+class PinMemory(Guard):
+    """Hides Trainer's default from torch while a loader of Trainer's begins an epoch; who gave it gets the warning.
+
+    Neither TrainingArguments nor the loader is changed: torch pins nothing on mps, whatever both of them say.
+    """
+
+    name = "pin-memory"
+    what = "dataloader_pin_memory is on by default, and PyTorch warns at each loader that it does nothing on mps"
+    issue = "https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dataloader.py (pin_memory)"
+    until = "PyTorch pins memory for mps, or no longer warns, in the oldest supported version"
+    patches = {
+        TARGET: Put(track),
+        "transformers.trainer:Trainer._get_dataloader": "_trainer_makes",
+        "torch.utils.data:DataLoader.__init__": Patch("_loader_made", after="transformers.trainer"),
+        "torch.utils.data:DataLoader._get_iterator": Patch("_epoch_begins", after="transformers.trainer"),
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trainers_own = False  # while Trainer makes a loader, by a default of its own
+        self._loaders: WeakSet[Any] = WeakSet()
+
+    def applies(self) -> Choice[bool]:
+        """Return whether what begins a loader's epoch names mps; read, because a loader that is tried draws a seed."""
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        if "mps" in names_in(_BaseDataLoaderIter.__init__):
+            return Choice(True, "a loader of this torch that is to pin memory warns that mps does not support it")
+        return Choice(False, "loaders of this torch do not warn of mps")
+
+    def _trainer_makes(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        arguments = trainer.args
+        asked = was_given(arguments, "dataloader_pin_memory")
+        self._trainers_own = arguments.dataloader_pin_memory and arguments.device.type == "mps" and not asked
+        try:
+            return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
+        finally:
+            self._trainers_own = False
+
+    def _loader_made(self, stock: Callable[..., None], loader: Any, *args: Any, **kwargs: Any) -> None:
+        stock(loader, *args, **kwargs)
+        if self._trainers_own and loader.pin_memory:
+            self._loaders.add(loader)
+
+    def _epoch_begins(self, stock: Callable[..., Any], loader: Any) -> Any:
+        if loader not in self._loaders or not loader.pin_memory or not self.needed:
+            return stock(loader)
+        self.acted("nothing is pinned for Trainer's loaders: CPU and GPU share their memory", aloud=False)
+        loader.pin_memory = False  # what torch reads and warns of; it pins nothing on mps either way
+        try:
+            return stock(loader)
+        finally:
+            loader.pin_memory = True
+
+
+PIN_MEMORY = PinMemory()
