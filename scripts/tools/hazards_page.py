@@ -89,8 +89,9 @@ def _guard(guard: Guard) -> Iterator[str]:
 
 def _words(guard: Guard) -> str:
     """What the script gets, from the docstring of a guard's file, and how, from that of its class; on one line."""
-    effect = (sys.modules[type(guard).__module__].__doc__ or "").partition("\n\n")[0].removeprefix(f"{guard.name}: ")
-    words = re.sub(r"\s+", " ", f"{effect} {type(guard).__doc__ or ''}").strip()
+    text = sys.modules[type(guard).__module__].__doc__ or ""
+    effect = re.search(rf"^{guard.name}: (.+(?:\n(?![\w-]+: ).+)*)", text, re.MULTILINE)
+    words = re.sub(r"\s+", " ", f"{effect[1] if effect else ''} {type(guard).__doc__ or ''}").strip()
     return words[:1].upper() + words[1:]
 
 
