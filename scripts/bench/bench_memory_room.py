@@ -224,7 +224,7 @@ def peak_of(length: int, function: Any, **settings: Any) -> int:
 
 def small(folder: Path, device: Any) -> int:
     """A small decoder: the plan's largest batches really run, and both sides' losses are the same."""
-    from hf_mps.tools.dryrun.memory.trace import largest
+    from hf_mps.tools.dryrun.memory.machine import largest
 
     limit = tracer(TINY, STOCK, TINY.layers, folder, device)(3).bytes
     wrong = False

@@ -77,9 +77,10 @@ def _names(guard: Guard) -> list[str]:
 
 
 def _effect(guard: Guard) -> str:
-    """What a script gets: the first paragraph of the guard's file, on one line."""
-    effect = (sys.modules[type(guard).__module__].__doc__ or "").partition("\n\n")[0].removeprefix(f"{guard.name}: ")
-    words = re.sub(r"\s+", " ", effect).strip()
+    """What a script gets: the guard's line in the docstring of its file, or of its class."""
+    text = sys.modules[type(guard).__module__].__doc__ or ""
+    effect = re.search(rf"^{guard.name}: (.+(?:\n(?![\w-]+: ).+)*)", text, re.MULTILINE)
+    words = re.sub(r"\s+", " ", effect[1] if effect else (type(guard).__doc__ or "").partition("\n\n")[0]).strip()
     return words[:1].upper() + words[1:]
 
 

@@ -58,7 +58,7 @@ class ExpectedFallback(Feature):
 @contextmanager
 def expected_operators(operators: Sequence[str]) -> Iterator[None]:
     """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
-    from hf_mps.metal.fallback.warnings import MetalFallbackWarning
+    from hf_mps.metal.fallback.accounting import MetalFallbackWarning
 
     with ExitStack() as ignored:
         for operator in operators:

@@ -15,6 +15,8 @@ from hf_mps.core.text import first_line
 
 Values = dict[str, Any]
 DEEPEST = 20
+# More than any key takes: 64 bits have 19.
+DIGITS = 18
 # Characters of a wrong value that a line repeats.
 SHOWN = 200
 
@@ -109,10 +111,7 @@ def plain(text: str) -> Any:
         if wrong := _odd(event, open_anchors):
             mark: Any = event.start_mark
             raise yaml.composer.ComposerError(None, None, wrong, mark)
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise yaml.YAMLError(str(error)) from error
+    return yaml.load(text, Loader=_Loader)
 
 
 def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
@@ -121,6 +120,10 @@ def _odd(event: Any, open_anchors: Sequence[str | None]) -> str:
         return f"values more than {DEEPEST} deep; write it flatter"
     if isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
         return f"*{event.anchor} contains itself; write it flatter"
+    # int() refuses from 4,300 digits on, and a float holds none of more than 308.
+    digits = event.value.lstrip("+-") if getattr(event, "implicit", False) == (True, False) else ""
+    if len(digits) > DIGITS and digits.isdigit():
+        return f"an integer of {len(digits):,} digits; allowed: up to {DIGITS}, or the digits in quotation marks"
     if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
         return "a text with the character 0; leave it out"
     if getattr(event, "tag", None) not in (None, "!", "tag:yaml.org,2002:str"):

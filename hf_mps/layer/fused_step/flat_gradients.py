@@ -1,7 +1,7 @@
 """Gradients are clipped and zeroed as a few long tensors, where stock launches for each of them.
 
-What is known here is torch/nn/utils/clip_grad.py: `clip_grad_norm_` is `get_total_norm`, then
-`clip_grads_with_norm_`, which ask for a norm and a product of each gradient on devices without foreach kernels, Metal
+What is known here is torch/nn/utils/clip_grad.py: `clip_grad_norm_` is `_get_total_norm`, then
+`_clip_grads_with_norm_`, which ask for a norm and a product of each gradient on devices without foreach kernels, Metal
 among them; and `zero_grad(set_to_none=False)`, which fills each. They are given the same elements in fewer tensors and
 do the rest, so that what they raise and return stays theirs. Where their sums over one tensor would be launches for
 nothing, its norm and the factor are written out here. Each long tensor is multiplied by itself: GradScaler's kernel for
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.base import Part
 
@@ -35,7 +34,10 @@ class FlatGradients(Part):
     patches = {
         f"{CLIP}:clip_grad_norm_": "_clip_norm",
         f"{EXPORTED}:clip_grad_norm_": "_clip_norm",
+        # The private ones too: a program that imported clip_grad_norm_ by name before has stock's, which calls these.
+        f"{CLIP}:_get_total_norm": "_total_norm",
         f"{EXPORTED}:get_total_norm": "_total_norm",
+        f"{CLIP}:_clip_grads_with_norm_": "_scale",
         f"{EXPORTED}:clip_grads_with_norm_": "_scale",
         f"{CLIP}:clip_grad_value_": "_clip_value",
         f"{EXPORTED}:clip_grad_value_": "_clip_value",
@@ -57,26 +59,15 @@ class FlatGradients(Part):
         buffers = sum(-(-sum(kind) // spans.BUFFER) for kind in sizes.values())
         return f"{count} small gradients in {buffers} flat buffer{'s' * (buffers > 1)}" if count > buffers else ""
 
-    def _clip_norm(
-        self,
-        stock: OriginalCall,
-        parameters: Any,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> Any:
+    def _clip_norm(self, stock: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(parameters, GeneratorType):
             parameters = list(parameters) or parameters  # stock warns of a generator that is empty
         gradients = _gradients(parameters)
         if not self._ours(gradients):
-            return stock(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+            return stock(parameters, *args, **kwargs)
         self._now = gradients, self._long(gradients)
         try:
-            # The two public functions that it is documented to be, both of them with ours around.
-            total = stock.foreign(torch.nn.utils.get_total_norm, gradients, norm_type, error_if_nonfinite, foreach)
-            stock.foreign(torch.nn.utils.clip_grads_with_norm_, parameters, max_norm, total, foreach)
-            return total
+            return stock(parameters, *args, **kwargs)
         finally:
             self._now = None
 

@@ -48,10 +48,12 @@ def finetune(words, **broken):
     return [code, told.getvalue()]
 
 def tried(folder, **broken):
-    words = ["finetune", "my.yaml", f"output_dir={folder}", "optimizations=false", "training.max_steps=4",
-    *sys.argv[2:]] code, line = finetune(words, **broken) left = sorted(os.listdir(folder)) if os.path.isdir(folder)
-    else [] command = line.partition(", then hf-mps ")[2] return {"code": code, "line": line, "left": left, "after":
-    finetune(shlex.split(command))[0] if command else 0}
+    words = ["finetune", "my.yaml", f"output_dir={folder}", "optimizations=false", "training.max_steps=4"]
+    code, line = finetune([*words, *sys.argv[2:]], **broken)
+    left = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    command = line.partition(", then hf-mps ")[2]
+    after = finetune(shlex.split(command))[0] if command else 0
+    return {"code": code, "line": line, "left": left, "after": after}
 
 ended = {"whole": tried("whole")}
 for folder, broken in json.loads(sys.argv[1]).items():

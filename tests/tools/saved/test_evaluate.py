@@ -100,7 +100,7 @@ def test_a_folder_of_save_pretrained_is_measured_on_rows_that_are_given(
     [
         (
             ["other.csv"],
-            snapshot("hf-mps: 'other.csv' is not KEY=VALUE; next, to measure a file: data.validation=other.csv\n"),
+            snapshot("hf-mps: 'other.csv' is no KEY=VALUE; next, to measure a file: data.validation=other.csv\n"),
         ),
         (
             ["data.train=other.csv"],

@@ -356,7 +356,8 @@ class Pool:
         out: Tensor | None = None,
     ) -> Tensor:
         """In two dimensions windows that may not reach over the end (`ceil_mode`) are MPSGraph's."""
-        include_pad, divisor = (*divided, *(True, None)[len(divided) :])
+        include_pad = divided[0] if divided else True
+        divisor = divided[1] if len(divided) > 1 else None
         refuse(self.pooled == 2 and not ceil_mode, "MPSGraph on this release")
         window = Window(given, self.pooled, kernel_size, stride, padding, (1,), ceil_mode)
         kernel = kernels[f"avg_pool_{metal(given.dtype)}"]
