@@ -17,7 +17,6 @@ from hf_mps.finetune.recipe import catalogue, expect, overrides
 from hf_mps.finetune.recipe.resolve import Problem, examine, read
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
 from hf_mps.finetune.recipe.yaml import Document
-from hf_mps.layer.guards.platform.cuda import reason_against
 
 # The folders that Hugging Face's libraries keep rows and models in, where the environment names them.
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
@@ -88,8 +87,11 @@ def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
         allowed = "allowed: a run's checkpoint-N folder"
         raise UserError(f"training.resume_from_checkpoint: {resumed} is not a complete checkpoint; {allowed}")
     optimizer = str(training.get("optim", ""))
-    if device_type == "mps" and (against := reason_against(optimizer)):
-        raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")
+    if device_type == "mps":
+        from hf_mps.layer.guards.platform.cuda import reason_against  # which imports torch
+
+        if against := reason_against(optimizer):
+            raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")
     _refuse_trackers(training.get("report_to"))
 
 

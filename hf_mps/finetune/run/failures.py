@@ -151,7 +151,7 @@ def killed_worker(error: BaseException) -> str | None:
     if not signals:
         return None
     return (
-        f"a worker of the data loader was workers_ended by {signals[0]}, as by a system short of memory; next: the same"
+        f"a worker of the data loader was ended by {signals[0]}, as by a system short of memory; next: the same"
         " command, or fewer training.dataloader_num_workers"
     )
 

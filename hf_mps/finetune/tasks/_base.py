@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import yaml
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.data.load import SPLITS
 from hf_mps.metrics.selection import Chosen, choose
 
 if TYPE_CHECKING:
@@ -294,6 +293,8 @@ class Prepared:
     @property
     def further(self) -> dict[str, Any]:
         """The splits beside these two: measured once after training, as `NAME_metric`."""
+        from hf_mps.finetune.data.load import SPLITS  # whose recipes name tasks
+
         return {name: rows for name, rows in self.splits.items() if name not in SPLITS}
 
     @property

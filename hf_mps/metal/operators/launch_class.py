@@ -11,6 +11,7 @@ encodes for it is not known. `PYTORCH_MPS_PREFER_METAL`, which changes the produ
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,10 +19,9 @@ from math import ceil, prod
 from pathlib import Path
 from typing import Literal
 
-from packaging.version import InvalidVersion, Version
-
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
+from hf_mps.core.releases import numbers
 from hf_mps.metal.operators.dispatcher import MADE_OF_OTHERS
 
 LaunchClass = Literal["metal", "graph", "framework", "blit", "mixed", "cpu", "view", "unknown"]
@@ -98,7 +98,7 @@ class LaunchTable:
             return Choice("mixed", "made of other operators")
         if not ways:
             return Choice("unknown", CLASSES["unknown"])
-        ruled = decided(call, ways, Version(self.release), self.macos)
+        ruled = decided(call, ways, numbers(self.release), self.macos)
         if ruled is not None:
             return ruled
         if len(ways) > 1:
@@ -141,12 +141,11 @@ def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | No
 
     `macos` is the system that its host asks for in places.
     """
-    try:
-        version = Version(release)
-    except InvalidVersion:
+    # Releases alone, a build's label aside: what a pre-release or a nightly launches is not in the table.
+    if not re.fullmatch(r"\d+(\.\d+)*(\.post\d+)?(\+.*)?", release):
         return None
-    name = ".".join(map(str, (*version.release, 0, 0)[:3]))
-    if name not in known() or version.pre or version.dev:
+    name = ".".join(map(str, (*numbers(release), 0, 0)[:3]))
+    if name not in known():
         return None
     return _Compact(name, _column(name), macos=macos)
 
@@ -164,7 +163,7 @@ def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable
 
 def nearest(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
     """Return the classes of the newest release in the table that is no newer than `release`, or of the oldest."""
-    name = [known()[0], *(each for each in known() if Version(each).release <= Version(release).release)][-1]
+    name = [known()[0], *(each for each in known() if numbers(each) <= numbers(release))][-1]
     return _Compact(name, _column(name), macos=macos)
 
 
@@ -181,9 +180,9 @@ def _column(release: str) -> dict[str, str]:
 
 
 OPERATIONS = "aten/src/ATen/native/mps/operations"
-VECTORS = Version("2.14")
+VECTORS = (2, 14)
 """The release whose products with one row or column have a Metal kernel of their own, and whose cat has one way."""
-LINES = Version("2.15")
+LINES = (2, 15)
 """The release that has Metal kernels for convolutions along one dimension (pytorch pull request 193021)."""
 TILED = 2**32
 COMPLEX_INNER = 2048
@@ -200,14 +199,16 @@ of a tile, and the simdgroups of a threadgroup."""
 class Host:
     """What the host asks of its surroundings: its release, and the macOS below it."""
 
-    release: Version
+    release: tuple[int, ...]
     macos: tuple[int, int]
 
 
 Decision = Callable[["Call", Host], "Choice[LaunchClass] | None"]
 
 
-def decided(call: Call, ways: tuple[str, ...], release: Version, macos: tuple[int, int]) -> Choice[LaunchClass] | None:
+def decided(
+    call: Call, ways: tuple[str, ...], release: tuple[int, ...], macos: tuple[int, int]
+) -> Choice[LaunchClass] | None:
     """Return the class of a call that has a rule, or None: where there is one way alone, or none is known."""
     rule = RULES.get(call.base)
     if rule is None or len(ways) < 2:
@@ -459,7 +460,7 @@ def _gradients(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
     of_input, of_weight, *of_bias = mask if isinstance(mask, tuple) else (1, 1, 1)
     linear, bias = call.base == "linear_backward", any(of_bias)
     products = (kind,) * (of_input + (of_weight or (linear and bias)))
-    apart = bias and not (linear and Version(table.release) < VECTORS)
+    apart = bias and not (linear and numbers(table.release) < VECTORS)
     return (*products, _class(table, "sum.dim_IntList", call)) if apart else products
 
 

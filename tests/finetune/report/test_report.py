@@ -156,7 +156,7 @@ def test_versions_are_those_installed() -> None:
 def test_reading_the_record_needs_no_torch_and_no_matplotlib(run_python: Callable[..., Any]) -> None:
     program = (
         "import sys; from hf_mps.finetune import report; report.versions()\n"
-        "print([name for name in ('torch', 'matplotlib', 'huggingface_hub', 'yaml') if name in sys.modules])"
+        "print([name for name in ('torch', 'matplotlib', 'huggingface_hub') if name in sys.modules])"
     )
     done = run_python("-c", program, env={"HF_MPS": "0"})
     assert done.stdout == "[]\n", done.stderr

@@ -33,7 +33,8 @@ def limited(size: int) -> str:
     """A Python program that runs the recipe where no file may grow over `size` bytes: a write ends in EFBIG."""
     return (
         "import resource, runpy, sys; import torch, datasets, hf_mps.finetune.run.runner;"
-        "from hf_mps import device; from hf_mps.layer.activation import activate; activate.activate(); device.choose();"
+        "from hf_mps.metal import device; from hf_mps.layer.activation import activate; activate.activate();"
+        "device.choose();"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}));"
         "sys.argv = ['finetune', *sys.argv[1:]]; runpy.run_module('hf_mps.finetune', run_name='__main__')"
     )

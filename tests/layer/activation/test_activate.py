@@ -19,7 +19,7 @@ PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None, "TORCH_DEVICE_BACKEND_A
 def test_it_is_reachable_from_the_package(run_python) -> None:
     code = (
         "import hf_mps, sys\n"
-        "print(hf_mps.activate.activate.__name__, hf_mps.metal.device.choose.__name__, 'torch' in sys.modules)\n"
+        "print(hf_mps.activate.activate.__name__, hf_mps.device.choose.__name__, 'torch' in sys.modules)\n"
         "hf_mps.nothing"
     )
     done = run_python("-c", code, env=PLAIN)

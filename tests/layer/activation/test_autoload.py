@@ -114,7 +114,7 @@ def test_a_bug_of_ours_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac refuses the simulated device")
 def test_loading_the_device_by_hand_before_torch_finds_the_work_done(run_python) -> None:
-    code = "from hf_mps import simulator; print(simulator.load().name, simulator.load().name)"
+    code = "from hf_mps.metal import simulator; print(simulator.load().name, simulator.load().name)"
     done = run_python("-W", "error", "-c", code)
     assert (done.stdout, done.stderr) == ("m2-pro-16gb m2-pro-16gb\n", "")
 

@@ -67,7 +67,7 @@ def python(environment: Path, *arguments: str, **variables: str) -> subprocess.C
 
 def test_a_plain_script_finds_load_metric_before_torch_and_torch_stays_out(environment: Path) -> None:
     done = python(environment, "-c", SCRIPT)
-    assert (done.stdout, done.stderr) == ("False []\nhf_mps.compat.metrics\n", "")
+    assert (done.stdout, done.stderr) == ("False []\nhf_mps.layer.compat.metrics\n", "")
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -113,7 +113,8 @@ def test_what_python_runs_at_every_start_is_an_import_of_one_short_readable_file
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("body", [None, "raise RuntimeError('broken')", "def find(finder, name):\n    1 / 0\n"])
 def test_removed_or_broken_it_is_as_if_it_were_not_there(environment: Path, body: str | None) -> None:
-    module, kept = environment / "hf_mps" / "early.py", (environment / "hf_mps" / "early.py").read_text()
+    module = environment / "hf_mps" / "layer" / "early.py"
+    kept = module.read_text()
     try:
         module.unlink() if body is None else module.write_text(body)
         done = python(environment, "-B", "-c", "import datasets; print(hasattr(datasets, 'load_metric'))")

@@ -69,7 +69,7 @@ def test_only_owners_of_a_chip_with_the_fault_hear_of_it(
     profile: str, state: str, run_python: Callable[..., Any]
 ) -> None:
     program = (
-        "import torch; from hf_mps import guards; from hf_mps.metal.simulator import strictness\n"
+        "import torch; from hf_mps.layer import guards; from hf_mps.metal.simulator import strictness\n"
         "one = torch.ones(1, 16, 40009, device='mps'); (one @ one.mT).cpu()\n"
         "print(*('large-k' in each.name and each.state for each in guards.report().guards if each.name == 'large-k'))\n"
         "print('large-k-batched' in strictness.active(), strictness.take_longest_sum() > 32766)"

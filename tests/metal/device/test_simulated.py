@@ -12,7 +12,7 @@ from hf_mps.metal import device
 from hf_mps.metal.device import facts, machine, precision, profiles
 from tests.metal.device.machines import LINUX, MAC, Pretend
 
-CODE = "import hf_mps; print(hf_mps.metal.device.simulated(), hf_mps.metal.device.choose())"
+CODE = "import hf_mps; print(hf_mps.device.simulated(), hf_mps.device.choose())"
 
 
 def test_a_program_learns_it_and_a_person_reads_it(simulated: None, run_python) -> None:

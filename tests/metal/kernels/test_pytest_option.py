@@ -26,7 +26,7 @@ import sys
 
 import torch
 
-CHILD = "import torch; from hf_mps import kernels; print(kernels.running().release.version)"
+CHILD = "import torch; from hf_mps.metal import kernels; print(kernels.running().release.version)"
 
 
 def test_gelu(metal_kernels, metal_device):

@@ -290,7 +290,7 @@ def test_the_devices_own_sources_travel_with_the_package() -> None:
 def test_a_device_that_comes_too_late_says_so_each_time_and_the_process_goes_on(run_python: Run) -> None:
     code = (
         "import torch\n"
-        "from hf_mps import simulator\n"
+        "from hf_mps.metal import simulator\n"
         "from hf_mps.core.errors import UserError\n"
         "torch.ones(1, requires_grad=True).sum().backward(), torch.backends.mps.is_available()\n"
         "for _ in range(2):\n"

@@ -133,7 +133,7 @@ def test_setting_the_variable_after_torch_is_imported_changes_nothing(run_python
 
 @pytest.mark.parametrize("value", ["true", ""])
 def test_a_value_that_is_no_number_is_named(run_python, value: str) -> None:
-    code = "from hf_mps import simulator; from hf_mps.core import errors\n"
+    code = "from hf_mps.metal import simulator; from hf_mps.core import errors\n"
     code += "try: simulator.load()\nexcept errors.UserError as e: print(e)"
     done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None, "PYTORCH_ENABLE_MPS_FALLBACK": value})
     assert "PYTORCH_ENABLE_MPS_FALLBACK is no number" in done.stdout, done.stderr
