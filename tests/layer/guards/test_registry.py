@@ -113,3 +113,15 @@ def test_nothing_is_guarded_where_there_is_no_metal(run_python) -> None:  # type
 def test_importing_the_package_does_not_import_torch(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python("-c", "import hf_mps.layer.guards, sys; print('torch' in sys.modules)")
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("module", ["sentinels.stream", "numerics.products", "platform.batches"])
+def test_a_file_of_theirs_that_is_imported_before_torch_leaves_all_armed(module: str, run_python) -> None:
+    code = (
+        f"import hf_mps.layer.guards.{module}, torch\n"
+        "from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY, SENTINELS\n"
+        "print({name for each in (GUARDS, SENTINELS) for name in each.after['torch']}"
+        " - {each.name for kind in ('guard', 'sentinel') for each in REGISTRY.made(kind) if not each.failure})"
+    )
+    done = run_python("-c", code)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
