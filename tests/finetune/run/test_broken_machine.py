@@ -276,7 +276,8 @@ def test_ctrl_c_twice_in_a_slow_save_leaves_the_checkpoint_before_and_the_comman
 
 
 TERMINAL = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the suite, ignores it
 terminal = os.open(sys.argv[1], os.O_RDWR)  # the first that a session opens is its own
 for shown in (0, 1, 2):
     os.dup2(terminal, shown)
