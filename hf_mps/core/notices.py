@@ -21,6 +21,12 @@ _OWN = str(Path(__file__).resolve().parent.parent)
 _BETWEEN = tuple(f"{_OWN}{os.sep}{part}" for part in ("layer/compat", "layer/integrations", "core"))
 """Where code of ours stands between a library's name and who asks for it."""
 
+# Whose developers run them from a checkout or an editable install, outside the folders above.
+_LIBRARIES = {
+    *("accelerate", "datasets", "diffusers", "evaluate", "huggingface_hub", "lightning", "peft", "pytorch_lightning"),
+    *("sentence_transformers", "setfit", "tokenizers", "torch", "transformers", "trl"),
+}
+
 _said: set[str] = set()
 _listeners: list[Callable[[str], None]] = []
 
@@ -153,7 +159,8 @@ def asked_by_a_library() -> bool:
         file = frame.f_code.co_filename
         between = file.startswith((*_BETWEEN, "<frozen importlib"))
         if not between and frame.f_code.co_name not in ("__getattribute__", "__getattr__"):
-            return file.startswith(libraries) or any(folder in file for folder in _INSTALLED)
+            package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            return package in _LIBRARIES or file.startswith(libraries) or any(folder in file for folder in _INSTALLED)
     return False
 
 

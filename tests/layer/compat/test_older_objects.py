@@ -278,3 +278,19 @@ def test_a_trainer_is_asked_by_its_older_methods(said, tmp_path: Path) -> None:
             "trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop",
         ]
     )
+
+
+CHECKOUT_OF_TRANSFORMERS = """
+import tempfile
+import transformers
+folder = tempfile.mkdtemp()
+transformers.BertConfig().save_pretrained(folder)
+print(transformers.__file__, transformers.BertConfig.from_pretrained(folder).model_type)
+"""
+
+
+@pytest.mark.process
+def test_a_library_that_runs_from_a_checkout_is_not_taken_for_a_script(tmp_path: Path, run_python: Any) -> None:
+    (tmp_path / "transformers").symlink_to(Path(transformers.__file__).parent)
+    done = run_python("-c", f"import torch{CHECKOUT_OF_TRANSFORMERS}", env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
+    assert done.stdout == f"{tmp_path}/transformers/__init__.py bert\n", done.stderr
