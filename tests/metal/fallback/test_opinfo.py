@@ -70,7 +70,7 @@ def test_sharing_memory_gives_it(report) -> None:
         pytest.skip("this torch lends no device buffers (2.13 does)")
     assert unexplained(report["shared"]) == []
     shared, calls = report["shared calls"]
-    least = 0.75 if share.is_whole() else 0.5
+    least = 0.75 if share.is_whole() else 0.25  # an eighth may have many of the others
     assert shared > least * calls, "the rest has nothing to share: zero-sized tensors, out= tensors that must grow"
 
 
