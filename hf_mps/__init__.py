@@ -6,8 +6,12 @@ Importing this package must not import torch: PyTorch's own start-up loads `hf_m
 __version__ = "0.1.0"
 
 # Modules that `import hf_mps` alone reaches, imported when they are first named.
-_REACHABLE = {"activate": "hf_mps.layer.activation.activate", "device": "hf_mps.metal.device"}
-_REACHABLE |= {"fallback": "hf_mps.metal.fallback", "guards": "hf_mps.layer.guards"}
+_REACHABLE = {
+    "activate": "hf_mps.layer.activation.activate",
+    "device": "hf_mps.metal.device",
+    "fallback": "hf_mps.metal.fallback",
+    "guards": "hf_mps.layer.guards",
+}
 
 
 def __getattr__(name: str) -> object:

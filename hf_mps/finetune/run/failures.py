@@ -140,7 +140,7 @@ def workers_ended() -> Iterator[None]:
 
 
 def killed_worker(error: BaseException) -> str | None:
-    """Return a clause for an error that came of a worker which a signal has workers_ended, else None.
+    """Return a clause for an error that came of a worker which a signal has ended, else None.
 
     What the main process meets is a RuntimeError of torch's, or a broken connection where it was reading a tensor.
     """

@@ -188,17 +188,16 @@ class RecipeTrainer:
             return
         limit, of_stops = self.args.save_total_limit, self._of_stops()
         best = TrainerState.load_from_json(str(last / STATE)).best_model_checkpoint
+        if last not in of_stops:
+            _remove(of_stops)
+        elif limit:
+            limit += len(of_stops)
         with removed_whole():
-            if last not in of_stops:
-                _remove(of_stops)
-            elif limit:
-                limit += len(of_stops)
             rotate_checkpoints(self.args.output_dir, limit, best, use_mtime=True)
 
     def remove_stop_checkpoints(self) -> None:
         """Remove the checkpoints of stops once the trained model is in the run's folder."""
-        with removed_whole():
-            _remove(self._of_stops())
+        _remove(self._of_stops())
 
     def _save_checkpoint(self, *given: Any, **settings: Any) -> None:
         of_stops = self._of_stops()
@@ -210,8 +209,7 @@ class RecipeTrainer:
         finally:
             self.args.save_total_limit = limit
         if self.args.should_save and not stopped:
-            with removed_whole():
-                _remove(of_stops)
+            _remove(of_stops)
 
     def _of_stops(self) -> list[Path]:
         """Return the checkpoints that were saved where none is due."""
@@ -259,8 +257,9 @@ def due(args: Any, state: Any) -> TrainerControl:
 
 
 def _remove(folders: list[Path]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+    with removed_whole():
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

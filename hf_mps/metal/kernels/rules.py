@@ -37,6 +37,8 @@ Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 MPS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+GRAPH = "MPSGraph on this release"
+"""Why a call has no rule: the release has no kernel for it, and computes it with MPSGraph."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Kernels:
     def need(self, name: str) -> None:
         """Raise NoRule where the release has no such kernel: it computes the operator with MPSGraph."""
         if name not in self:
-            raise NoRule("MPSGraph on this release")
+            raise NoRule(GRAPH)
 
 
 kernels = Kernels()

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.rules import kernels, refuse, rule
+from hf_mps.metal.kernels.rules import GRAPH, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, u32
 from hf_mps.metal.operators.launch_class import SHORT_QUERY, TILES, VECTOR_SIZES
 
@@ -54,7 +54,7 @@ def attention(
         return _vector([_rows(each) for each in four], mask, factor, is_causal, query)
     if covered and length > SHORT_QUERY and size in TILES and not _prefill_disabled():
         return _prefill([_rows(each) for each in four], mask, factor, is_causal, query)
-    raise NoRule("MPSGraph on this release")
+    raise NoRule(GRAPH)
 
 
 def _four(given: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.rules import by_meta, errors, kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.rules import GRAPH, by_meta, errors, kernels, refuse, refuse_misfit, rule
 from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u64
 
@@ -178,7 +178,7 @@ def backward(
 
 def _resizing(name: str, like: Tensor) -> Kernel:
     whole = f"upsample_{name}_{metal(like.dtype)}"
-    refuse(whole not in kernels and f"upsample_{name}_float" not in kernels, "MPSGraph on this release")
+    refuse(whole not in kernels and f"upsample_{name}_float" not in kernels, GRAPH)
     return kernels[whole]
 
 
@@ -335,7 +335,7 @@ class Pool:
     ) -> Any:
         """In two dimensions windows that move by one element are MPSGraph's; places are for a gradient."""
         window = Window(given, self.pooled, *ways)
-        refuse(window.stride == [1, 1], "MPSGraph on this release")
+        refuse(window.stride == [1, 1], GRAPH)
         output = _target(given, window.shape, out)
         places = _target(given, window.shape, indices, torch.int64) if with_places else None
         placed = _arrays(given, output) + (_arrays(places) if places is not None else bytes(8 * DIMENSIONS))
@@ -358,7 +358,7 @@ class Pool:
         """In two dimensions windows that may not reach over the end (`ceil_mode`) are MPSGraph's."""
         include_pad = divided[0] if divided else True
         divisor = divided[1] if len(divided) > 1 else None
-        refuse(self.pooled == 2 and not ceil_mode, "MPSGraph on this release")
+        refuse(self.pooled == 2 and not ceil_mode, GRAPH)
         window = Window(given, self.pooled, kernel_size, stride, padding, (1,), ceil_mode)
         kernel = kernels[f"avg_pool_{metal(given.dtype)}"]
         output = _target(given, window.shape, out)

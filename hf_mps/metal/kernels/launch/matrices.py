@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import expanded
-from hf_mps.metal.kernels.rules import MISFIT, by_meta, kernels, refuse, rule
+from hf_mps.metal.kernels.rules import GRAPH, MISFIT, by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, u32, u64
 from hf_mps.metal.operators.launch_class import COMPLEX_INNER
 
@@ -48,7 +48,7 @@ def _check_metals(first: Tensor, second: Tensor) -> None:
     """
     if first.dtype.is_floating_point and "gemv_t2d_float_16_4_ab" in kernels:
         raise NoRule("MPSGraph, or a vector kernel that has no rule")
-    refuse(not wants_metal(first, second), "MPSGraph on this release")
+    refuse(not wants_metal(first, second), GRAPH)
 
 
 @rule("mm", "mm.out", source=SOURCE)
@@ -63,7 +63,7 @@ def mm(first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
 def bmm(first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The products of two batches of matrices: of integers alone by Metal."""
     shape = _shape(first, second, 3)
-    refuse(first.dtype.is_floating_point or first.dtype.is_complex, "MPSGraph on this release")
+    refuse(first.dtype.is_floating_point or first.dtype.is_complex, GRAPH)
     output = _output(first, shape, out)
     if first.numel() == 0 or second.numel() == 0:
         return output.zero_()
@@ -94,7 +94,7 @@ def add_product(
     if dimensions == 2:
         _check_metals(first, second)
     else:
-        refuse(first.dtype.is_floating_point, "MPSGraph on this release")
+        refuse(first.dtype.is_floating_point, GRAPH)
     output = _output(first, shape, bias if into else out)
     if dimensions == 2 and isinstance(beta, float) and isinstance(alpha, float) and beta == 0 and alpha == 1:
         return _launch("matmul", [first, second, output])

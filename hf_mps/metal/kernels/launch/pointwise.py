@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.iterator import all_dense, plane, walk
-from hf_mps.metal.kernels.rules import kernels, refuse
+from hf_mps.metal.kernels.rules import GRAPH, kernels, refuse
 from hf_mps.metal.kernels.values import NoRule, i64, metal, padded, scalar, u8, u32
 
 SCALAR_TYPES = {
@@ -102,7 +102,7 @@ def scalar_type(tensor: Tensor) -> int:
 def _need_any(release: object, name: str) -> None:
     """Raise NoRule, with what computes it instead, where the release has no kernel at all of a name."""
     if not any(each.startswith(f"{name}_dense_") for each in kernels.release.library):  # type: ignore[union-attr]
-        raise NoRule(ELSEWHERE.get(name, "MPSGraph on this release"))
+        raise NoRule(ELSEWHERE.get(name, GRAPH))
 
 
 def exec_unary(

@@ -253,7 +253,6 @@ def _elements(row: int, col: int, offset: int) -> int:
 
 
 RANGES = "operations/RangeFactories.mm"
-GRAPH = "MPSGraph on this release"
 ONE_PASS = 1 << 22
 """Elements up to which a thread writes each of an identity matrix; beyond, zeros are filled in first."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
