@@ -294,7 +294,7 @@ def test_metal_source_of_ones_own_is_refused() -> None:
 def test_switching_it_on_imports_no_compiler(run_python: Any) -> None:
     code = (
         "import sys, torch; from hf_mps.metal.simulator import compiled as c; before = set(sys.modules); "
-        "c.install(); c.install(); print(sorted(set(sys.modules) - before))"
+        "c.install_compiler(); c.install_compiler(); print(sorted(set(sys.modules) - before))"
     )
     done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None})
     assert done.stdout.strip() == "[]", done.stderr
