@@ -146,6 +146,17 @@ def kernels() -> tuple[str, bool] | None:
     return release, bool(others)
 
 
+def shaders_checked() -> bool:
+    """Return whether accesses of compiled Metal source are bounded: yes, unless HF_MPS_SHADERS=unchecked.
+
+    Raises UserError for another value.
+    """
+    value = os.environ.get("HF_MPS_SHADERS", "").strip()
+    if value not in ("", "checked", "unchecked"):
+        raise UserError(f"HF_MPS_SHADERS={value} is not a value it knows; allowed: checked (the default), unchecked")
+    return value != "unchecked"
+
+
 def _words(variable: str) -> list[str]:
     return [word for word in (part.strip() for part in os.environ.get(variable, "").split(",")) if word]
 

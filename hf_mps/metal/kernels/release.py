@@ -36,10 +36,10 @@ FORGOTTEN = 30 * 24 * 3600
 
 
 class Objects:
-    """The compiled kernels of one release. `checked` ones are kept apart."""
+    """The compiled kernels in a folder, whose name has what their code depends on (`compiler_key`)."""
 
-    def __init__(self, release: str, *, checked: bool) -> None:
-        self.folder = store.folder(release) / "code" / (_key(release) + ("-checked" if checked else ""))
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def read(self, name: str) -> tuple[Signature, int, bytes] | None:
         """Return the signature, bytes of threadgroup memory and object code of a kernel, or None where none is kept."""
@@ -91,11 +91,12 @@ class Objects:
 
 
 @functools.cache
-def _key(release: str) -> str:
+def compiler_key(source: str) -> str:
+    """Return a name for what decides a kernel's code: its source's fingerprint, LLVM, this CPU, and the lowering."""
     import llvmlite.binding as llvm
 
     here = Path(__file__).parent
-    parts = [store.facts(release).sha256, *map(str, llvm.llvm_version_info)]
+    parts = [source, *map(str, llvm.llvm_version_info)]
     parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
     sources = sorted([*(here / "lowering").glob("*.py"), *(here / "intrinsics").glob("*.py"), here / "signature.py"])
     parts += [source.read_text(encoding="utf-8") for source in sources]
@@ -149,7 +150,8 @@ class Release:
         self.seconds = 0.0
         """Time that this process has spent in loading kernels, compiling those that no process had compiled."""
         store.verify(self.version)
-        self.objects = Objects(self.version, checked=checked)
+        key = compiler_key(store.facts(self.version).sha256) + ("-checked" if checked else "")
+        self.objects = Objects(store.folder(self.version) / "code" / key)
 
     @cached_property
     def library(self) -> Library:

@@ -60,7 +60,7 @@ class Kernel:
         self, release: str, signature: Signature, code: bytes, threadgroup_bytes: int, *, checked: bool = False
     ) -> None:
         self.release, self.signature, self.name, self.checked = release, signature, signature.name, checked
-        self._threadgroup_bytes = threadgroup_bytes
+        self.threadgroup_bytes = threadgroup_bytes
         self._loaded = Loaded(code)
         self._by_name = {each.name: each for each in signature.bindings}
         found = [each for each in signature.bindings if each.space != THREADGROUP]
@@ -136,7 +136,7 @@ class Kernel:
         raise NoRule(f"the kernel {self.name} of {self.release} differs from what its rule binds: {why}")
 
     def _place_threadgroup(self, buffers: Any, asked: Mapping[int, int]) -> None:
-        at = -(-self._threadgroup_bytes // 16) * 16
+        at = -(-self.threadgroup_bytes // 16) * 16
         for location, size in asked.items():
             buffers[LOCATIONS + location] = at
             at += -(-size // 16) * 16

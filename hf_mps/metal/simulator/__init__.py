@@ -169,6 +169,7 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
     for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):
         asked.cache_clear()
     compiled.install_compiler()
+    compiled.install_shaders(metal)
     compiled.install_streams()
     _make_storages(torch)
 

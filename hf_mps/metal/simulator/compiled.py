@@ -13,9 +13,9 @@ from typing import Any
 from hf_mps.core.errors import Notice
 
 SENTENCE = "simulated: compiled through aot_eager, Inductor's Metal code was not run"
-SHADER_SENTENCE = (
-    "Metal source cannot be compiled on the simulated device, as there is no Metal under it; "
-    "torch.compile(...) itself runs here, through aot_eager"
+LIBRARY_SENTENCE = (
+    "a compiled Metal library cannot be loaded on the simulated device, which has no Metal; torch.mps.compile_shader "
+    "compiles its source here"
 )
 CUDA_GRAPHS = "triton.cudagraphs"
 """The option of Inductor's that its modes reduce-overhead and max-autotune switch on (torch/_inductor/__init__.py)."""
@@ -37,9 +37,20 @@ def install_compiler() -> None:
     if getattr(wrapper.__call__, "_hf_mps_simulates", False):
         return
     wrapper.__call__ = _through_aot_eager(wrapper.__call__)  # type: ignore[method-assign]
-    # The backend's other ways in (torch._inductor.compile, AOTInductor) and people's own shaders end up in these.
-    for name in ("compile_shader", "load_metallib"):
-        setattr(torch.mps, name, _refuse_source)
+    torch.mps.load_metallib = _refuse_library
+
+
+def install_shaders(device: Any) -> None:
+    """Give torch._C what compiles Metal source in a wheel with Metal: people's own shaders, and what Inductor writes."""
+    import torch
+
+    def compile_source(source: str) -> Any:
+        from hf_mps.metal.source.library import Library
+
+        return Library(source, device)
+
+    core: Any = torch._C
+    core._mps_compileShader = compile_source
 
 
 def _through_aot_eager(compile_graph: Any) -> Any:
@@ -51,7 +62,10 @@ def _through_aot_eager(compile_graph: Any) -> Any:
         if refused:
             raise RuntimeError("failed to compile the Metal source of this graph")
         _meet_faults({**self.config, **(kwargs.get("config_patches") or {})}, values)
-        _say(SENTENCE)
+        missing = _missing()
+        if missing is None:
+            return compile_graph(self, graph, inputs, *args, **kwargs)
+        _say(f"{SENTENCE}; {missing}")
         from torch._dynamo.backends.registry import lookup_backend
 
         return lookup_backend("aot_eager")(graph, inputs)
@@ -60,8 +74,22 @@ def _through_aot_eager(compile_graph: Any) -> Any:
     return call
 
 
-def _refuse_source(*_: Any, **__: Any) -> Any:
-    raise RuntimeError(SHADER_SENTENCE)
+def _refuse_library(*_: Any, **__: Any) -> Any:
+    raise RuntimeError(LIBRARY_SENTENCE)
+
+
+def _missing() -> str | None:
+    """Say what Inductor's Metal source would need here and is not installed; None where it can be compiled."""
+    from hf_mps.core.errors import UserError
+    from hf_mps.metal.kernels import metallib
+    from hf_mps.metal.source import clang
+
+    try:
+        clang.command()
+        metallib.require()
+    except UserError as missing:
+        return str(missing)
+    return None
 
 
 def _tensors(graph: Any, inputs: Iterable[Any]) -> Iterator[Any]:

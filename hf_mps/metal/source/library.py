@@ -1,0 +1,252 @@
+"""A compiled Metal library and its kernels, as `torch.mps.compile_shader` returns them.
+
+Arguments, defaults and errors are those of PyTorch's host (torch/csrc/mps/Module.cpp and ATen/native/mps/OperationUtils.mm).
+Where a Mac would read memory that was never bound, a line says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from hf_mps.core import cache, settings
+from hf_mps.core.errors import RunError
+from hf_mps.metal.kernels import metallib
+from hf_mps.metal.kernels.release import Objects, compiler_key
+from hf_mps.metal.kernels.runtime import Grid, Kernel
+from hf_mps.metal.kernels.signature import THREADGROUP, Binding
+from hf_mps.metal.kernels.values import NoRule, Pointers
+from hf_mps.metal.source import clang, rewrite
+from hf_mps.metal.source.module import Module, read
+
+_CASTS = {"fp32": "f", "fp16": "e", "int32": "i", "int16": "h", "int8": "b", "uint8": "B"}
+_WIDTH = 32
+_REPORT = struct.Struct("<128s128s250s2xI")
+_REPORTS_BYTES = 4 + 30 * _REPORT.size
+"""A count and 30 messages, which c10/metal/error.h has for kernels that report what is wrong."""
+
+
+class Library:
+    """Metal source, compiled; each kernel is an attribute of its name.
+
+    `device` is the simulated device's extension: it brings in what is queued before a launch, and counts it.
+
+    Raises:
+        SyntaxError: the source does not compile; a line for each error, `program_source:LINE:COLUMN: error: …`.
+        UserError: there is no clang, or no llvmlite; with the command that installs it.
+    """
+
+    def __init__(self, source: str, device: Any = None) -> None:
+        metallib.require()
+        self._device = device
+        try:
+            self._module = _module(source)
+        except rewrite.Rejected as rejected:
+            raise SyntaxError(f"Failed to compile Metal source\n{rejected}") from None
+        except ValueError as unfit:
+            raise SyntaxError(f"Failed to compile Metal source\n{rewrite.NAME}: error: {unfit}") from None
+        self._kernels: dict[str, MetalKernel] = {}
+
+    def __getattr__(self, name: str) -> MetalKernel:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in self._module.kernels:
+            # PyTorch's own words, and its class of error: hasattr() raises it too.
+            raise RuntimeError(f"Failed to create function state object for: {name}")
+        if name not in self._kernels:
+            self._kernels[name] = MetalKernel(_kernel(self._module, name), name, self._device)
+        return self._kernels[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._module.kernels)
+
+
+class MetalKernel:
+    """A kernel to call: `kernel(*arguments, threads=…, group_size=…, arg_casts=…)`."""
+
+    thread_execution_width: ClassVar[int] = _WIDTH
+    """Threads of a simdgroup."""
+
+    def __init__(self, kernel: Kernel, name: str, device: Any = None) -> None:
+        self._kernel, self._name, self._device = kernel, name, device
+        self._bindings = [each for each in kernel.signature.bindings if each.space != THREADGROUP]
+        self._host_sized = [each.name for each in kernel.signature.bindings if each.space == THREADGROUP]
+
+    @property
+    def max_threads_per_threadgroup(self) -> int:
+        """The largest threadgroup: 1,024, or what the source states."""
+        return self._kernel.signature.largest_group
+
+    @property
+    def static_thread_group_memory_length(self) -> int:
+        """Bytes of threadgroup memory that the kernel declares."""
+        return self._kernel.threadgroup_bytes
+
+    def __call__(
+        self,
+        *args: Any,
+        threads: int | Sequence[int] | None = None,
+        group_size: int | Sequence[int] | None = None,
+        arg_casts: str | dict[int, str] | None = None,
+        error_buf_idx: int | None = None,
+    ) -> None:
+        """Run the kernel over a grid of `threads`, in groups of `group_size`.
+
+        The argument i is bound at buffer(i): a tensor, a number or a list of numbers (int64 or float unless `arg_casts`
+        says fp16, bf16, int32, int16, int8 or uint8), or a list of tensors as an argument buffer. `threads` is the
+        number of elements of the first tensor unless it is given; up to three dimensions.
+
+        Raises:
+            AcceleratorError: the kernel reported an error through the buffer at `error_buf_idx`.
+            RuntimeError: an argument is missing or has the wrong size, or a grid or group that Metal does not launch.
+            OutOfBounds: a thread touched memory that is not bound (HF_MPS_SHADERS=unchecked does not look).
+        """
+        import torch
+
+        if self._host_sized:
+            raise RuntimeError(f"{self._name}: torch.mps.compile_shader cannot size {self._host_sized[0]!r}, threadgroup memory "
+                               "whose length the host sets; declare its size in the kernel")  # fmt: skip
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        grid = _three(threads) if threads is not None else (tensors[0].numel(),) if tensors else ()
+        if not 0 < len(grid) < 4:
+            raise RuntimeError("Number of threads is undefined or has wrong dimension")
+        group = self._group(grid, group_size)
+        if error_buf_idx is not None:
+            reports = torch.zeros(_REPORTS_BYTES, dtype=torch.uint8, device="mps")
+            args = (*args[:error_buf_idx], reports, *args[error_buf_idx + 1 :])
+        bound = {each.name: self._value(each, args, arg_casts) for each in self._bindings}
+        device = self._device
+        if device is not None:
+            device.begin_launch(tensors)
+        try:
+            self._kernel.launch(bound, threads=_filled(grid), group=_filled(group))
+        except NoRule as reason:
+            raise RuntimeError(f"{self._name}: {reason}") from None
+        if device is not None:
+            device.launched(f"metal::{self._name}", "")
+        if error_buf_idx is not None:
+            _raise_reported(reports)
+
+    def _group(self, grid: tuple[int, ...], given: int | Sequence[int] | None) -> tuple[int, ...]:
+        most = self.max_threads_per_threadgroup
+        if given is None:
+            return (min(most, grid[0]), *[1] * (len(grid) - 1))
+        group = _three(given)
+        if len(group) != len(grid):
+            raise RuntimeError(f"threads has {len(grid)} dimensions and group_size {len(group)}")
+        count = 1
+        for size in group:
+            count *= size
+        if not 0 < count <= most:
+            raise RuntimeError(f"{self._name}: a threadgroup of {count:,} threads; Metal launches 1 to {most:,}")
+        return group
+
+    def _value(self, binding: Binding, args: tuple[Any, ...], casts: str | dict[int, str] | None) -> Any:
+        place = binding.location
+        if place >= len(args):
+            raise RuntimeError(f"{self._name}: nothing is bound at buffer({place}), which is {binding.name!r}; "
+                               f"{len(args)} arguments were given")  # fmt: skip
+        cast = casts.get(place, "") if isinstance(casts, dict) else casts or ""
+        value = _bound(args[place], cast)
+        if isinstance(value, bytes) and binding.whole is not None:
+            if len(value) < binding.whole:
+                raise RuntimeError(f"{self._name}: {binding.name!r} at buffer({place}) takes {binding.whole} bytes "
+                                   f"({binding.type}), and the argument has {len(value)}")  # fmt: skip
+            value = value[: binding.whole]  # Metal binds what it is given, and the kernel reads its beginning.
+        return value
+
+
+def _bound(given: Any, cast: str) -> Any:
+    """An argument as what the runtime binds: a tensor, bytes, or the addresses of tensors."""
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        if given.device.type == "mps":
+            return given
+        if given.device.type == "cpu" and given.dim() == 0:
+            return given.contiguous().view(torch.uint8).numpy().tobytes() if given.element_size() == 1 else _raw(given)
+        raise RuntimeError("Passed CPU tensor to MPS op")
+    if isinstance(given, list | tuple):
+        if not given:
+            raise RuntimeError("Empty list/tuple can not be an argument to metal kernel")
+        if isinstance(given[0], torch.Tensor):
+            return Pointers(given, 8 * len(given))
+        return b"".join(_number(each, cast) for each in given)
+    return _number(given, cast)
+
+
+def _raw(given: Any) -> bytes:
+    import torch
+
+    return bytes(given.reshape(1).view(torch.uint8).numpy())
+
+
+def _number(given: Any, cast: str) -> bytes:
+    import torch
+
+    if not isinstance(given, int | float):
+        raise RuntimeError(f"Unsupported argument type: {type(given).__name__}")
+    if cast == "bf16":
+        return _raw(torch.tensor(float(given), dtype=torch.bfloat16))
+    if cast and cast not in _CASTS:
+        raise RuntimeError(f"Unsupported cast instruction {cast}; allowed: bf16, {', '.join(_CASTS)}")
+    form = _CASTS.get(cast) or ("f" if isinstance(given, float) else "q")
+    if form in "fe":
+        return _raw(torch.tensor(float(given), dtype=torch.float16 if form == "e" else torch.float32))
+    return struct.pack(f"<{form.lower() if form != 'B' else form}", int(given))
+
+
+def _three(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def _filled(sizes: tuple[int, ...]) -> Grid:
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+def _raise_reported(reports: Any) -> None:
+    """Raise the first message that a kernel wrote. A Mac raises it at the next synchronisation."""
+    import torch
+
+    data = reports.cpu().numpy().tobytes()
+    if struct.unpack_from("<I", data)[0]:
+        file, function, message, line = _REPORT.unpack_from(data, 4)
+        file, function, message = (part.split(b"\0")[0].decode(errors="replace") for part in (file, function, message))
+        raise torch.AcceleratorError(f"{message} ({file}:{line}, {function})")
+
+
+_modules: dict[str, Module] = {}
+
+
+def _module(source: str) -> Module:
+    """The module of a source; a source is compiled once a process."""
+    key = hashlib.sha256(source.encode()).hexdigest()
+    if key not in _modules:
+        _modules[key] = read(rewrite.compiled(source))
+    return _modules[key]
+
+
+def _kernel(module: Module, name: str) -> Kernel:
+    """A kernel of a module, compiled for this CPU or read from the user's cache, where it is kept."""
+    import llvmlite.binding as llvm
+
+    from hf_mps.metal.kernels.lowering.compiler import compile_kernel
+
+    text, signature, checked = module.only(name), module.kernels[name], settings.shaders_checked()
+    folder = cache.home("shaders")
+    key = compiler_key(clang.fingerprint()) + ("-checked" if checked else "")
+    objects = Objects(folder / key) if folder is not None else None
+    kept_as = hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()[:32]
+    kept = objects.read(kept_as) if objects is not None else None
+    if kept is None:
+        try:
+            compiled = compile_kernel(signature, llvm.parse_assembly(text).as_bitcode(), checked=checked)
+        except RunError as unknown:
+            raise RuntimeError(f"Failed to create function state object for: {name}: {unknown}") from None
+        kept = signature, compiled.threadgroup_bytes, compiled.code
+        if objects is not None:
+            objects.write(kept_as, *kept)
+    return Kernel("Metal source", kept[0], kept[2], kept[1], checked=checked)
