@@ -48,7 +48,7 @@ class Watch:
         ]
         names = " or ".join(each.name for each in buffers[:3]) if len(buffers) <= 3 else "an argument buffer"
         raise OutOfBounds(
-            f"{kernel.name} of torch {kernel.release}: the thread ({where}) of the grid touches {size} bytes "
+            f"{kernel.name} of {kernel.release}: the thread ({where}) of the grid touches {size} bytes "
             f"{self._place(address, mask)} of {names}; {count:,} accesses of this launch are out of bounds"
         )
 

@@ -185,7 +185,7 @@ class Release:
                 found = self._compiled(name)
             self.objects.write(name, *found)
         signature, threadgroup_bytes, code = found
-        return Kernel(self.version, signature, code, threadgroup_bytes, checked=self.checked)
+        return Kernel(f"torch {self.version}", signature, code, threadgroup_bytes, checked=self.checked)
 
     def _compiled(self, name: str) -> tuple[Signature, int, bytes]:
         from hf_mps.metal.kernels.lowering.compiler import compile_kernel

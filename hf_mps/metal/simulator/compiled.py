@@ -41,7 +41,7 @@ def install_compiler() -> None:
 
 
 def install_shaders(device: Any) -> None:
-    """Give torch._C what compiles Metal source in a wheel with Metal: people's own shaders, and what Inductor writes."""
+    """Give torch._C what compiles Metal source in a wheel with Metal: people's shaders, and what Inductor writes."""
     import torch
 
     def compile_source(source: str) -> Any:

@@ -32,7 +32,9 @@ _WORDS = {
     "local": "_metal_local", "global": "_metal_global", "generic": "_metal_generic", "pipe": "_metal_pipe",
 }  # fmt: skip
 _DEFINED = {"__METAL_VERSION__": "320", "__METAL__": "1", "__METAL_MACOS__": "1", "__HAVE_BFLOAT__": "1"}
-_ERROR = re.compile(r"^(?P<file>[^\n:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>(?:fatal )?error|note): (?P<text>.*)$", re.M)
+_ERROR = re.compile(
+    r"^(?P<file>[^\n:]*):(?P<line>\d+):(?P<column>\d+): (?P<kind>(?:fatal )?error|note): (?P<text>.*)$", re.M
+)
 
 
 class Problem(NamedTuple):
@@ -53,7 +55,7 @@ def command() -> tuple[str, ...]:
         UserError: there is none; the line has the command that installs one.
     """
     names = ["clang", *(f"clang-{release}" for release in range(OLDEST, OLDEST + 8))]
-    found = [(path,) for name in names if (path := shutil.which(name))]
+    found: list[tuple[str, ...]] = [(path,) for name in names if (path := shutil.which(name))]
     package = find_spec("ziglang")
     if package is not None and package.origin is not None:
         found.append((str(Path(package.origin).parent / ("zig.exe" if sys.platform == "win32" else "zig")), "clang"))
@@ -80,7 +82,7 @@ def header() -> Path:
 
 @cache
 def fingerprint() -> str:
-    """Return what decides the compiled module beside its source: clang, its options, the standard library, this room."""
+    """Return what decides the compiled module beside its source: clang, its options, Metal's library, this room."""
     parts = [str(release(command())), *_MODE, repr(_WORDS), header().read_text(encoding="utf-8")]
     parts += [file.read_text(encoding="utf-8") for file in sorted(Path(__file__).parent.glob("*.py"))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -105,7 +107,7 @@ def _defines(words: dict[str, str]) -> list[str]:
 def _run(text: str, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
-        [*command(), *_MODE, *options, "-"], input=text, capture_output=True, text=True, env=environment, encoding="utf-8"
+        [*command(), *_MODE, *options, "-"], input=text, capture_output=True, encoding="utf-8", env=environment
     )  # fmt: skip
     if done.returncode and not _problems(done.stderr):
         raise RuntimeError(f"clang ended with {done.returncode}: {done.stderr.strip()[-500:]}")

@@ -1,6 +1,7 @@
 """A compiled Metal library and its kernels, as `torch.mps.compile_shader` returns them.
 
-Arguments, defaults and errors are those of PyTorch's host (torch/csrc/mps/Module.cpp and ATen/native/mps/OperationUtils.mm).
+Arguments, defaults and errors are those of PyTorch's host (torch/csrc/mps/Module.cpp, ATen/native/mps/
+OperationUtils.mm).
 Where a Mac would read memory that was never bound, a line says so.
 """
 
@@ -52,7 +53,7 @@ class Library:
     def __getattr__(self, name: str) -> MetalKernel:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name not in self._module.kernels:
+        if name not in self._module.described:
             # PyTorch's own words, and its class of error: hasattr() raises it too.
             raise RuntimeError(f"Failed to create function state object for: {name}")
         if name not in self._kernels:
@@ -60,7 +61,7 @@ class Library:
         return self._kernels[name]
 
     def __dir__(self) -> list[str]:
-        return sorted(self._module.kernels)
+        return sorted(self._module.described)
 
 
 class MetalKernel:
@@ -106,8 +107,10 @@ class MetalKernel:
         import torch
 
         if self._host_sized:
-            raise RuntimeError(f"{self._name}: torch.mps.compile_shader cannot size {self._host_sized[0]!r}, threadgroup memory "
-                               "whose length the host sets; declare its size in the kernel")  # fmt: skip
+            raise RuntimeError(
+                f"{self._name}: torch.mps.compile_shader cannot state the size of {self._host_sized[0]!r}, threadgroup "
+                "memory that is a parameter; declare it in the kernel, with its size"
+            )
         tensors = [each for each in args if isinstance(each, torch.Tensor)]
         grid = _three(threads) if threads is not None else (tensors[0].numel(),) if tensors else ()
         if not 0 < len(grid) < 4:
@@ -235,7 +238,7 @@ def _kernel(module: Module, name: str) -> Kernel:
 
     from hf_mps.metal.kernels.lowering.compiler import compile_kernel
 
-    text, signature, checked = module.only(name), module.kernels[name], settings.shaders_checked()
+    text, signature, checked = module.only(name), module.signature(name), settings.shaders_checked()
     folder = cache.home("shaders")
     key = compiler_key(clang.fingerprint()) + ("-checked" if checked else "")
     objects = Objects(folder / key) if folder is not None else None
@@ -249,4 +252,4 @@ def _kernel(module: Module, name: str) -> Kernel:
         kept = signature, compiled.threadgroup_bytes, compiled.code
         if objects is not None:
             objects.write(kept_as, *kept)
-    return Kernel("Metal source", kept[0], kept[2], kept[1], checked=checked)
+    return Kernel(rewrite.NAME, kept[0], kept[2], kept[1], checked=checked)

@@ -1,89 +1,94 @@
 """Metal's syntax as clang's: attributes as annotations, threadgroup variables, and vectors made by T(a, b).
 
-Lines stay where they are, so that an error's line is the author's; `Text` keeps which columns moved.
+What clang's errors name is rewritten where they name it, since a text alone does not say which T is a vector. No line
+moves, so that an error's line is the author's; `Text` knows which columns did.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Iterator
 
 from hf_mps.metal.source import clang
 from hf_mps.metal.source.clang import Problem
 
 NAME = "program_source"
 """What Metal calls a text that it compiles at run time, in its errors."""
+TURNS = 20
+"""How often the text is compiled at most; a turn rewrites what the errors of the one before name."""
 
 _MARKER = re.compile(r'^# (\d+) "([^"]*)"')
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:metal_\w+|metal/\w+|simd/simd\.h)>[^\n]*", re.MULTILINE)
-_ATTRIBUTE = re.compile(r"\[\[((?:[^\[\]]|\[[^\]]*\])*)\]\]")
-_ONE = re.compile(r"\s*(?:\w+::)?(\w+)\s*(\((?:[^()]|\([^()]*\))*\))?\s*(?:,|$)")
-_PLAIN = {"unroll", "maybe_unused", "fallthrough", "nodiscard", "noreturn", "likely", "unlikely", "deprecated", "clang"}
-"""Attributes that are C++'s or clang's; all others are Metal's, and are read from the module (module.py)."""
-_DIMENSIONS = r"\w+\s*(?:\[[^;=\]]*\]\s*)*"
-_SHARED = re.compile(
-    r"(?<![\w(,])threadgroup(\s+)((?:(?:const|volatile|alignas\s*\([^)]*\))\s+)*[A-Za-z_][\w:]*(?:\s*<[^;{}()]*?>)?(?:::\w+)*)\s+"
-    rf"({_DIMENSIONS}(?:,\s*{_DIMENSIONS})*);"
+_ATTRIBUTES = re.compile(r"\[\[((?:[^\[\]\n]|\[[^\]\n]*\])*)\]\]")
+_ATTRIBUTE = re.compile(r"\s*(?:\w+::)?(\w+)\s*(\((?:[^()]|\([^()]*\))*\))?\s*(?:,|$)")
+_CPP = {"unroll", "maybe_unused", "fallthrough", "nodiscard", "noreturn", "likely", "unlikely", "deprecated"}
+"""Attributes that are C++'s; all others are Metal's, and module.py reads them from what clang writes."""
+_DIMENSIONS = r"\w+\s*(?:\[[^;=\]\n]*\]\s*)*"
+_VARIABLE = re.compile(
+    r"(?<![\w(,])threadgroup\s+((?:(?:const|volatile|alignas\s*\([^)]*\))\s+)*[A-Za-z_][\w:]*(?:\s*<[^;{}()\n]*?>)?"
+    rf"(?:::\w+)*)\s+({_DIMENSIONS}(?:,\s*{_DIMENSIONS})*);"
 )
-_MAKES = re.compile(
+_LITERAL = re.compile(r'(?:"(?:[^"\\\n]|\\.)*"[ \t]*)+|\b__(?:func|FUNCTION|PRETTY_FUNCTION)__\b')
+_NO_VALUE = re.compile(r"^#|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated)\s*\([^;]*$")
+_NO_VECTOR = re.compile(
     r"excess elements in (?:scalar|vector) initializer|invalid conversion between|(?:from|to) vector '"
     r"|(?:functional-style cast|C-style cast|static_cast) from .*vector of"
 )
+_STATIC_CAST = re.compile(r"static_cast\s*<")
+_C_CAST = re.compile(r"\(\s*([\w:]+(?:<[^<>()]*>)?)\s*\)")
 _CONFLICT = re.compile(r"candidate template ignored: deduced conflicting types for parameter .*__private")
-_LITERAL = re.compile(r'(?:"(?:[^"\\]|\\.)*"\s*)+|\b__(?:func|FUNCTION|PRETTY_FUNCTION)__\b')
-_NO_VALUE = re.compile(r"\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated)\s*\([^;]*$")
 _SPACE = re.compile(r"\b(?:device|constant|threadgroup|__global|__local|__private)\b")
-_MOST = 20
-"""Turns of rewriting, of which each makes what the errors of the one before name."""
 
 
 class Rejected(Exception):
-    """Source that does not compile; `problems` names the places in the author's own lines and columns."""
+    """Source that does not compile; `problems` name the author's own lines and columns."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
-        super().__init__("\n".join(f"{at.file}:{at.line}:{at.column}: {at.kind}: {at.text.strip()}" for at in problems))
+        super().__init__("\n".join(f"{at.file}:{at.line}:{at.column}: error: {at.text.strip()}" for at in problems))
 
 
 class Text:
-    """Preprocessed lines, what was rewritten in them, and the place of each line in the author's text."""
+    """Preprocessed text: where each of the author's lines is, and what was rewritten."""
 
     def __init__(self, text: str) -> None:
-        self.lines: list[str] = []
-        self._places: dict[tuple[str, int], int] = {}
-        self._moved: dict[int, list[tuple[int, int]]] = {}
+        self.text = text
+        self._lines: dict[tuple[str, int], int] = {}
+        self._longer: dict[int, list[tuple[int, int]]] = {}
         file, number = NAME, 0
-        for line in text.splitlines():
+        for index, line in enumerate(text.split("\n")):
             if marker := _MARKER.match(line):
                 number, file = int(marker[1]) - 1, marker[2].rsplit("/", 1)[-1]
             else:
                 number += 1
-                self._places[file, number] = len(self.lines)
-            self.lines.append(line)
+                self._lines[file, number] = index
+        self._find_starts()
 
-    def at(self, problem: Problem) -> tuple[int, int] | None:
-        """Return the index of a problem's line and of its column."""
-        index = self._places.get((problem.file, problem.line))
-        return None if index is None else (index, problem.column - 1)
+    def _find_starts(self) -> None:
+        self._starts = [0, *(found.end() for found in re.finditer("\n", self.text))]
 
-    def replace(self, index: int, start: int, end: int, text: str) -> None:
-        """Put another text in the place of a part of a line."""
-        line = self.lines[index]
-        self.lines[index] = line[:start] + text + line[end:]
-        self._moved.setdefault(index, []).append((start, len(text) - (end - start)))
+    def offset(self, problem: Problem) -> int | None:
+        """Return where a problem is in the text."""
+        index = self._lines.get((problem.file, problem.line))
+        return None if index is None else self._starts[index] + problem.column - 1
+
+    def replace(self, changes: list[tuple[int, int, str]]) -> None:
+        """Put texts in the place of parts (start, end), which do not overlap."""
+        for start, end, text in sorted(changes, reverse=True):
+            line = bisect_right(self._starts, start) - 1
+            self._longer.setdefault(line, []).append((start - self._starts[line], len(text) - (end - start)))
+            self.text = self.text[:start] + text + self.text[end:]
+        self._find_starts()
 
     def original(self, problem: Problem) -> Problem:
         """Return the problem with the column that the author's line has."""
-        place = self.at(problem)
-        if place is None:
-            return problem
-        index, column = place
-        for start, longer in reversed(self._moved.get(index, [])):
+        column = problem.column - 1
+        line = self._lines.get((problem.file, problem.line), -1)
+        for start, longer in reversed(self._longer.get(line, [])):
             if column > start:
                 column = max(start, column - longer)
         return problem._replace(column=column + 1)
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines) + "\n"
 
 
 def compiled(source: str) -> str:
@@ -95,119 +100,103 @@ def compiled(source: str) -> str:
     library = clang.header().read_text(encoding="utf-8")
     given = _INCLUDE.sub("", source)
     whole, problems = clang.preprocessed(f'# 1 "metal_stdlib"\n{library}\n# 1 "{NAME}"\n{given}\n')
-    if problems:
-        raise Rejected(problems)
     text = Text(whole)
-    _attributes(text)
-    _threadgroup_variables(text)
-    _literals(text)
-    for _ in range(_MOST):
-        module, problems = clang.compiled(str(text))
-        if not problems:
+    if not problems:
+        for rewritten in (_annotations, _variables, _literals):
+            text.replace(list(rewritten(text.text)))
+    for _ in range(0 if problems else TURNS):
+        module, problems = clang.compiled(text.text)
+        if not any(each.kind != "note" for each in problems):
             return module
-        if not _made(text, problems) | _spaced(text, problems):
+        places = {place: each.text for each in problems if (place := text.offset(each)) is not None}
+        changes = [change for place, told in places.items() for change in _cured(text.text, place, told)]
+        if not changes:
             break
-    raise Rejected([text.original(each) for each in problems if each.file == NAME and each.kind != "note"] or problems)
+        text.replace(changes)
+    errors = [text.original(each) for each in problems if each.kind != "note"]
+    raise Rejected([each for each in errors if each.file == NAME] or errors)
 
 
-def _attributes(text: Text) -> None:
-    """`[[buffer(0)]]` as an annotation, which the module then has."""
-    for index, line in enumerate(text.lines):
-        for found in reversed(list(_ATTRIBUTE.finditer(line))):
-            names = _ONE.findall(found[1])
-            if names and all(name not in _PLAIN and f"{name}::" not in found[1] for name, _ in names):
-                # The place of a member in an argument buffer is its order, which is all that [[id(n)]] says.
-                given = [f'annotate("{name}"{", " + value[1:-1] if value else ""})' for name, value in names if name != "id"]
-                text.replace(index, *found.span(), f"__attribute__(({', '.join(given)}))" if given else "")
+Changes = Iterator[tuple[int, int, str]]
 
 
-def _literals(text: Text) -> None:
-    """A string's address as one of the constant space, which OpenCL keeps apart from device memory and Metal does not."""
-    for index, line in enumerate(text.lines):
-        for found in reversed(list(_LITERAL.finditer(line))) if not line.startswith("#") else ():
-            if not _NO_VALUE.search(line[: found.start()]):
-                text.replace(index, *found.span(), f"::metal::_text({found[0]})")
+def _annotations(text: str) -> Changes:
+    """`[[buffer(0)]]` as an annotation, which clang's module then has."""
+    for found in _ATTRIBUTES.finditer(text):
+        names = _ATTRIBUTE.findall(found[1])
+        if names and "clang::" not in found[1] and all(name not in _CPP for name, _ in names):
+            # A member of an argument buffer has its place by its order, which is all that [[id(n)]] says.
+            kept = [(name, f", {value[1:-1]}" if value else "") for name, value in names if name != "id"]
+            given = ", ".join(f'annotate("{name}"{value})' for name, value in kept)
+            yield *found.span(), f"__attribute__(({given}))" if given else ""
 
 
-def _threadgroup_variables(text: Text) -> None:
-    """`threadgroup float part[32];` as a reference to memory that a call of its own names.
+def _variables(text: str) -> Changes:
+    """`threadgroup float part[32];` as a reference to memory that a call gives.
 
-    OpenCL has such variables in kernels alone, while Metal's stand in templates and helpers too. The type that the
-    declaration makes on the way (`struct _shared_1`) is another one in each instantiation, as the variable is.
+    OpenCL has such variables in kernels alone, Metal in templates and helpers too. The type that the call declares on
+    the way (`struct _shared_1`) is another one in each instantiation, as the variable is.
     """
     number = 0
-    for index, line in enumerate(text.lines):
-        for found in reversed(list(_SHARED.finditer(line))):
-            made = []
-            for each in re.findall(_DIMENSIONS, found[3]):
-                name, dimensions = re.match(r"(\w+)\s*(.*)", each.strip()).groups()  # type: ignore[union-attr]
-                number += 1
-                made.append(
-                    f"threadgroup {found[2]} (&{name}){dimensions} = "
-                    f"::metal::_shared<{found[2]}{dimensions}, struct _shared_{number}>();"
-                )
-            text.replace(index, *found.span(), " ".join(made))
+    for found in _VARIABLE.finditer(text):
+        made = []
+        for variable in re.findall(_DIMENSIONS, found[2]):
+            name, _, dimensions = variable.partition("[")
+            dimensions = f"[{dimensions.strip()}" if dimensions else ""
+            number += 1
+            memory = f"::metal::_shared<{found[1]}{dimensions}, struct _shared_{number}>()"
+            made.append(f"threadgroup {found[1]} (&{name.strip()}){dimensions} = {memory};")
+        yield *found.span(), " ".join(made)
 
 
-def _made(text: Text, problems: list[Problem]) -> bool:
-    """Rewrite each `T(a, b)` and `static_cast<T>(v)` of vectors that clang does not accept; whether there was any."""
-    places = {place for each in problems if _MAKES.search(each.text) and (place := text.at(each)) is not None}
-    changed = False
-    for index, column in sorted(places, reverse=True):
-        line = text.lines[index]
-        if cast := re.compile(r"static_cast\s*<").match(line, column):
-            text.replace(index, column, cast.end(), "::metal::_make<")
-            changed = True
-        elif cast := re.compile(r"\(\s*([\w:]+(?:<[^<>()]*>)?)\s*\)").match(line, column):
-            text.replace(index, column, cast.end(), f"::metal::_cast<{cast[1]}>() ->* ")
-            changed = True
-        elif kind := _type_before_parenthesis(line, column):
-            text.replace(index, column, column + len(kind), f"::metal::_make<{kind}>")
-            changed = True
-    return changed
+def _literals(text: str) -> Changes:
+    """A string as one in device memory: `constant` is that here, and OpenCL's own space is not."""
+    for found in _LITERAL.finditer(text):
+        line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if not _NO_VALUE.search(line):
+            yield *found.span(), f"::metal::_text({found[0]})"
 
 
-def _type_before_parenthesis(line: str, column: int) -> str | None:
-    """Return the name of a type, template arguments included, that a parenthesis follows at once."""
-    at, depth = column, 0
-    while at < len(line) and (depth or line[at].isalnum() or line[at] in "_:<> "):
-        depth += {"<": 1, ">": -1}.get(line[at], 0)
+def _cured(text: str, place: int, told: str) -> Changes:
+    """What makes the text at a place one that clang accepts, where an error or note there has a cure."""
+    if _CONFLICT.search(told):
+        yield from _private_parameters(text, place)
+    if not _NO_VECTOR.search(told):
+        return
+    if cast := _STATIC_CAST.match(text, place):
+        yield place, cast.end(), "::metal::_make<"
+    elif cast := _C_CAST.match(text, place):
+        yield place, cast.end(), f"::metal::_cast<{cast[1]}>() ->* "
+    elif kind := _type_before_parenthesis(text, place):
+        yield place, place + len(kind), f"::metal::_make<{kind}>"
+
+
+def _type_before_parenthesis(text: str, place: int) -> str | None:
+    """The name of a type, template arguments included, that a parenthesis follows at once."""
+    at, depth = place, 0
+    while depth or text[at].isalnum() or text[at] in "_:<> ":
+        depth += {"<": 1, ">": -1, "\n": -9}.get(text[at], 0)
         at += 1
-    kind = line[column:at]
-    return kind if at < len(line) and line[at] == "(" and kind.strip() and "_make<" not in kind else None
+    kind = text[place:at]
+    return kind if text[at] == "(" and kind.strip() and "_make<" not in kind else None
 
 
-def _spaced(text: Text, problems: list[Problem]) -> bool:
-    """Put the parameters without address space of a template in the thread's own, where it was not matched for them.
+def _private_parameters(text: str, place: int) -> Changes:
+    """Put the pointers and references of a template that name no space in the thread's own.
 
-    Of `f(thread T* p, T x)` clang deduces T twice, once with the space of the argument's pointer. Whether there was any.
+    Of `f(thread T* p, T x)` clang deduces T twice, once with the space of the argument's pointer, where the pointer may
+    be of any space.
     """
-    places = {place for each in problems if _CONFLICT.search(each.text) and (place := text.at(each)) is not None}
-    changed = False
-    for index, column in sorted(places, reverse=True):
-        at, depth = text.lines[index].find("(", column), 0
-        starts: list[tuple[int, int]] = []
-        while at >= 0 and index < len(text.lines):
-            line = text.lines[index]
-            for place in range(at, len(line)):
-                depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(line[place], 0)
-                if depth == 1 and line[place] in "(,":
-                    starts.append((index, place + 1))
-                if depth == 0:
-                    break
-            if depth == 0:
-                break
-            index, at = index + 1, 0
-        ends = [*starts[1:], (index, len(text.lines[index]) if at < 0 else place)]
-        for start, end in reversed(list(zip(starts, ends, strict=True))):
-            lines = text.lines[start[0] : end[0] + 1]
-            lines[-1] = lines[-1][: end[1]]
-            lines[0] = lines[0][start[1] :]
-            given = " ".join(lines)
+    at = text.index("(", place)
+    depth, start = 0, at + 1
+    while True:
+        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(text[at], 0)
+        if depth == 0 or (depth == 1 and text[at] == ","):
+            given = text[start:at]
             if re.search(r"[*&\[]", given) and not _SPACE.search(given):
-                row, place = start
-                if not text.lines[row][place:].strip():
-                    row, place = row + 1, 0
-                text.replace(row, place, place, " __private ")
-                changed = True
-    return changed
+                first = start + len(given) - len(given.lstrip())
+                yield first, first, "__private "
+            start = at + 1
+        if depth == 0:
+            return
+        at += 1

@@ -27,7 +27,8 @@ READ = f"""  %hf.ranges.at = getelementptr i64, ptr %args, i64 {RANGES}
   %hf.fault = load ptr, ptr %hf.fault.at"""
 PASSED = "ptr %hf.ranges, ptr %hf.fault, i64 %g, i32 %linear, "
 
-_POINTER = rf"ptr addrspace\([{DEVICE}{CONSTANT}]\)"
+# One without a space may be a buffer's too: in Metal source, a struct's functions take their object as such a pointer.
+_POINTER = rf"ptr(?: addrspace\([{DEVICE}{CONSTANT}]\))?(?! addrspace)"
 _TYPE = r"<[^>]*>|\[[^\]]*\]|\w+"
 _ACCESS = re.compile(
     r"^  (?:%\S+ = )?(?:"
@@ -74,10 +75,11 @@ def _guarded(line: str, number: int, sources: _Sources) -> list[str]:
         found = re.search(rf"({_POINTER}){_NOTES} {re.escape(pointer)}(?![\w.])", line)
         assert found is not None
         name, kind = f"%hf.checked.{number}.{part}", found.group(1)
+        cast = "bitcast" if kind == "ptr" else "addrspacecast"
         made += [
-            f"  {name}.p = addrspacecast {kind} {pointer} to ptr",
+            f"  {name}.p = {cast} {kind} {pointer} to ptr",
             f"  {name}.c = call ptr @hf.check(ptr {name}.p, i64 {count}, i64 {mask}, {GIVEN.removesuffix(', ')})",
-            f"  {name} = addrspacecast ptr {name}.c to {kind}",
+            f"  {name} = {cast} ptr {name}.c to {kind}",
         ]
         line = line[: found.end() - len(pointer)] + name + line[found.end() :]
     return [*made, line]
@@ -108,7 +110,9 @@ class _Sources:
         if value in seen or value not in self._made:
             return 0
         operation, rest = self._made[value]
-        if operation in ("load", "inttoptr", "call", "extractvalue"):
+        if "@hf.threadgroup(" in rest:
+            mask = 0
+        elif operation in ("load", "inttoptr", "call", "extractvalue"):
             mask = EVERY
         else:
             mask = 0
