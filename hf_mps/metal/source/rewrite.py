@@ -30,7 +30,7 @@ _VARIABLE = re.compile(
     rf"(?:::\w+)*)\s+({_DIMENSIONS}(?:,\s*{_DIMENSIONS})*);"
 )
 _LITERAL = re.compile(r'(?:"(?:[^"\\\n]|\\.)*"[ \t]*)+|\b__(?:func|FUNCTION|PRETTY_FUNCTION)__\b')
-_NO_VALUE = re.compile(r"^#|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated)\s*\([^;]*$")
+_NO_VALUE = re.compile(r"^#.*\Z|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated)\s*\([^;]*\Z", re.MULTILINE)
 _NO_VECTOR = re.compile(
     r"excess elements in (?:scalar|vector) initializer|invalid conversion between|(?:from|to) vector '"
     r"|(?:functional-style cast|C-style cast|static_cast) from .*vector of"
@@ -152,8 +152,8 @@ def _variables(text: str) -> Changes:
 def _literals(text: str) -> Changes:
     """A string as one in device memory: `constant` is that here, and OpenCL's own space is not."""
     for found in _LITERAL.finditer(text):
-        line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-        if not _NO_VALUE.search(line):
+        start = max(text.rfind(end, 0, found.start()) for end in ";{}")
+        if not _NO_VALUE.search(text[start + 1 : found.start()]):
             yield *found.span(), f"::metal::_text({found[0]})"
 
 
