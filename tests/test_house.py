@@ -16,6 +16,7 @@ ROOMS = (
     "metal.device",
     "metal.operators",
     "metal.kernels",
+    "metal.source",
     "metal.simulator",
     "metal.fallback",
     "metal.pytest_plugin",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_mps.metal.kernels.release import FORGOTTEN, Objects, Release
+from hf_mps.metal.kernels.release import FORGOTTEN, Release
 from hf_mps.metal.kernels.values import NoRule, u32
 
 NAME = "abs_dense_float_float"
@@ -85,5 +85,5 @@ def test_code_of_other_keys_goes_after_a_month(opened: Release, tmp_path: Path) 
     assert sorted(each.name for each in tmp_path.iterdir()) == ["key", "old"]
 
 
-def test_checked_code_lies_apart(release: str) -> None:
-    assert Objects(release, checked=True).folder != Objects(release, checked=False).folder
+def test_checked_code_is_kept_apart(release: str) -> None:
+    assert Release(release, checked=True).objects.folder != Release(release).objects.folder

@@ -41,7 +41,8 @@ def test_a_grid_has_up_to_three_dimensions() -> None:
 
 def test_numbers_are_bound_as_pytorch_binds_them() -> None:
     library = compiled("""
-        kernel void line(device float* x, constant float& start, constant long& step, uint i [[thread_position_in_grid]]) {
+        kernel void line(
+            device float* x, constant float& start, constant long& step, uint i [[thread_position_in_grid]]) {
             x[i] = start + i * step;
         }
         kernel void halves(device float* x, constant half2& both, uint i [[thread_position_in_grid]]) {
@@ -100,7 +101,8 @@ def test_templates_threadgroup_memory_barriers_and_simdgroups(dtype: torch.dtype
 def test_structs_vectors_and_a_struct_s_own_functions() -> None:
     library = compiled("""
         using namespace metal;
-        struct Line { float slope; float start[2]; float at(float x) const { return start[0] + slope * x + start[1]; } };
+        struct Line { float slope; float start[2];
+                      float at(float x) const { return start[0] + slope * x + start[1]; } };
         kernel void apply(device float4* x, constant Line& given, uint i [[thread_position_in_grid]]) {
             Line line = given;
             half4 narrow = half4(x[i]);
@@ -194,7 +196,9 @@ def test_an_access_out_of_bounds_names_kernel_thread_and_buffer(monkeypatch: pyt
 def test_what_a_mac_would_read_unbound_is_refused() -> None:
     library = compiled("""
         kernel void two(device float* x, constant float& y, uint i [[thread_position_in_grid]]) { x[i] = y; }
-        kernel void sized(device float* x, threadgroup float* part, uint i [[thread_position_in_grid]]) { x[i] = part[i]; }
+        kernel void sized(device float* x, threadgroup float* part, uint i [[thread_position_in_grid]]) {
+            x[i] = part[i];
+        }
         [[max_total_threads_per_threadgroup(64)]]
         kernel void small(device float* x, uint i [[thread_position_in_grid]]) { x[i] = i; }
         """)
@@ -203,7 +207,7 @@ def test_what_a_mac_would_read_unbound_is_refused() -> None:
         RuntimeError, match=r"two: nothing is bound at buffer\(1\), which is 'y'; 1 arguments were given"
     ):
         library.two(x)
-    with pytest.raises(RuntimeError, match="sized: .*cannot state the size of 'part'"):
+    with pytest.raises(RuntimeError, match=r"sized: .*cannot state the size of 'part'"):
         library.sized(x)
     with pytest.raises(RuntimeError, match="a threadgroup of 128 threads; Metal launches 1 to 64"):
         library.small(x, group_size=128)

@@ -39,14 +39,14 @@ def test_what_stays_inside_runs_as_it_does_unchecked() -> None:
         (
             3,
             snapshot(
-                "small of torch of a test: the thread (97, 0, 0) of the grid touches 4 bytes 400 bytes after the start "
+                "small of a test: the thread (97, 0, 0) of the grid touches 4 bytes 400 bytes after the start "
                 "of the 400 bytes of given; 3 accesses of this launch are out of bounds"
             ),
         ),
         (
             -1,
             snapshot(
-                "small of torch of a test: the thread (0, 0, 0) of the grid touches 4 bytes 4 bytes before the start "
+                "small of a test: the thread (0, 0, 0) of the grid touches 4 bytes 4 bytes before the start "
                 "of given; 1 accesses of this launch are out of bounds"
             ),
         ),
