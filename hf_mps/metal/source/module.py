@@ -17,6 +17,7 @@ _SHARED = re.compile(
 _PART = re.compile(
     r"^(?:define [^@\n]*@\"?(?P<function>[^\"(]+)\"?\(.*?^\}|@\"?(?P<variable>[^\"\s=]+)\"? = .*?)$", re.M | re.S
 )
+_NAMES = re.compile(r"@\"?([\w.$]+)")
 _USED = re.compile(r"@(\"[^\"]*\"|[\w.$]+)")
 _INTEGER = re.compile(r"= fpto([su])i (half|bfloat|float) (\S+) to (i8|i16|i32|i64)\b")
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32"}
@@ -42,7 +43,7 @@ class Module:
     def only(self, kernel: str) -> str:
         """Return the assembly of one kernel, named as the host does: its function, and what that calls and reads."""
         parts = {found["function"] or found["variable"]: found[0] for found in _PART.finditer(self.text)}
-        rest = [line for line in _PART.sub("", self.text).splitlines() if line]
+        rest = _PART.sub("", self.text).splitlines()
         function = self.described[kernel].function
         waiting, reached = [function.strip('"')], set[str]()
         while waiting:
@@ -50,7 +51,11 @@ class Module:
             if name in parts and name not in reached:
                 reached.add(name)
                 waiting += [used.strip('"') for used in _USED.findall(parts[name])]
-        text = "\n".join([*rest, *(part for name, part in parts.items() if name in reached)]) + "\n"
+        kept = [part for name, part in parts.items() if name in reached]
+        called = {used.strip('"') for part in kept for used in _USED.findall(part)}
+        # A declaration that nothing calls would ask for an intrinsic's meaning.
+        rest = [line for line in rest if not line.startswith("declare ") or called.intersection(_NAMES.findall(line))]
+        text = "\n".join([*rest, *kept]) + "\n"
         return text.replace(f"@{function}(", f'@"{kernel}"(')
 
 

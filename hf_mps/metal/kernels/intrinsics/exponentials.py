@@ -192,6 +192,22 @@ def cosh(x: Value) -> Value:
     return (e + 1.0 / e) * 0.5
 
 
+def _asinh(x: Value) -> Value:
+    """The logarithm of |x| + sqrt(x^2 + 1); of small numbers, where the sum is 1, the first terms of its series."""
+    size = x.body.llvm("fabs", x)
+    far = log2(size + x.body.llvm("sqrt", size * size + 1.0)) * math.log(2)
+    near = size - size * size * size * (1 / 6)
+    return copysign(size.compare("olt", 1e-4).select(near, far), x)
+
+
+def _atanh(x: Value) -> Value:
+    """Half the logarithm of (1 + x) / (1 - x), or the first terms of its series, as for asinh."""
+    size = x.body.llvm("fabs", x)
+    far = log2((size + 1.0) / (x.body.value(1.0, x.kind) - size)) * (math.log(2) / 2)
+    near = size + size * size * size * (1 / 3)
+    return copysign(size.compare("olt", 1e-4).select(near, far), x)
+
+
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "exp": lambda x: exp2(x * _LOG2_E),
     "exp2": lambda x: exp2(x),
@@ -203,6 +219,9 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "tanh": tanh,
     "sinh": sinh,
     "cosh": cosh,
+    "asinh": _asinh,
+    "acosh": lambda x: log2(x + x.body.llvm("sqrt", x * x - 1.0)) * math.log(2),
+    "atanh": _atanh,
 }
 
 
@@ -339,6 +358,8 @@ _ANGLES: dict[str, Callable[..., Value]] = {
     "cos": lambda x: sine_and_cosine(x)[1],
     "tan": _tan,
     "sinpi": _sinpi,
+    "cospi": lambda x: _sinpi(x + 0.5),
+    "tanpi": lambda x: _sinpi(x) / _sinpi(x + 0.5),
     "atan": lambda x: atan2(x, x.body.value(1.0, x.kind)),
     "atan2": atan2,
     "asin": _asin,

@@ -81,7 +81,8 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     tuning.loop_unrolling = unroll
     builder = llvm.create_pass_builder(target(), tuning)
     builder.getModulePassManager().run(module, builder)
-    flat = marked(str(module))
+    # What LLVM found out of a value's range, which the next steps' patterns for arguments do not know.
+    flat = re.sub(r" range\(i\d+ -?\d+, -?\d+\)", "", marked(str(module)))
     crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(_body(flat)) if intrinsics.kind(each) != "lane"))
     return Flat(flat, shared, crossing)
 
