@@ -2,8 +2,8 @@
 
     HF_MPS_SIMULATE=1 python scripts/conformance/inductor.py [--operator NAME] [--samples 2] [--json FILE]
 
-The cases are PyTorch's own (`op_db`), in float32. A line for each operator whose compiled result differs from the CPU's by
-more than the operator's eager Metal result does, whose source does not compile, or that ends otherwise.
+The cases are PyTorch's own (`op_db`), in float32. A line for each operator whose compiled result differs from the CPU's
+and from its own eager result, whose source does not compile, or that ends otherwise.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ NAMES = {torch.float: "float", torch.half: "half", torch.bfloat16: "bfloat"}
 
 ONE: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     **{name: (getattr(torch, name), X) for name in (
-        "exp", "exp2", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "asinh", "floor", "ceil", "trunc", "abs", "sign"
+        "exp", "exp2", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "asinh", "floor", "ceil", "trunc", "abs",
+        "sign",
     )},
     **{name: (getattr(torch, name), POSITIVE) for name in ("log", "log2", "log10", "sqrt", "rsqrt")},
     **{name: (getattr(torch, name), UNIT) for name in ("asin", "acos", "atanh")},
@@ -29,8 +30,8 @@ ONE: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "saturate": (lambda x: x.clamp(0, 1), X),
 }  # fmt: skip
 TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "pow": torch.pow, "atan2": torch.atan2, "fmod": torch.fmod, "fmin": torch.fmin, "fmax": torch.fmax, "min": torch.minimum,
-    "max": torch.maximum, "copysign": torch.copysign, "step": lambda edge, x: (x >= edge).double(),
+    "pow": torch.pow, "atan2": torch.atan2, "fmod": torch.fmod, "fmin": torch.fmin, "fmax": torch.fmax,
+    "min": torch.minimum, "max": torch.maximum, "copysign": torch.copysign, "step": lambda edge, x: (x >= edge).double(),
 }  # fmt: skip
 
 
@@ -72,7 +73,8 @@ def test_integers_and_bits() -> None:
         kernel void bits(device uint* x, device uint4* out, uint i [[thread_position_in_grid]]) {
             uint v = x[i];
             out[4 * i] = uint4(popcount(v), clz(v), ctz(v), reverse_bits(v));
-            out[4 * i + 1] = uint4(rotate(v, 5u), extract_bits(v, 4, 8), insert_bits(v, 0xffu, 8, 4), mulhi(v, 0xdeadbeefu));
+            out[4 * i + 1] = uint4(rotate(v, 5u), extract_bits(v, 4, 8), insert_bits(v, 0xffu, 8, 4),
+                                   mulhi(v, 0xdeadbeefu));
             out[4 * i + 2] = uint4(min(v, 7u), max(v, 7u), clamp(v, 3u, 9u), absdiff(v, 100u));
             out[4 * i + 3] = uint4(abs(int(v)), as_type<uint>(as_type<float>(v)), uchar4(1, 2, 3, 4).zy);
         }""")
@@ -126,10 +128,12 @@ def test_a_simdgroup_s_functions() -> None:
         using namespace metal;
         kernel void group(device const int* x, device int* out, uint i [[thread_index_in_simdgroup]]) {
             int v = x[i];
-            int all[] = {simd_sum(v), simd_max(v), simd_min(v), simd_prefix_inclusive_sum(v), simd_prefix_exclusive_sum(v),
-                         simd_shuffle(v, ushort(31 - i)), simd_shuffle_xor(v, 1), simd_broadcast(v, 7),
+            int all[] = {simd_sum(v), simd_max(v), simd_min(v), simd_prefix_inclusive_sum(v),
+                         simd_prefix_exclusive_sum(v), simd_shuffle(v, ushort(31 - i)),
+                         simd_shuffle_xor(v, 1), simd_broadcast(v, 7),
                          simd_shuffle_and_fill_down(v, -1, 2), simd_shuffle_and_fill_up(v, -1, 2), quad_sum(v),
-                         simd_any(v > 90) ? 1 : 0, simd_all(v >= 0) ? 1 : 0, int(ulong(simd_ballot(v % 2 == 0)) >> i & 1)};
+                         simd_any(v > 90) ? 1 : 0, simd_all(v >= 0) ? 1 : 0,
+                         int(ulong(simd_ballot(v % 2 == 0)) >> i & 1)};
             for (int k = 0; k < 14; ++k) out[k * 32 + i] = all[k];
         }""")
     x = torch.randint(0, 100, (32,), dtype=torch.int32)
@@ -138,7 +142,8 @@ def test_a_simdgroup_s_functions() -> None:
     lanes = torch.arange(32)
     same = torch.ones(32, dtype=torch.int64)
     expected = [
-        x.sum() * same, x.max() * same, x.min() * same, x.cumsum(0), x.cumsum(0) - x, x.flip(0), x[lanes ^ 1], x[7] * same,
+        x.sum() * same, x.max() * same, x.min() * same, x.cumsum(0), x.cumsum(0) - x, x.flip(0), x[lanes ^ 1],
+        x[7] * same,
         torch.cat([x[2:], torch.tensor([-1, -1])]), torch.cat([torch.tensor([-1, -1]), x[:-2]]),
         x.view(8, 4).sum(1).repeat_interleave(4), (x > 90).any() * same, same, (x % 2 == 0) * same,
     ]  # fmt: skip
