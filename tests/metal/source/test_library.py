@@ -38,13 +38,17 @@ TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.values())
 def test_functions_of_one_and_two_numbers(dtype: torch.dtype) -> None:
     kind = NAMES[dtype]
+    # Of a bfloat, Apple's library leaves open which min and max are meant, and is asked for fmin and fmax.
+    two = {
+        name: function for name, function in TWO.items() if (kind, name) not in {("bfloat", "min"), ("bfloat", "max")}
+    }
     body = "".join(
         f"kernel void one_{name}(device {kind}* x, uint i [[thread_position_in_grid]]) {{ x[i] = {name}(x[i]); }}\n"
         for name in ONE
     ) + "".join(
         f"kernel void two_{name}(device {kind}* x, device {kind}* y, uint i [[thread_position_in_grid]]) "
         f"{{ x[i] = {name}(x[i], y[i]); }}\n"
-        for name in TWO
+        for name in two
     )
     library = torch.mps.compile_shader(f"using namespace metal;\n{body}")
     wrong = {}
@@ -53,7 +57,7 @@ def test_functions_of_one_and_two_numbers(dtype: torch.dtype) -> None:
         expected, found = function(x.double()), x.to("mps")
         getattr(library, f"one_{name}")(found)
         wrong[name] = _error(found, expected, dtype)
-    for name, both in TWO.items():
+    for name, both in two.items():
         x, y = POSITIVE.to(dtype), POSITIVE.flip(0).to(dtype)
         expected, found = both(x.double(), y.double()), x.to("mps")
         getattr(library, f"two_{name}")(found, y.to("mps"))
