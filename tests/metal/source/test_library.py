@@ -30,8 +30,8 @@ ONE: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
     "saturate": (lambda x: x.clamp(0, 1), X),
 }  # fmt: skip
 TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "pow": torch.pow, "atan2": torch.atan2, "fmod": torch.fmod, "fmin": torch.fmin, "fmax": torch.fmax,
-    "min": torch.minimum, "max": torch.maximum, "copysign": torch.copysign, "step": lambda edge, x: (x >= edge).double(),
+    **{name: getattr(torch, name) for name in ("pow", "atan2", "fmod", "fmin", "fmax", "copysign")},
+    "min": torch.minimum, "max": torch.maximum, "step": lambda edge, x: (x >= edge).double(),
 }  # fmt: skip
 
 
