@@ -18,6 +18,7 @@ KNOWN = {
     "HF_MPS_GUARDS": "-name,-name: guards against known hazards that are to be off",
     "HF_MPS_KERNELS": "2.13.0: the simulated device computes with that release's own Metal kernels, if it was fetched;"
     " 2.13.0,checked: each access is bounded",
+    "HF_MPS_SHADERS": "unchecked: Metal source on the simulated device runs without bounding each access",
     "HF_MPS_PROBE": "1: Metal is tried before any program takes it, 0: never; default: in virtual machines and in CI",
     "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
     " stop: a loss or gradient that is NaN or infinite ends the run, and so does GPU work that macOS aborted",

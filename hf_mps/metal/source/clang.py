@@ -21,7 +21,8 @@ INSTALL = 'pip install "hf_mps[metal-source]"'
 
 # C++ for OpenCL gives Metal's address spaces, and spir64 spells them in the IR; what clang warns of is not the
 # author's business, as his compiler is Apple's.
-_MODE = ["-x", "clcpp", "-cl-std=clc++2021", "-target", "spir64", "-cl-no-stdinc", "-cl-single-precision-constant"]
+_MODE = ["-x", "clcpp", "-cl-std=clc++2021", "-target", "spir64", "-cl-no-stdinc"]
+_MODE += ["-Xclang", "-cl-ext=-cl_khr_fp64,-__opencl_c_fp64"]  # Metal has no double
 _MODE += ["-Wno-everything", "-fno-strict-aliasing", "-ffp-contract=on", "-ferror-limit=100", "-fno-caret-diagnostics"]
 _MODE += ["-fno-color-diagnostics", "-fdiagnostics-absolute-paths"]
 _WORDS = {

@@ -30,6 +30,11 @@ _VARIABLE = re.compile(
     rf"(?:::\w+)*)\s+({_DIMENSIONS}(?:,\s*{_DIMENSIONS})*);"
 )
 _LITERAL = re.compile(r'(?:"(?:[^"\\\n]|\\.)*"[ \t]*)+|\b__(?:func|FUNCTION|PRETTY_FUNCTION)__\b')
+_NUMBER = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|^#.*$|[A-Za-z_]\w*|(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])|\d+[eE][+-]?\d+(?![\w.]))'
+    r"|\d[\w.]*",
+    re.MULTILINE,
+)
 _NO_VALUE = re.compile(r"^#.*\Z|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated)\s*\([^;]*\Z", re.MULTILINE)
 _NO_VECTOR = re.compile(
     r"excess elements in (?:scalar|vector) initializer|invalid conversion between|(?:from|to) vector '"
@@ -102,7 +107,7 @@ def compiled(source: str) -> str:
     whole, problems = clang.preprocessed(f'# 1 "metal_stdlib"\n{library}\n# 1 "{NAME}"\n{given}\n')
     text = Text(whole)
     if not problems:
-        for rewritten in (_annotations, _variables, _literals):
+        for rewritten in (_annotations, _variables, _literals, _numbers):
             text.replace(list(rewritten(text.text)))
     for _ in range(0 if problems else TURNS):
         module, problems = clang.compiled(text.text)
@@ -155,6 +160,13 @@ def _literals(text: str) -> Changes:
         start = max(text.rfind(end, 0, found.start()) for end in ";{}")
         if not _NO_VALUE.search(text[start + 1 : found.start()]):
             yield *found.span(), f"::metal::_text({found[0]})"
+
+
+def _numbers(text: str) -> Changes:
+    """`0.5` as `0.5f`, which it is in Metal; clang has it as a double in templates, even where it knows none."""
+    for found in _NUMBER.finditer(text):
+        if found["number"]:
+            yield found.end(), found.end(), "f"
 
 
 def _cured(text: str, place: int, told: str) -> Changes:
