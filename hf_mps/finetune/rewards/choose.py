@@ -189,10 +189,15 @@ class Reward(schema.Section):
     """
 
     name: str
+    """A built-in reward, one of trl.rewards, or a declared or importable function."""
     weight: float = 1.0
+    """Its share of the sum."""
     most: int | None = Field(default=None, ge=1)
+    """For length: the most tokens that score 1."""
     pattern: str | None = None
+    """For format: the regular expression to find."""
     answer_as: str = "answer"
+    """The keyword under which a function takes the reference answer."""
 
     @model_validator(mode="after")
     def _whole(self) -> Reward:

@@ -13,8 +13,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.text.spans import NOWHERE
-from hf_mps.finetune.text.windows import QAWindowing, check, token_span
+from hf_mps.finetune.text.windows import NOWHERE, QAWindowing, check, token_span
 from hf_mps.metrics import squad
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
