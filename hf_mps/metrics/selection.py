@@ -214,13 +214,18 @@ def available() -> list[str]:
     return sorted(REPORTS)
 
 
-def load(names: Sequence[str], *, num_labels: int | None = None, kind: type[Kind] = Metrics) -> Kind:
+def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     """Load metrics by name, `accuracy`, `f1`, `f1/macro`, `glue/mrpc`, …; the first of them judges the run.
 
     `table.METRICS` has the names. With `num_labels` a two-label metric on more labels is refused now, not after the
     first epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty
     list.
     """
+    return load_as(Metrics, names, num_labels=num_labels)
+
+
+def load_as(kind: type[Kind], names: Sequence[str], *, num_labels: int | None = None) -> Kind:
+    """Load metrics as `load`, to be computed by the class `kind`."""
     if isinstance(names, str):
         names = [names]
     if not names:
@@ -270,7 +275,7 @@ def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
 def of_sets(asked: Sequence[str] | None, task: str) -> SetMetrics:
     """Load metrics of several labels a row, OF_SETS where the recipe names none. Raises UserError as `load`."""
     chosen = choose(asked or OF_SETS, of_kind("sets"), f"{task} with several labels a row")
-    return load(chosen.names, kind=SetMetrics)
+    return load_as(SetMetrics, chosen.names)
 
 
 def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) -> TagMetrics:

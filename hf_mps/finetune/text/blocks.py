@@ -137,5 +137,7 @@ def decide(
 def smoke_rows(data: Data, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Return made-up sentences under the recipe's own column, eight to a row."""
     draw = random.Random(seed)
-    row = lambda: {data.columns.text: " ".join(synthetic.sentences(draw, 8))}  # noqa: E731
-    return {split: [row() for _ in range(count)] for split, count in synthetic.splits().items()}
+    return {
+        split: [{data.columns.text: " ".join(synthetic.sentences(draw, 8))} for _ in range(count)]
+        for split, count in synthetic.splits().items()
+    }

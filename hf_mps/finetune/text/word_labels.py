@@ -119,8 +119,8 @@ def refuse_other_than_lists(rows: Rows, role: str = "words") -> None:
         raise UserError(f"{rows.where}: {told}; allowed: one tag for each, such as its labels joined")
     if getattr(inner, "dtype", None) not in allowed:
         came = getattr(kind, "dtype", None) or type(kind).__name__
-        allowed = f"allowed: a list of {role} in each row, as JSON and Parquet have them"
-        raise UserError(f"{rows.where}: data.columns.{role} names a column of type {came}; {allowed}")
+        wanted = f"allowed: a list of {role} in each row, as JSON and Parquet have them"
+        raise UserError(f"{rows.where}: data.columns.{role} names a column of type {came}; {wanted}")
 
 
 def refuse_uneven(rows: Rows) -> None:

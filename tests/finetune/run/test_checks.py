@@ -259,6 +259,15 @@ def test_a_hub_model_while_offline(finetune: Command, monkeypatch: pytest.Monkey
     )
 
 
+def test_a_folder_that_cannot_be_made(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "prepare_run", None)
+    ended = finetune("my.yaml", "output_dir=/proc/x")
+    assert (ended.code, ended.err) == (
+        2,
+        "hf-mps: output_dir /proc/x: cannot be made: No such file or directory; next: output_dir=~/x\n",
+    )
+
+
 def test_a_model_that_the_hub_does_not_give_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
