@@ -122,7 +122,7 @@ def model(
         of_model = checkpoint.model(kind, config=loaded.config, device_map={"": "cpu"}, **rounded)
         model_, loaded.choices["model"] = of_model
         quantization.settle(model_, computed.value)
-        loaded.choices |= quantization.choices(model_, recipe.quantization, computed)
+        loaded.choices |= quantization.choices(model_, recipe.quantization, computed, device)
     else:
         model_, loaded.choices["model"] = checkpoint.model(kind, config=loaded.config)
     part = None

@@ -6,6 +6,7 @@ the same bits everywhere and a device never holds a layer whole.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,11 +18,14 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.run.logging import errors_only
 
-KEY, COMPUTE = "quantization", "compute_dtype"
+KEY, COMPUTE, KERNELS = "quantization", "compute_dtype", "dequantizing"
 Kind = Literal["nf4", "fp4", "int8"]
 KINDS: tuple[Kind, ...] = ("nf4", "fp4", "int8")
 NF4 = "nf4"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+HUB_MACOS = 26
+"""From which on bitsandbytes has kernels from the hub (bitsandbytes#1983)."""
+HUB_KERNEL = "kernels-community/bitsandbytes-mps"
 MERGE = "hf-mps export merged RUN OUT"
 # Where weights of another format come from, in words, by `quant_method` of config.json.
 METHODS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "fp8": "FP8", "mxfp4": "MXFP4", "hqq": "HQQ"}
@@ -189,8 +193,8 @@ def dequantized(layer: Any) -> Any:
     return rounded_layers.whole(layer, torch.float32)
 
 
-def choices(model: Any, kind: Kind, computed: Choice[str]) -> dict[str, Choice[str]]:
-    """Return what a run says of its quantized weights: which are, what stays whole, and the dtype of their products."""
+def choices(model: Any, kind: Kind, computed: Choice[str], device: str) -> dict[str, Choice[str]]:
+    """Return what a run says of its quantized weights: which are, what stays whole, and what computes with them."""
     found = layers(model)
     count = sum(layer.in_features * layer.out_features for layer in found.values())
     bits = "8 bits, a scale for each row" if kind == "int8" else "4 bits, a scale for each 64 of them in 8 bits"
@@ -200,7 +204,7 @@ def choices(model: Any, kind: Kind, computed: Choice[str]) -> dict[str, Choice[s
         f"the recipe says so: {counted(len(found), 'linear layer')}, {count / 1e6:,.1f} M weights in {bits};"
         f" whole, in {dtype}: {', '.join(whole)}"
     )
-    return {KEY: Choice(kind, reason), COMPUTE: computed}
+    return {KEY: Choice(kind, reason), COMPUTE: computed, KERNELS: _kernels(kind, device)}
 
 
 def _whole(model: Any) -> list[tuple[str, Any]]:
@@ -212,3 +216,18 @@ def _whole(model: Any) -> list[tuple[str, Any]]:
         for weight in list(module.parameters(recurse=False))[:1]
         if name not in found and ".lora_" not in name
     ]
+
+
+def _kernels(kind: Kind, device: str) -> Choice[str]:
+    """Return what makes whole weights of quantized ones; nothing is fetched to find out."""
+    own = "bitsandbytes' own"
+    if kind == "int8":
+        return Choice("PyTorch's own", "each row times its scale, for every product anew")
+    if device != "mps":
+        return Choice(own, f"its kernels for {'CUDA' if device == 'cuda' else 'the CPU'}")
+    macos = int(platform.mac_ver()[0].partition(".")[0] or 0)
+    if macos < HUB_MACOS:
+        return Choice(own, f"operators of PyTorch's; {HUB_KERNEL} of the hub needs macOS {HUB_MACOS}")
+    if find_spec("kernels") is None:
+        return Choice(own, f"operators of PyTorch's; the package kernels, which fetches {HUB_KERNEL}, is not installed")
+    return Choice(HUB_KERNEL, f"the hub's, where it has a build for this torch; else {own}, of PyTorch's operators")

@@ -134,8 +134,8 @@ def test_squads_own_format_is_read_and_a_texts_questions_stay_together(asking: P
     [
         (
             {"answers": {"text": ["bird"], "answer_start": [0]}},
-            "train.jsonl: row 1: the text at answer_start 0 is 'the ', not 'bird'; allowed: the place of the answer in"
-            " the text, counted in characters from 0",
+            "train.jsonl: row 1: the text at answer_start 0 is 'the ', not 'bird'; allowed: the answer's place,"
+            " in characters from 0",
         ),
         ({"question": None}, "train.jsonl: row 1 has no question; allowed: a text in every row"),
         (
