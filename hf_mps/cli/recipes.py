@@ -53,10 +53,10 @@ def copy_recipe(
 @recipes.command("keys")
 @deferred
 def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
-    """List every key that a recipe may have, with its default and what it takes."""
+    """List every key that a recipe may have, with its default, what it takes and what it means."""
     from hf_mps.finetune.recipe import keys
 
-    for line in aligned([(key.name, key.default, key.kind) for key in keys.of_recipe(recipe)]):
+    for line in aligned([(key.name, key.default, key.kind, key.meaning) for key in keys.of_recipe(recipe)]):
         print(line)
 
 

@@ -87,8 +87,6 @@ def _curve(right: Any, wanted: int) -> tuple[Any, Any]:
         recall, precision = true / wanted, true / numpy.arange(1, len(hits) + 1)
         falling = numpy.maximum.accumulate(precision[::-1])[::-1]
         places = numpy.searchsorted(recall, numpy.linspace(0, 1, RECALLS), side="left")
-        precisions[level] = numpy.where(
-            places < len(falling), falling[numpy.minimum(places, len(falling) - 1)], 0
-        ).mean()
+        precisions[level] = numpy.append(falling, 0.0)[numpy.minimum(places, len(falling))].mean()
         recalls[level] = recall[-1]
     return precisions, recalls

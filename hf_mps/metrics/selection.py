@@ -1,4 +1,4 @@
-"""The metrics that a recipe asks for: chosen among its task's, and loaded to be computed together."""
+"""The metrics that a recipe asks for, of its task's: of one label or value a row, of sets of labels, of tags."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hf_mps.core import extras
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.metrics import scores
+from hf_mps.metrics import scores, seqeval
 from hf_mps.metrics.table import LOWER_IS_BETTER, METRICS, REPORTS, TWO_LABELS, Metric, computed, of_kind
 
 # What Trainer and its speed_metrics add to the log of every evaluation, whatever the data set is called.
@@ -19,6 +19,11 @@ TIMINGS = tuple(
     f"_{name}"
     for name in ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
 )
+
+
+OF_SETS = ("f1/micro", "f1/macro", "exact_match")
+Rows = Sequence[Sequence[str]]
+Kind = TypeVar("Kind", bound="Metrics")
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,14 @@ class Baseline:
 
 
 class Metrics:
-    """Metrics computed together; `names` are the recipe's, `main` is the one that judges the run."""
+    """Metrics computed together; `names` are the recipe's, `main` is the one that judges the run.
 
-    def __init__(self, named: Sequence[tuple[str, Metric]]) -> None:
+    Where they are not `measured` every number is 0.0, and no package is needed.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Metric]], *, measured: bool = True) -> None:
         self.names = tuple(name for name, _ in named)
-        self._metrics = tuple(metric for _, metric in named)
+        self._metrics, self._measured = tuple(metric for _, metric in named), measured
         self.main = self._metrics[0].reports[0]
         self.greater_is_better = self.main not in LOWER_IS_BETTER
         self.reported = tuple(dict.fromkeys(number for metric in self._metrics for number in metric.reports))
@@ -46,10 +54,14 @@ class Metrics:
         on one side is 0.0, one of NaN or infinite values is NaN. Raises UserError for no rows and for more labels than
         a two-label metric takes, ValueError where the lengths differ.
         """
-        predicted, truths = _column(predictions), _column(references)
+        return self._values(_column(predictions), _column(references))
+
+    def _values(self, predicted: Any, truths: Any) -> dict[str, float]:
+        if not self._measured:
+            return dict.fromkeys(self.reported, 0.0)
         if len(predicted) != len(truths):
             raise ValueError(f"{len(predicted)} predictions for {len(truths)} references")
-        if not predicted:
+        if not len(truths):
             raise UserError(f"there is no row to compute {', '.join(self.names)} on: the evaluation data is empty")
         values: dict[str, float] = {}
         for metric in self._metrics:
@@ -78,6 +90,79 @@ class Metrics:
         return Baseline(what, self.compute([answer] * len(truths), truths))
 
 
+class SetMetrics(Metrics):
+    """Metrics over the sets of labels of rows: scikit-learn's over a table of 0 and 1, and how often a row is right."""
+
+    def compute(self, predictions: Any, references: Any) -> dict[str, float]:
+        """Return every metric of predicted against true labels, both of 0 and 1 and of shape (rows, labels).
+
+        Raises UserError for no rows, ValueError where the shapes differ.
+        """
+        import numpy
+
+        answers, truths = (numpy.asarray(table).astype(int) for table in (predictions, references))
+        if answers.shape != truths.shape:
+            raise ValueError(f"predictions of shape {answers.shape} for references of shape {truths.shape}")
+        return self._values(answers, truths)
+
+    def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
+        """Return the score of one set as the only answer: the labels of half of `train`, or the commonest."""
+        import numpy
+
+        shares = numpy.asarray(train).mean(axis=0)
+        answer = shares >= 0.5
+        answer[shares.argmax()] = True
+        shown = [f"{names[place]} ({shares[place]:.1%})" for place in numpy.flatnonzero(answer)[:4]]
+        more = ", …" if answer.sum() > len(shown) else ""
+        what = f"always answers {', '.join(shown)}{more}, the commonest of the training rows"
+        return Baseline(what, self.compute(numpy.broadcast_to(answer, numpy.shape(references)), references))
+
+
+@dataclass
+class TagMetrics:
+    """Metrics of rows of tags; `seqeval` adds precision, recall and f1 of each kind of name (`PER_f1`)."""
+
+    names: tuple[str, ...]
+    main: str
+    greater_is_better: bool
+    kinds: tuple[str, ...]
+    tag_names: tuple[str, ...]
+    words: Metrics | None
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        numbers = [number for name in self.names for number in REPORTS[name]]
+        return (*numbers, *self._of_kinds()) if "seqeval" in self.names else tuple(numbers)
+
+    def _of_kinds(self) -> list[str]:
+        return [f"{kind}_{number}" for kind in self.kinds for number in seqeval.OVERALL]
+
+    def compute(self, predictions: Rows, references: Rows) -> dict[str, float]:
+        """Return every metric of rows of predicted tags against the true ones, of equal lengths.
+
+        A kind of name on neither side scores 0. Raises ValueError where lengths differ.
+        """
+        values: dict[str, float] = {}
+        if "seqeval" in self.names:
+            report: dict[str, Any] = dict(load(["seqeval"]).compute(list(predictions), list(references)))
+            overall = {name: value for name, value in report.items() if name.startswith("overall_")}
+            values |= overall | dict.fromkeys(self._of_kinds(), 0.0)
+            for kind in self.kinds:
+                values |= {f"{kind}_{number}": report[kind][number] for number in seqeval.OVERALL if kind in report}
+        if self.words is not None:
+            ids = {name: number for number, name in enumerate(self.tag_names)}
+            flat = [[ids[tag] for row in rows for tag in row] for rows in (predictions, references)]
+            values |= self.words.compute(*flat)
+        return {name: float(values[name]) for name in self.reported}
+
+    def baseline(self, references: Rows, train: Rows) -> Baseline:
+        """Return the score of the training rows' most frequent tag as the only answer."""
+        counts = Counter(tag for row in train for tag in row)
+        answer, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
+        what = f"always answers {answer}, the tag of {count / counts.total():.1%} of the training words"
+        return Baseline(what, self.compute([[answer] * len(row) for row in references], references))
+
+
 @dataclass
 class Chosen:
     """Metrics that a task computes itself, by name.
@@ -93,16 +178,6 @@ class Chosen:
     def of(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return only the chosen numbers, in their order."""
         return {name: float(values[name]) for name in self.reported}
-
-
-class Unmeasured(Metrics):
-    """Metrics that are not computed: every number is 0.0, and no package is needed."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__([(name, METRICS[name]) for name in names])
-
-    def compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return dict.fromkeys(self.reported, 0.0)
 
 
 _UNMEASURED: ContextVar[bool] = ContextVar("_UNMEASURED", default=False)
@@ -146,6 +221,11 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     first epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty
     list.
     """
+    return load_as(Metrics, names, num_labels=num_labels)
+
+
+def load_as(kind: type[Kind], names: Sequence[str], *, num_labels: int | None = None) -> Kind:
+    """Load metrics as `load`, to be computed by the class `kind`."""
     if isinstance(names, str):
         names = [names]
     if not names:
@@ -157,14 +237,13 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
             raise UserError(f"'{name}' is not a known metric; allowed: {', '.join(computed())}{near}")
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
-    if _UNMEASURED.get():
-        return Unmeasured(unique_names)
-    for name in unique_names:
+    measured = not _UNMEASURED.get()
+    for name in unique_names if measured else ():
         needs = METRICS[name].needs
         if needs is not None and needs.missing:
             way_on = extras.install(needs.extra)
             raise UserError(f"metrics has {name}, and {needs.package} is not installed; next: {way_on}")
-    return Metrics([(name, METRICS[name]) for name in unique_names])
+    return kind([(name, METRICS[name]) for name in unique_names], measured=measured)
 
 
 def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Chosen:
@@ -191,6 +270,30 @@ def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
         return load(names, num_labels=num_labels)
     choose(names, of_kind("values"), f"{task} with labels that are numbers (regression)")
     return load(names)
+
+
+def of_sets(asked: Sequence[str] | None, task: str) -> SetMetrics:
+    """Load metrics of several labels a row, OF_SETS where the recipe names none. Raises UserError as `load`."""
+    chosen = choose(asked or OF_SETS, of_kind("sets"), f"{task} with several labels a row")
+    return load_as(SetMetrics, chosen.names)
+
+
+def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) -> TagMetrics:
+    """Return the metrics asked for; by default seqeval's where tags mark names, else accuracy and macro F1.
+
+    Raises UserError for a metric that tags do not have, and for seqeval over tags that mark no names.
+    """
+    chunked = seqeval.is_chunked(tag_names)
+    usual = ["seqeval"] if chunked else ["accuracy", "f1/macro"]
+    chosen = choose(asked or usual, ("seqeval", *of_kind("words")), task)
+    if "seqeval" in chosen.names and not chunked:
+        shown = ", ".join(tag_names[:6]) + (", …" if len(tag_names) > 6 else "")
+        told = f"metrics has seqeval, which counts names, and the tags ({shown}) mark none (B-PER, I-PER, O)"
+        raise UserError(f"{told}; allowed: {', '.join(of_kind('words'))}")
+    others = [name for name in chosen.names if name != "seqeval"]
+    words = load(others, num_labels=len(tag_names)) if others else None
+    kinds = tuple(seqeval.kinds(tag_names))
+    return TagMetrics(chosen.names, chosen.main, chosen.greater_is_better, kinds, tuple(tag_names), words)
 
 
 def _column(values: Any) -> list[Any]:

@@ -5,10 +5,7 @@ which the package seqeval follows and `evaluate` carries as `seqeval`. The packa
 2020 and comes as a source archive alone, whose build downloads setuptools_scm (https://pypi.org/project/seqeval). Sets
 of spans are all that it takes.
 
-`mode="strict"` reads tags by a scheme and drops what breaks it. A scheme is its prefixes and the pairs of neighbouring
-tags at which a name begins, goes on and ends, after
-https://github.com/chakki-works/seqeval/blob/master/seqeval/scheme.py (1.2.2). A pair is the prefix before, the prefix
-here (`.` is any), and whether the kinds are the same (=), differ (!) or do not matter (*).
+`mode="strict"` alone, which reads tags by a scheme and drops what breaks it, is the package's.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Any
 
 Rows = Sequence[Sequence[str]]
@@ -97,26 +93,6 @@ def _scores(guessed: AbstractSet[Any], truths: AbstractSet[Any], nothing: float)
     return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / both if both else 0.0}
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """A scheme's prefixes, and the pairs at which a name begins, continues and ends."""
-
-    prefixes: str
-    begins: str
-    goes_on: str
-    ends: str
-
-
-SCHEMES = {
-    "IOB1": Scheme("IOB", "OI* II! BI* IB= BB=", "BI= II=", "II! IO* IB* BO* BI! BB="),
-    "IOB2": Scheme("IOB", ".B*", "BI= II=", "IO* II! IB* BO* BI! BB*"),
-    "IOE1": Scheme("IOE", "OI* II! EI* EE=", "II= IE=", "II! IO* IE! EI= EE="),
-    "IOE2": Scheme("IOE", "OI* OE* EI* EE* II! IE!", "IE= II=", "E.*"),
-    "IOBES": Scheme("IOBES", ".B* .S*", "BI= BE= II= IE=", "S.* E.*"),
-    "BILOU": Scheme("BILOU", ".B* .U*", "BI= BL= II= IL=", "U.* L.*"),
-}
-
-
 def seqeval(
     predictions: Rows,
     references: Rows,
@@ -128,23 +104,13 @@ def seqeval(
 ) -> dict[str, Any]:
     """Precision, recall, F1 and number of each kind of name, and `overall_` precision, recall, f1, accuracy.
 
-    mode="strict" reads the tags by `scheme`, or by the one that the references' prefixes speak of; otherwise the rules
-    of conlleval hold. `suffix`: the prefix comes after the kind. `zero_division` is 0, 1 or "warn": 0 and a warning.
-    `sample_weight` changes none of these figures, as in seqeval. Raises ValueError for a scheme that there is not and
-    for a tag that its scheme has not.
+    The rules are conlleval's; mode="strict" reads the tags by `scheme`, or by the one that the references' prefixes
+    speak of, with the package seqeval, and raises ImportError where that is not installed. `suffix`: the prefix comes
+    after the kind. `zero_division` is 0, 1 or "warn": 0 and a warning. `sample_weight` changes none of these figures.
     """
-    if scheme is not None and scheme not in SCHEMES:
-        raise ValueError(f"seqeval has no scheme {scheme}; allowed: {', '.join(SCHEMES)}")
-    guessed: set[Any]
-    truths: set[Any]
     if mode == "strict":
-        rules = SCHEMES[scheme or _scheme_of(references, suffix)]
-        guessed, truths = (
-            {(*span, number) for number, row in enumerate(rows) for span in strict_spans(row, rules, suffix=suffix)}
-            for rows in (predictions, references)
-        )
-    else:
-        guessed, truths = (spans(one_row(rows), suffix=suffix) for rows in (predictions, references))
+        return _strict(predictions, references, suffix, scheme, zero_division)
+    guessed, truths = (spans(one_row(rows), suffix=suffix) for rows in (predictions, references))
     kinds = [{span[0] for span in side} for side in (guessed, truths)]
     if zero_division == "warn" and (kinds[0] != kinds[1] or not kinds[0]):
         from sklearn.exceptions import UndefinedMetricWarning
@@ -155,42 +121,29 @@ def seqeval(
     return report(predictions, references, guessed, truths, nothing=0.0 if zero_division in ("warn", 0) else 1.0)
 
 
-def strict_spans(row: Sequence[str], scheme: Scheme, *, suffix: bool = False) -> set[Span]:
-    """Return the names in one row that begin, continue and end by the scheme. Raises ValueError for other prefixes."""
-    tags = [_strict_parts(tag, suffix) for tag in (*row, OUTSIDE)]
-    names: set[Span] = set()
-    index, before = 0, (OUTSIDE, "_")
-    while index < len(tags):
-        prefix, kind = tags[index]
-        if prefix not in scheme.prefixes:
-            raise ValueError(f"seqeval: {row[index]} is no tag of this scheme, whose prefixes are {scheme.prefixes}")
-        start = index
-        index += 1
-        if _at(before, tags[start], scheme.begins):
-            while _at(tags[index - 1], tags[index], scheme.goes_on):
-                index += 1
-            if _at(tags[index - 1], tags[index], scheme.ends):
-                names.add((kind, start, index))
-        before = tags[index - 1]
-    return names
-
-
-def _at(before: tuple[str, str], here: tuple[str, str], pairs: str) -> bool:
-    same = "=" if before[1] == here[1] else "!"
-    return any(
-        pair[0] in (".", before[0]) and pair[1] in (".", here[0]) and pair[2] in ("*", same) for pair in pairs.split()
+def _strict(
+    predictions: Rows, references: Rows, suffix: bool, scheme: str | None, zero_division: Any
+) -> dict[str, Any]:
+    """Return what the package seqeval says in its strict mode, under the names of `report`."""
+    try:
+        from seqeval import scheme as schemes
+        from seqeval.metrics import classification_report
+    except ImportError as error:
+        raise ImportError("seqeval's mode='strict' needs the package; next: pip install seqeval") from error
+    found = classification_report(
+        references,
+        predictions,
+        suffix=suffix,
+        output_dict=True,
+        mode="strict",
+        zero_division=zero_division,
+        scheme=getattr(schemes, scheme) if scheme else None,
     )
-
-
-def _strict_parts(tag: str, suffix: bool) -> tuple[str, str]:
-    prefix, kind = (tag[-1:], tag[:-1]) if suffix else (tag[:1], tag[1:])
-    return prefix, kind.strip("-") or "_"
-
-
-def _scheme_of(rows: Rows, suffix: bool) -> str:
-    """Return the scheme that the tags' prefixes belong to. Raises ValueError where it is none or could be several."""
-    prefixes = {_strict_parts(tag, suffix)[0] for row in rows for tag in row}
-    for scheme, needed, alone in (("IOB2", "B", None), ("IOE2", "E", None), ("IOBES", "BE", "S"), ("BILOU", "BL", "U")):
-        if prefixes == {alone} or (prefixes >= set(needed) and prefixes <= set(SCHEMES[scheme].prefixes)):
-            return scheme
-    raise ValueError(f"seqeval: no scheme has the prefixes {', '.join(sorted(prefixes))}; give scheme= as well")
+    figures: dict[str, Any] = {
+        kind: {"precision": of["precision"], "recall": of["recall"], "f1": of["f1-score"], "number": of["support"]}
+        for kind, of in found.items()
+        if not kind.endswith(" avg")
+    }
+    overall = {"precision": "precision", "recall": "recall", "f1": "f1-score"}
+    figures |= {f"overall_{name}": found["micro avg"][theirs] for name, theirs in overall.items()}
+    return figures | {"overall_accuracy": report(predictions, references, set(), set())["overall_accuracy"]}

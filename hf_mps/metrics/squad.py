@@ -67,10 +67,8 @@ def squad_v2(
     has_answer = [bool(truths) for truths in references]
     doubted = list(doubts or [0.0] * len(answers))
     # A truth of no words counts as none for the scores, but not for the question: as in the benchmark's script.
-    pairs = [
-        (text, [truth for truth in truths if normalised(truth)])
-        for text, truths in zip(answers, references, strict=True)
-    ]
+    stated = [[truth for truth in truths if normalised(truth)] for truths in references]
+    pairs = list(zip(answers, stated, strict=True))
     raw = {"exact": [exact_match(*pair) for pair in pairs], "f1": [f1(*pair) for pair in pairs]}
     thresholded = {
         name: [

@@ -104,9 +104,8 @@ def rouge(
     from rouge_score.scoring import BootstrapAggregator
 
     kinds = list(rouge_types or KINDS)
-    scorer = RougeScorer(
-        kinds, use_stemmer=use_stemmer, tokenizer=SimpleNamespace(tokenize=tokenizer) if tokenizer else None
-    )
+    split = SimpleNamespace(tokenize=tokenizer) if tokenizer else None
+    scorer = RougeScorer(kinds, use_stemmer=use_stemmer, tokenizer=split)
     rows = [
         scorer.score(truth, answer) if isinstance(truth, str) else scorer.score_multi(truth, answer)
         for answer, truth in zip(predictions, references, strict=True)

@@ -191,13 +191,13 @@ def _class_words(task: str) -> str:
 def _key_table(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
     every = len(tasks.names())
     rows = [
-        (f"`{key.name}`", key.kind, f"`{key.default}`" if key.default else "", _tasks(those, every))
+        (f"`{key.name}`", key.meaning, key.kind, f"`{key.default}`" if key.default else "", _tasks(those, every))
         for key, those in found
     ]
-    if not any(row[3] for row in rows):
-        yield from _table(("key", "value", "default"), [row[:3] for row in rows])
+    if not any(row[4] for row in rows):
+        yield from _table(("key", "meaning", "value", "default"), [row[:4] for row in rows])
     else:
-        yield from _table(("key", "value", "default", "tasks"), rows)
+        yield from _table(("key", "meaning", "value", "default", "tasks"), rows)
 
 
 def _tasks(those: Sequence[str], every: int) -> str:

@@ -198,9 +198,9 @@ def _text(draw: random.Random) -> dict[str, Any]:
 
 
 def _spoken(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    from hf_mps.finetune.media import synthetic_sound
+    from hf_mps.finetune.media import transcripts
 
-    made = synthetic_sound.rows(folder, "audio", "text")
+    made = transcripts.smoke_rows(folder, "audio", "text")
     lines = {split: [row | {"audio": Path(row["audio"]).name} for row in rows] for split, rows in made.items()}
     return lines | {"validation": lines["validation"][1:]}
 

@@ -57,12 +57,12 @@ def ear(place: Path) -> Path:
     """A Whisper that takes two seconds, and its processor."""
     from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperProcessor
 
-    from hf_mps.finetune.media import synthetic_sound
+    from hf_mps.finetune.media import transcripts
     from hf_mps.finetune.smoke import tiny_model
     from hf_mps.finetune.smoke.processors import Family
 
     family = Family("whisper", "sound", "", {"max_source_positions": 100, "max_target_positions": 32})
-    tiny_model.write(family, place, list(synthetic_sound.WORDS), 0)
+    tiny_model.write(family, place, list(transcripts.SPELLED), 0)
     tokenizer = AutoTokenizer.from_pretrained(place)
     WhisperProcessor(WhisperFeatureExtractor(chunk_length=2), tokenizer).save_pretrained(place)
     return place

@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, Any, ClassVar
 
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, neighbour
+from hf_mps.core.text import first_line
 
 # Each ending of a file's name, and its reader.
 ENDINGS = {
@@ -28,6 +29,7 @@ ENDINGS = {
 # Text formats, which gzip makes several times smaller; Parquet and xlsx are compressed already.
 PACKED = tuple(ending for ending, kind in ENDINGS.items() if kind not in ("parquet", "xlsx"))
 GZ = ".gz"
+NO_ROWS = "holds no rows; allowed: at least one"
 # First bytes of files that may have a wrong name, and what they are.
 MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 
@@ -62,6 +64,21 @@ def allowed(kinds: tuple[str, ...] = tuple(ENDINGS.values())) -> str:
     return ", ".join(ending for ending, kind in ENDINGS.items() if kind in kinds)
 
 
+def refuse_missing(path: Path, name: str) -> None:
+    """Raise UserError for a path at which there is no file with something in it."""
+    if path.is_file():
+        if path.stat().st_size == 0:
+            raise UserError(f"{name}: the file is empty; allowed: at least one row")
+    elif path.is_dir():
+        raise UserError(f"{name}: is a folder; allowed: a file of rows ({allowed()})")
+    elif path.exists():  # a pipe, as `<(zcat rows.csv.gz)` makes one: its rows are gone once they are read
+        raise UserError(f"{name}: is no regular file, and rows are read more than once; next: cat {path} > rows.csv")
+    elif path.is_symlink():
+        raise UserError(f"{name}: is a link to {path.readlink()}, which is not there; allowed: a file")
+    else:
+        raise UserError(f"{name}: there is no such file{neighbour(path)}")
+
+
 def refuse_disguised(path: Path, name: str) -> None:
     """Raise UserError for a file whose first bytes contradict its name."""
     with path.open("rb") as file:
@@ -90,6 +107,20 @@ def opened(path: Path, name: str) -> Iterator[IO[bytes]]:
             yield unpacked  # type: ignore[misc]  # GzipFile is an IO[bytes] in all but its declared type
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise Unreadable(f"{name}: {Unreadable.why}") from error
+
+
+@contextmanager
+def opened_parquet(source: Path | IO[bytes], name: str) -> Iterator[Any]:
+    """Open a Parquet file as pyarrow's ParquetFile. Raises UserError for one that is broken, as late as it is read."""
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(source) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's or the network's failure
+            raise
+        raise UserError(f"{name}: cannot be read as parquet: {first_line(error)}; next: fetch it again") from error
 
 
 @contextmanager

@@ -30,6 +30,14 @@ KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text
 NESTED = (KINDS[list], KINDS[dict])
 
 
+class NotARow(ValueError):
+    """A text or value that is no row, with the reason as the rest of a sentence about it; `remedy` says what to do."""
+
+    def __init__(self, why: str, remedy: str = "") -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
+
 def tables(path: Path, name: str, columns: Collection[str], field: str | None = None) -> Tables:
     """Yield the rows of a JSON file; of columns other than `columns` only the name is kept.
 
@@ -39,10 +47,12 @@ def tables(path: Path, name: str, columns: Collection[str], field: str | None = 
     """
     rows = _source(path, name, columns, field)
     first = list(islice(rows(), ROWS))
+    if not first:
+        raise UserError(f"{name}: {formats.NO_ROWS}")
     # A small file is parsed once; a larger one again, rather than held in memory as Python objects.
     whole = first if len(first) < ROWS else None
     features = _features(_in_parts(whole, rows), columns, name)
-    if first and not features:
+    if not features:
         raise UserError(f"{name}: its rows are empty objects; allowed: objects with the columns as their keys")
     for number, some in _in_parts(whole, rows):
         yield _table(some, number, features, columns, name)
@@ -63,7 +73,7 @@ def _source(path: Path, name: str, columns: Collection[str], field: str | None) 
     """Return a function that goes through a file's rows anew at each call; a single document is held in memory."""
     lines = formats.kind(path) == "jsonl"
     if lines and field is None:
-        return lambda: _objects(_lines(path, name), name)
+        return lambda: _rows(_lines(path, name), name)
     document = list(_lines(path, name)) if lines else _document(path, name)
     if field is not None:
         found = list(_explode(document, field.split("."), {}, name, field))
@@ -79,7 +89,7 @@ def _source(path: Path, name: str, columns: Collection[str], field: str | None) 
         document = [document]
     if not isinstance(document, list):
         raise UserError(f"{name}: is {KINDS.get(type(document), 'nothing')}; allowed: a list of rows, or a row a line")
-    return lambda: _objects(iter(document), name)
+    return lambda: _rows(iter(document), name)
 
 
 def _document(path: Path, name: str) -> Any:
@@ -87,13 +97,12 @@ def _document(path: Path, name: str) -> Any:
     with formats.opened_text(path, name, newline="") as lines:
         text = "".join(lines)
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and error.lineno > 1:  # a row in each line, by the name of plain .json
-            return list(_lines(path, name))
-        raise UserError(f"{name}: cannot be read as json: {error}{_way_on(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: cannot be read as json: {_cause(error)}{_way_on(error)}") from error
+        return parse(text)
+    except NotARow as error:
+        cause = error.__cause__
+        if isinstance(cause, json.JSONDecodeError) and cause.msg == "Extra data" and cause.lineno > 1:
+            return list(_lines(path, name))  # a row in each line, by the name of plain .json
+        raise UserError(f"{name}: {error}{error.remedy}") from error
 
 
 def _lines(path: Path, name: str) -> Iterator[Any]:
@@ -101,40 +110,45 @@ def _lines(path: Path, name: str) -> Iterator[Any]:
     with formats.opened_text(path, name, newline="\n") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                if line.strip():
-                    yield json.loads(line)
-            except (ValueError, RecursionError) as error:
-                where = f"cannot be read as {formats.ending(path)[1:]}: line {number}"
-                raise UserError(f"{name}: {where}: {_cause(error)}{_way_on(error)}") from error
+                if text := line.strip():
+                    yield parse(text)
+            except NotARow as error:
+                raise UserError(f"{name}: line {number} {error}{error.remedy}") from error
 
 
-def _cause(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} (column {error.colno})"
-    return "its values are nested too deep" if isinstance(error, RecursionError) else first_line(error)
+def parse(text: str | bytes) -> Any:
+    """Return the value of a JSON text, or of the bytes of one. Raises NotARow."""
+    try:
+        return json.loads(text)
+    except UnicodeDecodeError as error:
+        raise NotARow("is not UTF-8") from error
+    except RecursionError as error:
+        raise NotARow("is no JSON: its values are nested too deep", "; next: write the values flatter") from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        # A text that ends in the middle of a value may be a file that was cut off.
+        ends = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        remedy = ", in the middle of a value; next: fetch the file again" if ends else "; next: correct it there"
+        raise NotARow(f"is no JSON: {error.msg} ({place})", remedy) from error
+    except ValueError as error:  # a number of more digits than Python converts
+        raise NotARow(f"is no JSON: {first_line(error)}", "; next: correct it there") from error
 
 
-def _way_on(error: Exception) -> str:
-    """Say what to do about text that is no JSON; one that ends in the middle of a value may be cut off."""
-    if isinstance(error, RecursionError):
-        return "; next: write the values flatter"
-    if isinstance(error, json.JSONDecodeError) and (
-        error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
-    ):
-        return ", in the middle of a value; next: fetch the file again"
-    return "; next: correct it there"
+def as_row(value: Any) -> Row:
+    """Return the row that a value is: an object, or a bare text, a row of the column `text`. Raises NotARow."""
+    if isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, dict):
+        raise NotARow(f"is {KINDS.get(type(value), 'nothing')}; allowed: an object with the columns as its keys")
+    return value
 
 
-def _objects(values: Iterable[Any], name: str) -> Iterator[Row]:
-    """Yield the rows, each an object; a bare text is a row of the column `text`."""
+def _rows(values: Iterable[Any], name: str) -> Iterator[Row]:
     for number, value in enumerate(values, 1):
-        if isinstance(value, str):
-            yield {"text": value}
-        elif isinstance(value, dict):
-            yield value
-        else:
-            kind = KINDS.get(type(value), "nothing")
-            raise UserError(f"{name}: row {number} is {kind}; allowed: an object with the columns as its keys")
+        try:
+            yield as_row(value)
+        except NotARow as error:
+            raise UserError(f"{name}: row {number} {error}") from error
 
 
 def _explode(here: Any, path: list[str], around: Row, name: str, field: str) -> Iterator[Row]:
@@ -148,9 +162,7 @@ def _explode(here: Any, path: list[str], around: Row, name: str, field: str) -> 
         yield around | here
     elif path[0] not in here:
         there = ", ".join(map(brief, here))
-        raise UserError(
-            f"{name}: data.field {field}: there is no '{path[0]}'; there are {there}{nearest(path[0], map(str, here))}"
-        )
+        raise UserError(f"{name}: data.field {field}: no '{path[0]}' among {there}{nearest(path[0], map(str, here))}")
     else:
         plain = {key: value for key, value in here.items() if not isinstance(value, (list, dict))}
         yield from _explode(here[path[0]], path[1:], around | plain, name, field)
@@ -247,6 +259,4 @@ def _unfit(values: list[Any], number: int, column: str, name: str, error: Except
     row, lost = next(((row, lost) for row, one in enumerate(values, number) if (lost := _lost(one))), (0, ""))
     if lost:
         return UserError(f"{name}: row {row}: '{brief(column)}' holds {lost}")
-    return UserError(
-        f"{name}: column '{brief(column)}' cannot be kept: {first_line(error)}; allowed: one kind in all rows"
-    )
+    return UserError(f"{name}: '{brief(column)}' cannot be kept: {first_line(error)}; allowed: one kind in all rows")

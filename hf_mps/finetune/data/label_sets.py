@@ -38,7 +38,7 @@ class LabelSets(labels.Labels):
     def keys_of(self, raw: Any) -> list[str]:
         """The labels of one row as text, as `keys` has them; of columns what each holds. An empty one is a gap."""
         if isinstance(raw, str):
-            return [part.strip() for part in raw.split(self.separator)] if raw.strip() else []
+            return [labels.key(part) for part in raw.split(self.separator)] if raw.strip() else []
         return [labels.key(one) for one in raw]
 
     def known(self, raw: Any) -> bool:
@@ -80,10 +80,8 @@ def decide(
         feature = rows.dataset.features["label"]
         is_text = str(getattr(feature, "dtype", "")) in ("string", "large_string")
         if is_text and separator is None:
-            raise UserError(
-                f"{rows.where}: the label column holds text; several labels are a list, columns of 0 and 1"
-                f" (data.columns.label=[one, other]), or text with separators; next: data.separator=','"
-            )
+            told = "several labels are a list, columns of 0 and 1 (data.columns.label=[a, b]), or text with separators"
+            raise UserError(f"{rows.where}: the label column holds text; {told}; next: data.separator=','")
         if not is_text and _inner(rows) is None:
             raise UserError(f"{rows.where}: the label column holds {feature}; allowed: a list of labels in each row")
         if not is_text and separator is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,12 +66,16 @@ class Labels:
 
 
 def key(raw: Any) -> str:
-    """Return a raw label as text, so that 1, 1.0, "1" and " 1" of different files are one label; empty for a gap."""
+    """Return a raw label as text, so that 1, 1.0, "1" and " 1" of different files are one label; empty for a gap.
+
+    Letters are in Unicode's form NFC: é of one code point and e with an accent behind it are the same text.
+    """
     if raw is None or (isinstance(raw, float) and math.isnan(raw)):
         return ""
     if isinstance(raw, float) and raw.is_integer():
         return str(int(raw))
-    return str(raw).strip()
+    text = str(raw).strip()
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def keys(classes: Sequence[str], seen: Collection[str], *, ids: bool = False) -> dict[str, int]:
@@ -95,10 +100,8 @@ def decide(
     for rows in splits[1:]:
         names = getattr(rows.dataset.features["label"], "names", None)
         if names is not None and named is not None and names != named:
-            raise UserError(
-                f"{rows.where}: its classes are {', '.join(names)}, and those of {train.where} are {', '.join(named)};"
-                " allowed: the same in the same order"
-            )
+            told = f"its classes are {', '.join(names)}, and those of {train.where} {', '.join(named)}"
+            raise UserError(f"{rows.where}: {told}; allowed: the same in the same order")
     seen = _distinct(train)
     if problem_type == "regression" or (
         problem_type is None and not named_in_recipe and not named and _numbers(train, seen)
@@ -128,14 +131,14 @@ def decide(
         _refuse_first(rows, lambda raw: key(raw) not in labels.keys, outside, labels.names, way_on)
     if len(labels.names) < 2:
         raise UserError(
-            f"{train.where}: every row has the label '{brief(labels.names[0])}'; allowed: two labels or more"
+            f"{train.where}: each row has the label '{brief(labels.names[0])}'; allowed: two labels or more"
         )
     counts = Counter(labels.keys[key(raw)] for raw in train.dataset["label"])
     alone = [labels.names[number] for number, count in sorted(counts.items()) if count == 1]
     lonely = []
     if alone and len(train.dataset) > 2 * len(counts):  # else it is a handful of rows in all
         lonely = [f"one training row alone has the class {listed(alone)}"]
-    return replace(labels, doubts=(*doubts(labels.names), *lonely))
+    return replace(labels, doubts=(*doubts(labels.names, seen), *lonely))
 
 
 def classes(config: Any) -> tuple[str, ...]:
@@ -171,12 +174,20 @@ def doubted(what: str, doubts_found: Sequence[str]) -> dict[str, Choice[str]]:
     return {f"{what}_to_check": Choice("; ".join(doubts_found), reason)} if doubts_found else {}
 
 
-def doubts(names: Sequence[str]) -> tuple[str, ...]:
-    """Return what looks like a slip in a set of classes: names that differ in case or spaces alone, words for a gap."""
+def doubts(names: Sequence[str], seen: Iterable[Any] = ()) -> tuple[str, ...]:
+    """Return what looks like a slip in a set of classes, and in the raw labels `seen`: names that differ in case,
+    spaces or invisible characters alone, words for a gap, and one name in two forms of Unicode.
+    """
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault("".join(name.split()).casefold(), []).append(name)
-    slips = [f"{' and '.join(same)} differ in case or spaces alone" for same in alike.values() if len(same) > 1]
+        # Zero-width spaces, joiners and byte order marks are of the category Cf; here they are shown by their codes.
+        bare = "".join(one for one in name if unicodedata.category(one) != "Cf" and not one.isspace())
+        shown = "".join(ascii(one)[1:-1] if unicodedata.category(one) == "Cf" else one for one in name)
+        alike.setdefault(unicodedata.normalize("NFC", bare).casefold(), []).append(shown)
+    told = "differ in case, spaces or invisible characters alone"
+    slips = [f"{' and '.join(same)} {told}" for same in alike.values() if len(same) > 1]
+    forms = Counter(key(text) for text in {raw.strip() for raw in seen if isinstance(raw, str)})
+    slips += [f"'{name}' is written in two forms of Unicode, which are one class" for name in forms if forms[name] > 1]
     return (*slips, *(f"'{name}' is a class, and often means a gap" for name in names if name in GAPS))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError, brief, nearest, neighbour
-from hf_mps.finetune.data import formats, sources
+from hf_mps.finetune.data import formats, sources, tables
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.stream import streamed
@@ -35,6 +35,7 @@ def check(data: schema.Data) -> None:
         return
     for split, name in (data.files or {}).items():
         path = Path(name).expanduser()
+        formats.refuse_missing(path, f"data.files.{split}: {name}")
         kind = formats.kind(path)
         if kind is None:
             allowed = f"{formats.allowed()}; those of text also packed, as .csv.gz"
@@ -45,10 +46,6 @@ def check(data: schema.Data) -> None:
         ):
             if said and kind not in kinds:
                 raise UserError(f"data.files.{split}: {name}: {told}; allowed: {formats.allowed(kinds)}")
-        if not path.is_file():
-            raise UserError(f"data.files.{split}: {name}: there is no such file{neighbour(path)}")
-        if path.stat().st_size == 0:
-            raise UserError(f"data.files.{split}: {name}: the file is empty; allowed: at least one row")
         formats.refuse_disguised(path, name)
     if data.folder:
         path = Path(data.folder).expanduser()
@@ -109,13 +106,21 @@ def narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
     for role, column in columns.items():
         if column not in available:
             told = f"{rows.where}: there is no column '{column}' for data.columns.{role}; the columns are"
+            # Without a header the only value of the first row tells of another separator, as a header does.
+            only = available[0] if data.header else str(next(iter(dataset[:1].values()), [""])[0])
+            if rows.textual and len(available) == 1 and (remedy := tables.unseparated(rows.where, only)):
+                raise UserError(f"{rows.where}: its first line is one column, '{brief(only)}'{remedy}")
             if not data.header:
                 last = len(available) - 1
                 raise UserError(f"{told} 0 to {last}, counted from 0; next: data.columns.{role}=NUMBER")
-            way_on = f"; next: name the one that it is with data.columns.{role}"
+            free = [name for name in available if name not in columns.values()]
+            way_on = nearest(column, free) or f"; next: data.columns.{role}=NAME for the one that it is"
+            field = type(data.columns).model_fields.get(role)
+            if field is not None and field.default is None:  # a role that not every data set has
+                way_on += f", or data.columns.{role}=null where there is none"
             if rows.textual:
                 way_on += ", or data.header=false where the first line is a row"
-            raise UserError(f"{told} {', '.join(map(brief, available))}{nearest(column, available) or way_on}")
+            raise UserError(f"{told} {', '.join(map(brief, available))}{way_on}")
     dataset = dataset.select_columns(list(dict.fromkeys(columns.values())))
     renamed = dataset.rename_columns({column: role for role, column in columns.items() if role != column})
     return rows.with_columns(renamed)
@@ -130,7 +135,7 @@ def _note_empty(rows: Rows) -> Rows:
     import pyarrow.compute
 
     if len(rows.dataset) == 0:
-        raise UserError(f"{rows.where}: {sources.NO_ROWS}")
+        raise UserError(f"{rows.where}: {formats.NO_ROWS}")
     roles, features = rows.dataset.column_names, rows.dataset.features
     notes = []
     for role in (role for role in READ if role in roles and getattr(features[role], "dtype", "") == "string"):

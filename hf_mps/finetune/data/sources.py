@@ -26,7 +26,6 @@ FILE_NAME = "file_name"
 # Formats in which every value is text, numbers too; and formats of plain rows.
 TEXTUAL = ("csv", "tsv", "xlsx")
 PLAIN = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "text")
-NO_ROWS = "holds no rows; allowed: at least one"
 # A path below the recipes' folder; and the rows of a recipe without `data.rows`.
 PAIRS = Path("data", "paraphrases.tsv")
 GENERATED = {"train": 2000, "validation": 500}
@@ -55,10 +54,8 @@ def split_folder(data: schema.Data, split: str) -> Path:
             return root / name
     inside = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
     way_on = "" if data.splits else "; or data.hold_out=0.1 to keep a tenth of the training rows for validation"
-    raise UserError(
-        f"data.folder: {data.folder} holds no folder {' or '.join(names)} for the {split} split; there are:"
-        f" {', '.join(inside) or 'none'}{nearest(names[0], inside)}{way_on}"
-    )
+    told = f"data.folder: {data.folder} holds no folder {' or '.join(names)} for the {split} split"
+    raise UserError(f"{told}; there are: {', '.join(inside) or 'none'}{nearest(names[0], inside)}{way_on}")
 
 
 @dataclass(frozen=True)
@@ -74,15 +71,13 @@ class Reading:
 def _local(data: schema.Data, path: Path, name: str, further: Collection[str] = ()) -> Rows:
     """Return the rows of the file `path`, called `name` to a person, with `further` columns beside the task's."""
     kind = formats.kind(path)
-    if kind == "parquet":
-        return Rows(_parquet(path, name), name, folder=path.parent)
     found = reading(data, path, name, data.TEXT if kind == "text" else str(kind), further)
     dataset = cache.cached(path, found.options, found.make)
     return Rows(dataset, name, textual=found.kind in TEXTUAL, folder=path.parent, notes=found.notes)
 
 
 def reading(data: schema.Data, path: Path, name: str, kind: str, further: Collection[str] = ()) -> Reading:
-    """Return how a file of the format `kind`, which is not parquet, is read for the columns of `data`.
+    """Return how a file of the format `kind` is read for the columns of `data`.
 
     Raises UserError for CoNLL's columns where the task has no words and tags.
     """
@@ -104,7 +99,7 @@ def reading(data: schema.Data, path: Path, name: str, kind: str, further: Collec
         defaults = type(data.columns)().roles()
         make = partial(tables.sentences, path, name, roles, defaults)
         return Reading(kind, (kind, roles, defaults), make, tables.sentence_notes(path, name, roles, defaults))
-    return Reading(kind, (kind,), partial(tables.texts, path, name))
+    return Reading(kind, (kind,), partial(tables.parquet if kind == "parquet" else tables.texts, path, name))
 
 
 def _folder(data: schema.Data, split: str) -> Rows:
@@ -144,24 +139,6 @@ def media(folder: Path) -> tuple[str, list[Path]]:
     return most, found[most]
 
 
-def _parquet(path: Path, name: str) -> Dataset:
-    """Return the rows of a Parquet file; what `datasets` says of a broken one becomes one line."""
-    import glob
-
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
-
-    try:
-        with datasets_silent():
-            # Escaped: `datasets` would take the name a[1].parquet for a pattern.
-            return load_dataset("parquet", data_files=glob.escape(str(path.resolve())), split="train")
-    except (DatasetGenerationError, ValueError, TypeError, KeyError, OSError) as error:
-        _raise_machine_failure(error)
-        if "corresponds to no data" in str(error):  # how `datasets` says that a split came out empty
-            raise UserError(f"{name}: {NO_ROWS}") from error
-        raise UserError(f"{name}: cannot be read as parquet: {first_line(_root(error))}") from error
-
-
 def _hub(data: schema.Data, split: str) -> Rows:
     """Return one split of a hub data set, from the cache where it is there."""
     from datasets import load_dataset
@@ -175,10 +152,17 @@ def _hub(data: schema.Data, split: str) -> Rows:
         with datasets_silent():
             dataset = load_dataset(data.hub, data.config, split=there, revision=data.revision)
     except Exception as error:  # the hub's clients raise anything from ConnectionError to plain ValueError
-        _raise_machine_failure(error)
+        from hf_mps.finetune.run.failures import describe
+
+        # A full disk and the like is no fault of the data.
+        if describe(error) is not None and not isinstance(error, FileNotFoundError):
+            raise
+        root: BaseException = error
+        while root.__cause__ is not None:  # `datasets` wraps what pandas or pyarrow said
+            root = root.__cause__
         instead = "give files with data.files.train=PATH data.files.validation=PATH"
         download = f"hf download {data.hub} --repo-type dataset"
-        raise UserError(unreachable(f"data {where}", download, instead, first_line(_root(error)))) from error
+        raise UserError(unreachable(f"data {where}", download, instead, first_line(root))) from error
     local = Path(data.hub)
     return Rows(dataset, where, folder=local if local.is_dir() else None)
 
@@ -215,18 +199,3 @@ def undecoded(dataset: Dataset) -> Dataset:
         elif isinstance(kind, Audio):
             dataset = dataset.cast_column(column, Audio(decode=False))
     return dataset
-
-
-def _root(error: BaseException) -> BaseException:
-    """Return the error that began a chain: `datasets` wraps what pandas or pyarrow said."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def _raise_machine_failure(error: Exception) -> None:
-    """Let a full disk and the like through: it is no fault of the data."""
-    from hf_mps.finetune.run.failures import describe
-
-    if describe(error) is not None and not isinstance(error, FileNotFoundError):
-        raise error

@@ -1,4 +1,4 @@
-"""Files in which every value is text: separated values (csv, tsv), a workbook's first sheet, plain lines, and CoNLL.
+"""Tables: separated values (csv, tsv), a workbook's first sheet, plain lines and CoNLL, all text, and Parquet.
 
 Python's own csv module reads separated values, every row with as many fields as the first. pandas, with which
 `datasets` reads a csv, makes an index of the first fields where rows are longer than the header, and fills up shorter
@@ -24,11 +24,13 @@ from hf_mps.core.text import counted, first_line
 from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.cache import Tables, in_tables
 
-SEPARATORS = {"csv": (",", ";", "\t"), "tsv": ("\t",)}
+SEPARATORS = {"csv": (",", ";", "\t", "|"), "tsv": ("\t",)}
 # Where there is no header, the separator is chosen by so many rows.
 LOOKED_AT = 50
 # A line added behind the last: only an unclosed quotation mark swallows it.
 END = "hf-mps-end-7c1d20f4"
+# Rows of Parquet at a time: of images at 100 kB each 100 MB.
+PARQUET_ROWS = 1000
 CUT_OFF = "ends without a line break: is its last row whole?"
 # CoNLL-2003's line between two documents: it has tags, and is no sentence.
 DOCUMENT = "-DOCSTART-"
@@ -132,6 +134,17 @@ def shape_of(lines: Lines, kind: str, name: str, *, header: bool) -> Shape:
     return replace(shape, columns=_column_names(top, name) if header else tuple(map(str, range(len(top)))))
 
 
+def unseparated(name: str, column: str) -> str:
+    """Return what to do about a table whose whole first line is its one `column`; empty where that looks right."""
+    other = next((mark for mark in (*SEPARATORS["csv"], ":", "^", "~") if mark in column), "")
+    if not other:
+        return ""
+    if other in SEPARATORS["csv"] and formats.ending(Path(name)) == ".tsv":
+        new = name.replace(".tsv", ".csv")
+        return f"; '{other}' separates its columns, and in .tsv a tab does; next: mv {name} {new}"
+    return f"; if '{other}' separates its columns, write a comma instead; next: tr '{other}' , < {name} > new.csv"
+
+
 def _column_names(first: list[str], name: str) -> tuple[str, ...]:
     """Return the columns that a first line names; an unnamed one gets pandas' name for it. Raises UserError."""
     twice = [column for column in first if column and first.count(column) > 1]
@@ -152,9 +165,7 @@ def _rows(lines: Lines, name: str, shape: Shape) -> Iterator[list[str]]:
                 return
             if fields and fields[-1].endswith(END):
                 place = f"row {row}" if row else "the first line"
-                raise UserError(
-                    f"{name}: the quotation mark that opens in {place} is never closed; next: close it there"
-                )
+                raise UserError(f"{name}: a quotation mark that opens in {place} is never closed; next: close it")
             empty = not fields or (len(shape.columns) > 1 and len(fields) == 1 and not fields[0].strip())
             if not empty and row:
                 if misfit := shape.misfit(fields):
@@ -177,9 +188,7 @@ def readable_errors(name: str) -> Iterator[None]:
     try:
         yield
     except csv.Error as error:
-        raise UserError(
-            f"{name}: cannot be read as separated values: {error}; allowed: csv as RFC 4180 has it"
-        ) from error
+        raise UserError(f"{name}: cannot be read as separated values: {error}; allowed: csv as in RFC 4180") from error
 
 
 @contextmanager
@@ -282,6 +291,17 @@ def _book(path: Path, name: str, *, values: bool) -> Iterator[Any]:
         yield book
     finally:
         book.close()
+
+
+def parquet(path: Path, name: str) -> Tables:
+    """Yield the rows of a Parquet file, a few at a time: an image may be in each. Raises UserError for a broken one."""
+    import pyarrow
+
+    with formats.opened_parquet(path, name) as file:
+        schema = file.schema_arrow
+        yield schema.empty_table()
+        for batch in file.iter_batches(PARQUET_ROWS):
+            yield pyarrow.Table.from_batches([batch], schema)
 
 
 def texts(path: Path, name: str) -> Tables:

@@ -175,10 +175,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if ctx.shared is not None:
             ready, scaled[1] = scaled[1], None
             ctx.shared.gradient = (lambda: recompute().mul_(upstream)) if recompute is not None else (lambda: ready)
-        scaled = [
-            gradient.to(dtype) if gradient is not None else None
-            for gradient, dtype in zip(scaled, ctx.dtypes, strict=True)
-        ]
+        pairs = zip(scaled, ctx.dtypes, strict=True)
+        scaled = [gradient.to(dtype) if gradient is not None else None for gradient, dtype in pairs]
         return (*scaled, None, None, None, None)
 
 

@@ -76,9 +76,8 @@ class ChunkedLoss:
             labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
             labels = labels if shift_labels is None else shift_labels
         head = self.head
-        return chunked.cross_entropy(
-            logits, head.weight, head.bias, labels, num_items_in_batch, ignore_index, shared=head.shared
-        )
+        count, shared = num_items_in_batch, head.shared
+        return chunked.cross_entropy(logits, head.weight, head.bias, labels, count, ignore_index, shared=shared)
 
     def defer(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Let the head return its input in this pass: a forward pre-hook of the model."""

@@ -185,9 +185,8 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
         return kept(lengths.decided(), hop, rate)
     longest = max([*counts, *others])
     if not recipe.optimizations:
-        return Choice(
-            Durations(longest, "longest", hop=hop, rate=rate), f"optimizations is false in the recipe; {summary}"
-        )
+        plain = Durations(longest, "longest", hop=hop, rate=rate)
+        return Choice(plain, f"optimizations is false in the recipe; {summary}")
     batch = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, batch))
     shapes = optimal_buckets(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)

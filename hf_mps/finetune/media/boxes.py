@@ -82,10 +82,8 @@ class Boxes(images.Varied):
         target = {"image_id": index, "annotations": annotations}
         made = self._processor(images=[image], annotations=[target], return_tensors="pt")
         labels = made["labels"][0]
-        return {
-            "pixel_values": made["pixel_values"][0],
-            "labels": {"class_labels": labels["class_labels"], "boxes": labels["boxes"].float()},
-        }
+        truths = {"class_labels": labels["class_labels"], "boxes": labels["boxes"].float()}
+        return {"pixel_values": made["pixel_values"][0], "labels": truths}
 
 
 def collate(rows: list[Any]) -> dict[str, Any]:

@@ -55,14 +55,11 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
 
     kinds = {"input_ids": List(Value("int32")), "labels": List(Value("int32"))}
     features = Features({**kinds, "pictures": Value("int32"), "row": Value("int32")})
-    found = tokens.map_cached(
-        rows, encode, content=content, key=("image chats", longest, prompt or ""), features=features
-    )
+    key = ("image chats", longest, prompt or "")
+    found = tokens.map_cached(rows, encode, content=content, key=key, features=features)
     if len(found) == 0:
-        raise UserError(
-            f"{rows.where}: no row holds a word of the assistant within max_length {longest}; give a longer one, or a"
-            " smaller max_image_tokens"
-        )
+        remedy = "give a longer one, or a smaller max_image_tokens"
+        raise UserError(f"{rows.where}: no row holds a word of the assistant within max_length {longest}; {remedy}")
     return found
 
 
@@ -169,10 +166,9 @@ def refuse_unlike(
         wanted = [name for name in own if name in takes]
         unlike = [name for name in wanted if name not in ours or not torch.equal(ours[name], own[name])]
         if unlike:
-            raise UserError(
-                f"{type(reader.processor).__name__} reads images in a way that hf_mps does not know (it also returns"
-                f" {', '.join(unlike)}); allowed: a model such as SmolVLM, Idefics3, Qwen-VL or LLaVA 1.5"
-            )
+            told = f"reads images in a way that hf_mps does not know (it also returns {', '.join(unlike)})"
+            allowed = "allowed: a model such as SmolVLM, Idefics3, Qwen-VL or LLaVA 1.5"
+            raise UserError(f"{type(reader.processor).__name__} {told}; {allowed}")
         return
 
 

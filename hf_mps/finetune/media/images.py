@@ -34,7 +34,9 @@ class Augmentation(schema.Section):
     """
 
     crop: list[float] = Field(default=[0.08, 1.0], min_length=2, max_length=2)
+    """The least and the greatest share of the area that is cropped."""
     flip: float = Field(default=0.5, ge=0, le=1)
+    """The probability of mirroring an image."""
 
     @field_validator("crop")
     @classmethod
@@ -222,10 +224,8 @@ def size(processor: Any) -> tuple[int, int]:
         return int(said["height"]), int(said["width"])
     if said.get("shortest_edge"):
         return int(said["shortest_edge"]), int(said["shortest_edge"])
-    raise UserError(
-        f"the model's image processor names no fixed size ({said}), so images cannot be cropped to it; next:"
-        " augmentation=null"
-    )
+    told = f"the model's image processor names no fixed size ({said}), so images cannot be cropped to it"
+    raise UserError(f"{told}; next: augmentation=null")
 
 
 def prepared_by(processor: Any, *further: str) -> Choice[str]:
@@ -238,9 +238,7 @@ def described_augmentation(augmentation: Augmentation | None) -> Choice[str]:
     """Return how training images are varied, with the reason."""
     if augmentation is None:
         return Choice("none", "augmentation in the recipe")
-    return Choice(
-        str(augmentation), "drawn from the seed, the epoch and the row alone: a resumed run sees the same images"
-    )
+    return Choice(str(augmentation), "drawn from seed, epoch and row alone: a resumed run sees the same images")
 
 
 def refuse_missing(rows: Rows, role: str = "image") -> None:

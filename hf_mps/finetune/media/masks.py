@@ -51,11 +51,9 @@ class Masks(images.Varied):
         if bool(known.all()):
             return made
         found = int(labels[~known].max()) + self._reduce
-        raise UserError(
-            f"{self._rows.place(index)}: mask has class {found}, and data.labels names"
-            f" {self._classes} classes, from {int(self._reduce)} on; next: name every class, or reduce_labels=true"
-            " where 0 means no class"
-        )
+        told = f"mask has class {found}, and data.labels names {self._classes} classes, from {int(self._reduce)} on"
+        way_on = "next: name every class, or reduce_labels=true where 0 means no class"
+        raise UserError(f"{self._rows.place(index)}: {told}; {way_on}")
 
 
 def prepared(processor: Any, image: Any, mask: Any, *, reduce: bool) -> dict[str, Any]:
@@ -74,10 +72,8 @@ def pair(rows: Rows, index: int) -> tuple[Any, Any]:
     image = images.opened_value(rows, index, row["image"])
     mask = images.opened_value(rows, index, row["mask"], "mask", _numbers)
     if mask.shape != image.size[::-1]:
-        raise UserError(
-            f"{rows.place(index)}: mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image"
-            f" {image.size[0]} x {image.size[1]}; allowed: the same"
-        )
+        told = f"mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image {image.size[0]} x {image.size[1]}"
+        raise UserError(f"{rows.place(index)}: {told}; allowed: the same")
     return image, mask
 
 

@@ -17,6 +17,8 @@ from hf_mps.core.text import first_line
 from hf_mps.finetune.run.logging import errors_only
 
 PYPI = "pypi:"
+SECONDS = 5
+"""How long the hub may take to say whether it has a model."""
 TOKENIZER = "tokenizer_config.json"
 VOCABULARY = re.compile(
     r"(tokenizer|tekken|byte_maps)\.json|.*vocab.*\.(json|txt)|.*\.(model|spm|tiktoken|tokenizer|gguf)"
@@ -68,6 +70,30 @@ class Checkpoint:
         problem = "it has no tokenizer (tokenizer.json, vocab.txt or the like), and one that is made up knows no word"
         return UserError(f"model {self.name}: {problem}; next: {remedy}")
 
+    def refuse_absent(self) -> None:
+        """Raise UserError for a hub id of which the cache has nothing and the hub does not know; imports no torch.
+
+        `from_pretrained` would say so after half a minute: it comes behind PyTorch and the rows, and tries five times.
+        """
+        from huggingface_hub import HfApi, constants
+
+        cached = Path(constants.HF_HUB_CACHE, f"models--{self.source.replace('/', '--')}", "snapshots")
+        # sentence-transformers may have a cache of its own.
+        if self.local or os.environ.get("SENTENCE_TRANSFORMERS_HOME") or (cached.is_dir() and any(cached.iterdir())):
+            return
+        first = ""
+        if not constants.HF_HUB_OFFLINE:
+            try:
+                HfApi().model_info(self.source, timeout=SECONDS)
+                return
+            except Exception as error:  # the hub's clients raise anything from ConnectionError to plain ValueError
+                first = first_line(error)
+        raise self._unreachable(first)
+
+    def _unreachable(self, first: str) -> UserError:
+        words = (f"model {self.name}", f"hf download {self.name}", "give a folder with model=PATH")
+        return UserError(unreachable(*words, first))
+
     def stored_config(self) -> dict[str, Any]:
         """Return what config.json says of a folder, or of a hub id whose files are here; empty where it cannot be read.
 
@@ -108,10 +134,8 @@ class Checkpoint:
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
         if type(config) not in PROCESSOR_MAPPING:
-            raise UserError(
-                f"model {self.name}: a {config.model_type} reads no text beside images; allowed: a model"
-                " of images and text, such as HuggingFaceTB/SmolVLM-256M-Instruct"
-            )
+            allowed = "allowed: a model of both, such as HuggingFaceTB/SmolVLM-256M-Instruct"
+            raise UserError(f"model {self.name}: a {config.model_type} reads no text beside images; {allowed}")
         kind: Any = PROCESSOR_MAPPING[type(config)]
         parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
         settings = {
@@ -154,10 +178,8 @@ class Checkpoint:
         prefix = f"{model.base_model_prefix}."
         inside = sorted(name for name in new if name.startswith(prefix) and ".pooler." not in name)
         if inside:
-            raise UserError(
-                f"model {self.name}: its weights do not fit {type(model).__name__}: {len(inside)} are missing or of"
-                f" another shape, first {inside[0]}; allowed: a checkpoint of the architecture that its config names"
-            )
+            problem = f"{len(inside)} of the weights of {type(model).__name__} are missing or misshapen"
+            raise UserError(f"model {self.name}: {problem}, first {inside[0]}; allowed: weights that fit its config")
         count = quantization.parameters(model)
         size = f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
         parts = sorted({name.rpartition(".")[0] or name for name in new})
@@ -213,8 +235,7 @@ class Checkpoint:
                 raise
             if self.local:
                 raise UserError(f"model {self.name}: its {what} cannot be read: {first_line(error)}") from error
-            download, instead = f"hf download {self.name}", "give a folder with model=PATH"
-            raise UserError(unreachable(f"model {self.name}", download, instead, first_line(error))) from error
+            raise self._unreachable(first_line(error)) from error
 
 
 def resolve(model: str) -> Checkpoint:
@@ -238,9 +259,7 @@ def resolve(model: str) -> Checkpoint:
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise UserError(
-                f"model {model}: the folder has no config.json; allowed: a folder that save_pretrained wrote"
-            )
+            raise UserError(f"model {model}: it has no config.json; allowed: a folder that save_pretrained wrote")
         return Checkpoint(model, str(path), local=True)
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or (os.sep != "/" and os.sep in model):
         raise UserError(f"model {model}: there is no such folder; allowed: a folder, a hub id, or {PYPI}PACKAGE")

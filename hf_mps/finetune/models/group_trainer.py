@@ -105,10 +105,8 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
             texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
             said = [[{"role": "assistant", "content": text}] for text in texts]
         columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-        each = [
-            score(prompts=prompts, completions=said, completion_ids=completion_ids, trainer_state=self.state, **columns)
-            for score in self.reward_funcs
-        ]
+        given = {"prompts": prompts, "completions": said, "completion_ids": completion_ids, **columns}
+        each = [score(trainer_state=self.state, **given) for score in self.reward_funcs]
         scores = numpy.array(each, dtype=numpy.float64).T  # None becomes NaN
         weighted = scores * self.reward_weights.numpy()
         total = numpy.where(numpy.isnan(weighted).all(axis=1), numpy.nan, numpy.nansum(weighted, axis=1))

@@ -97,10 +97,8 @@ def _gathering(loss: Any) -> Any:
 
         def compute_loss_from_embeddings(self, embeddings: Any, *labels: Any) -> Any:
             if self.gather_across_devices:
-                several = isinstance(embeddings, list)  # a regularizer is given those of one column
-                embeddings = (
-                    list(map(all_gather_with_grad, embeddings)) if several else all_gather_with_grad(embeddings)
-                )
+                gather = all_gather_with_grad  # of several columns; a regularizer is given those of one
+                embeddings = list(map(gather, embeddings)) if isinstance(embeddings, list) else gather(embeddings)
                 labels = tuple(map(all_gather, labels))
             return super().compute_loss_from_embeddings(embeddings, *labels)
 

@@ -48,16 +48,15 @@ class Decoder(Recipe):
     """Adds `quantization`: the model's linear layers in 4 bits (nf4, fp4) or 8 (int8) below the adapters of `lora`."""
 
     quantization: Kind | None = None
+    """Keeps the frozen weights below the adapters in 4 bits (nf4, fp4) or 8 (int8)."""
 
     @model_validator(mode="after")
     def _below_adapters(self) -> Decoder:
         if self.quantization is None:
             return self
         if self.lora is None:
-            raise ValueError(
-                f"has quantization: {self.quantization} without lora, and rounded weights cannot step; give lora: {{}}"
-                " for adapters over them, or leave quantization out"
-            )
+            told = "without lora, and rounded weights cannot be trained; give lora: {}, or leave quantization out"
+            raise ValueError(f"has quantization: {self.quantization} {told}")
         if self.training.get("fsdp"):
             raise ValueError("has quantization and training.fsdp, which divides whole weights; leave one of them out")
         return self
@@ -67,7 +66,9 @@ class Generate(schema.Section):
     """For predictions.csv: to how many validation rows the model answers, and with at most how many tokens."""
 
     rows: int = Field(default=16, ge=0)
+    """How many validation rows the model answers in predictions.csv."""
     max_new_tokens: int = Field(default=128, ge=1)
+    """The most tokens of an answer."""
 
 
 @dataclass

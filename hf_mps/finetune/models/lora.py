@@ -26,11 +26,17 @@ class Lora(schema.Section):
     """
 
     r: int = Field(default=16, ge=1)
+    """The rank of the adapters."""
     lora_alpha: float = Field(default=32, gt=0)
+    """The adapters are scaled by lora_alpha / r."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout before the adapters."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """The layers that get adapters."""
     use_rslora: bool = False
+    """true scales by lora_alpha / sqrt(r)."""
     export: Literal["merged", "adapter"] = "merged"
+    """What is saved: a whole model, or the adapter alone."""
 
 
 def configuration(lora: Lora, task_type: str) -> Any:
@@ -40,9 +46,7 @@ def configuration(lora: Lora, task_type: str) -> Any:
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise UserError(
-            f"lora: peft is not installed; next: {extras.install('lora')}, or lora=null to train every weight"
-        ) from error
+        raise UserError(f"lora: peft is not installed; next: {extras.install('lora')}, or lora=null") from error
     # peft annotates lora_alpha as an integer, and only divides by it.
     return LoraConfig(task_type=task_type, **lora.model_dump(exclude={"export"}))
 
@@ -151,14 +155,11 @@ def _refuse_unknown(model: Any, targets: list[str] | str) -> None:
     """
     if isinstance(targets, str):
         return
-    layer_names = {
-        name.rpartition(".")[2] for name, module in model.named_modules() if getattr(module, "weight", None) is not None
-    }
-    paths = {name for name, _ in model.named_modules()}
+    modules = dict(model.named_modules())
+    paths = [path for path, module in modules.items() if getattr(module, "weight", None) is not None]
+    layer_names = {path.rpartition(".")[2] for path in paths}
     for name in targets:
-        if name not in layer_names and not any(path == name or path.endswith(f".{name}") for path in paths):
+        if name not in layer_names and not any(path == name or path.endswith(f".{name}") for path in modules):
             allowed = ", ".join(sorted(part for part in layer_names if not part.isdecimal()))
-            raise UserError(
-                f"lora.target_modules has '{name}', and {type(model).__name__} has no such layer; allowed:"
-                f" {ALL_LINEAR}, {allowed}{nearest(name, layer_names)}"
-            )
+            told = f"lora.target_modules has '{name}', and {type(model).__name__} has no such layer"
+            raise UserError(f"{told}; allowed: {ALL_LINEAR}, {allowed}{nearest(name, layer_names)}")

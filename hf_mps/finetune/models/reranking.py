@@ -152,18 +152,15 @@ class RerankEvaluator:
                 yield line
 
     def _relevance(self, group: Sequence[tuple[int, int]]) -> list[float]:
-        return [
-            self._queries[place].relevance[inner] if self._queries[place].relevance else 0.0 for place, inner in group
-        ]
+        known = [(self._queries[place].relevance, inner) for place, inner in group]
+        return [relevance[inner] if relevance else 0.0 for relevance, inner in known]
 
     def _metrics(self, scores: Sequence[Sequence[float]]) -> dict[str, float]:
         """Return the metrics of each query's scores of its documents."""
         values: dict[str, float] = {}
         assert self._measured is not None
         if "rerank" in self._measured.names:
-            sides = [
-                ([scores[place][inner] for place, inner in group], self._relevance(group)) for group in self._groups
-            ]
+            sides = [([scores[at][inner] for at, inner in group], self._relevance(group)) for group in self._groups]
             ranked = [(given, truths) for given, truths in sides if _can_rank(truths)] or sides
             for name, formula in (("ndcg@10", ndcg), ("mrr@10", reciprocal_rank)):
                 values[name] = sum(formula(*one) for one in ranked) / len(ranked)

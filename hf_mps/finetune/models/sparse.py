@@ -23,10 +23,8 @@ def load(checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
     model = checkpoint.sparse_encoder(device)
     parts = [type(part).__name__ for part in model]
     if parts[-1] != "SpladePooling":
-        raise UserError(
-            f"model {checkpoint.name}: it has no head that predicts masked words, which SPLADE weighs a text's words"
-            " by; allowed: checkpoints of a masked language model, such as distilbert/distilbert-base-uncased"
-        )
+        allowed = "allowed: masked language models, such as distilbert/distilbert-base-uncased"
+        raise UserError(f"model {checkpoint.name}: it has no head that predicts masked words; {allowed}")
     count = sum(parameter.numel() for parameter in model.parameters())
     return model, Choice(checkpoint.name, f"{' + '.join(parts)}, {count / 1e6:.1f} M parameters")
 

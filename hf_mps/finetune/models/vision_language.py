@@ -97,14 +97,10 @@ def budget(reader: Reader, most: int) -> Choice[str]:
         counted = len(reader.block((side, side)))
         if counted <= most:
             kept = " (the checkpoint's own size)" if size == own else ""
-            return Choice(
-                f"up to {counted} tokens an image",
-                f"max_image_tokens is {most}: {told}{kept}; by {type(made).__name__}, with PIL on any machine",
-            )
-    raise UserError(
-        f"max_image_tokens is {most}, and {type(reader.processor).__name__} makes {counted} of an image at least;"
-        f" allowed: {counted} or more"
-    )
+            reason = f"max_image_tokens is {most}: {told}{kept}; by {type(made).__name__}, with PIL on any machine"
+            return Choice(f"up to {counted} tokens an image", reason)
+    least = f"{type(reader.processor).__name__} makes {counted} of an image at least; allowed: {counted} or more"
+    raise UserError(f"max_image_tokens is {most}, and {least}")
 
 
 def _sizes(made: Any, own: dict[str, int], most: int) -> Iterator[tuple[dict[str, int], int, str]]:

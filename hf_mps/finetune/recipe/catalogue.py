@@ -55,7 +55,8 @@ def find(recipe: str) -> Entry:
         near = nearest(recipe, known) or nearest(recipe, short)
         for last, name in short.items():
             near = near.replace(f"'{last}'", f"'{name}'")
-        raise UserError(f"'{recipe}' is not a recipe; allowed: {', '.join(known)}, or a path that ends in .yaml{near}")
+        allowed = "allowed: a recipe's name, or a path that ends in .yaml; next: hf-mps recipes list"
+        raise UserError(f"'{recipe}' is not a recipe{near}; {allowed}")
     return known[recipe]
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -18,11 +22,12 @@ from hf_mps.finetune.recipe.yaml import read_yaml
 
 @dataclass(frozen=True)
 class Key:
-    """A dotted key: its values in words, and its default as YAML (empty where the key is required)."""
+    """A dotted key: its values in words, its default as YAML (empty where the key is required), and what it means."""
 
     name: str
     kind: str
     default: str
+    meaning: str
 
 
 def of_task(task: str) -> list[Key]:
@@ -39,12 +44,10 @@ def training(task: str) -> list[Key]:
     """Return the fields that `training` takes for a task. Raises UserError where their library is not installed."""
     kind = tasks.find(task)
     source = kind.arguments_source or TRAINING_ARGUMENTS
-    refused = training_section.ELSEWHERE | dict(kind.settled)
-    return [
-        Key(f"training.{name}", training_section.allowed(field), "")
-        for name, field in training_section.fields(source).items()
-        if name not in refused
-    ]
+    known = training_section.fields(source)
+    refused = training_section.set_elsewhere(kind.settled, known)
+    free = [field for name, field in known.items() if name not in refused]
+    return [Key(f"training.{one.name}", training_section.allowed(one), "", one.meaning) for one in free]
 
 
 def of_recipe(recipe: str) -> list[Key]:
@@ -60,6 +63,7 @@ def of_recipe(recipe: str) -> list[Key]:
 
 def _of(kind: type[BaseModel], prefix: str) -> Iterator[Key]:
     """Return the keys of a section; those of sections inside it have dotted names."""
+    meanings = _docstrings(kind)
     for name, field in kind.model_fields.items():
         kinds = (one for one in _union(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel))
         if (section := next(kinds, None)) is not None:
@@ -68,7 +72,23 @@ def _of(kind: type[BaseModel], prefix: str) -> Iterator[Key]:
         value = None if field.is_required() else field.get_default(call_default_factory=True)
         default = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         default = "" if field.is_required() else "empty" if value in ([], {}) else default
-        yield Key(f"{prefix}{name}", _type_words(field.annotation), default)
+        yield Key(f"{prefix}{name}", _type_words(field.annotation), default, meanings.get(name, ""))
+
+
+def _docstrings(kind: type[BaseModel]) -> dict[str, str]:
+    """Return the docstring below each field of a class, in one line; a class's own goes before those of its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if base is BaseModel or not issubclass(base, BaseModel):
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                words = below.value if isinstance(below, ast.Expr) else None
+                if isinstance(words, ast.Constant):
+                    found[field.target.id] = " ".join(str(words.value).split())
+    return found
 
 
 def _union(annotation: Any) -> list[Any]:
@@ -84,12 +104,16 @@ def _type_words(annotation: Any) -> str:
     parts = []
     for kind in _union(annotation):
         origin, inner = get_origin(kind), get_args(kind)
-        if origin is Literal:
+        if origin is Annotated:
+            parts.append(_type_words(inner[0]))
+        elif origin is Literal:
             parts.append(", ".join(map(str, inner)))
         elif origin is list:
             parts.append(f"list of {_type_words(inner[0])}")
         elif origin is dict:
             parts.append(f"mapping of {_type_words(inner[0])} to {_type_words(inner[1])}")
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            parts.append(f"sections of {', '.join(kind.model_fields)}")
         else:
             parts.append(plain.get(kind, getattr(kind, "__name__", str(kind))))
     return " or ".join(parts)

@@ -64,10 +64,8 @@ def of_values(values: Mapping[str, Any]) -> Overrides:
 
     A value that is an override already is kept.
     """
-    return {
-        key: value if isinstance(value, Override) else Override(value, f"{key}={json.dumps(value)}")
-        for key, value in values.items()
-    }
+    words = {key: f"{key}={json.dumps(value)}" for key, value in values.items() if not isinstance(value, Override)}
+    return {key: Override(value, words[key]) if key in words else value for key, value in values.items()}
 
 
 def lay(document: Document, overrides: Overrides) -> Document:

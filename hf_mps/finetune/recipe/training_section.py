@@ -7,8 +7,10 @@ will run, and neither transformers nor torch is loaded.
 from __future__ import annotations
 
 import ast
+import fnmatch
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -23,17 +25,20 @@ Source = tuple[str, str]
 """A file's path inside site-packages, and the class in it."""
 
 TRAINING_ARGUMENTS: Source = ("transformers/training_args.py", "TrainingArguments")
+# Ends a first sentence, and no abbreviation: `e.g.` goes on in small letters.
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 UTILITIES = "transformers/trainer_utils.py"
 PIP = {"transformers": "'transformers>=5.3'", "sentence_transformers": "sentence-transformers"}
 
 
 @dataclass(frozen=True)
 class Field:
-    """A field: its name, its annotation as written, and its values where they are listed."""
+    """A field: its name, its annotation as written, its values where they are listed, and its help's first sentence."""
 
     name: str
     annotation: str
     values: tuple[str, ...] = ()
+    meaning: str = ""
 
     @property
     def types(self) -> list[str]:
@@ -63,8 +68,15 @@ def fields(source: Source = TRAINING_ARGUMENTS) -> dict[str, Field]:
             names = types(node.annotation)
             if "ClassVar" in names:
                 continue
-            values = [value for name in names for value in enums.get(name, ())] or _choices(node.value)
-            by_name[node.target.id] = Field(node.target.id, ast.unparse(node.annotation), tuple(values))
+            metadata = _metadata(node.value)
+            choices = metadata.get("choices")
+            listed = choices.elts if isinstance(choices, ast.List) else ()
+            values = [value for name in names for value in enums.get(name, ())]
+            values = values or [str(one.value) for one in listed if isinstance(one, ast.Constant)]
+            said = metadata.get("help")
+            words = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else ""
+            meaning = SENTENCE.split(words)[0].rstrip(".")
+            by_name[node.target.id] = Field(node.target.id, ast.unparse(node.annotation), tuple(values), meaning)
     return by_name
 
 
@@ -125,14 +137,16 @@ def _enums(tree: ast.Module) -> dict[str, list[str]]:
     return found
 
 
-def _choices(value: ast.expr | None) -> list[str]:
-    """Return the `choices` list in a field's metadata, where it is written out."""
+def _metadata(value: ast.expr | None) -> dict[str, ast.expr]:
+    """Return a field's metadata as written, by its keys."""
     for node in ast.walk(value) if value is not None else ():
         if isinstance(node, ast.Dict):
-            for key, item in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "choices" and isinstance(item, ast.List):
-                    return [str(choice.value) for choice in item.elts if isinstance(choice, ast.Constant)]
-    return []
+            return {
+                key.value: item
+                for key, item in zip(node.keys, node.values, strict=True)
+                if isinstance(key, ast.Constant) and isinstance(key.value, str)
+            }
+    return {}
 
 
 # Fields that transformers 5.23 gave new names (new: old). Both are taken from a recipe, and the old ones warn there.
@@ -189,6 +203,12 @@ LOWEST = {
     **dict.fromkeys(("logging_steps", "eval_steps", "eval_delay", "save_steps"), 0),
     **dict.fromkeys(("dataloader_num_workers", "neftune_noise_alpha"), 0),
 }
+# Fields with a most: a batch or a step of more rows is a slip of the finger, and would be noticed after a minute.
+MOST = {
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 1_000_000),
+    "gradient_accumulation_steps": 1_000_000,
+    "dataloader_num_workers": 1_000,
+}
 # Shares of 1 that may not be the whole: PyTorch refuses such betas when the optimizer is made, a smoothing of 1 or more
 # teaches the other classes.
 BELOW_ONE = ("label_smoothing_factor", "adam_beta1", "adam_beta2")
@@ -223,6 +243,12 @@ def _installed(key: str) -> str:
     return key
 
 
+def set_elsewhere(settled: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
+    """Return the fields that a recipe sets elsewhere: ELSEWHERE, and `settled` of the `known` ones; `*` is any text."""
+    matched = {name: why for pattern, why in settled.items() for name in fnmatch.filter(known, pattern)}
+    return ELSEWHERE | dict(settled) | matched
+
+
 def problems(
     training: Mapping[str, Any],
     source: Source | None = None,
@@ -237,7 +263,8 @@ def problems(
     installed.
     """
     source = source or TRAINING_ARGUMENTS
-    known, elsewhere = fields(source), ELSEWHERE | dict(settled or {})
+    known = fields(source)
+    elsewhere = set_elsewhere(settled or {}, known)
     wrong = []
     for key, value in training.items():
         if key in elsewhere:
@@ -279,12 +306,13 @@ def _mismatch(field: Field, value: Any) -> str:
 def _out_of_range(name: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ""
-    least = LOWEST.get(name, -math.inf)
+    least, most = LOWEST.get(name, -math.inf), MOST.get(name, math.inf)
     refused = {
         "a finite number": not math.isfinite(value),
         "a number above 0": name == "num_train_epochs" and value <= 0,
         "1 or more, or -1 for as many as num_train_epochs has": name == "max_steps" and value < 1 and value != -1,
         "0 or more and less than 1": name in BELOW_ONE and not 0 <= value < 1,
         f"{least} or more": value < least,
+        f"up to {most:,}": value > most,
     }
     return next((f"is {value}; allowed: {words}" for words, wrong in refused.items() if wrong), "")

@@ -145,8 +145,9 @@ def _walk(node: yaml.Node | None, prefix: str, lines: dict[str, int], twice: lis
 
 
 def problem(error: yaml.YAMLError) -> str:
-    """Return what is wrong with a text that is no YAML, as a clause."""
-    return first_line(getattr(error, "problem", None) or error)
+    """Return what is wrong with a text that is no YAML, as a clause, and what is allowed."""
+    words = first_line(getattr(error, "problem", None) or error)
+    return words if "; " in words else f"{words}; allowed: a value of YAML, or a text in quotation marks"
 
 
 def _kind(value: Any) -> str:

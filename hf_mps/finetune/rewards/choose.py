@@ -19,7 +19,7 @@ from unicodedata import category
 from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, UserError, nearest
+from hf_mps.core.errors import RunError, UserError, brief, nearest
 from hf_mps.core.text import counted, summary
 from hf_mps.finetune.recipe import schema
 from hf_mps.metrics import squad
@@ -98,7 +98,6 @@ def final_number(text: str) -> Decimal | None:
 
 GIVEN = ("prompts", "completions", "completion_ids")
 """What every function is given, beside the columns of the rows: lists with an entry for each completion."""
-SCORES = "a list with a number, or None, for each completion"
 
 
 class ScoreError(RunError):
@@ -150,25 +149,16 @@ class Score:
             found = self._function(**given)
         except Exception as error:
             raise ScoreError(f"the reward {self.__name__} failed: {summary(error)}") from error
-        if isinstance(found, (str, bytes, Mapping)) or not hasattr(found, "__iter__") or not hasattr(found, "__len__"):
-            raise ScoreError(f"the reward {self.__name__} returned a {type(found).__name__}; allowed: {SCORES}")
         try:
-            scores = list(found)
-        except TypeError as error:  # a tensor without dimensions has `__len__`, and no length
-            raise ScoreError(f"the reward {self.__name__} returned one number; allowed: {SCORES}") from error
-        if len(scores) != len(completions):
-            came = f"{counted(len(scores), 'score')} for {counted(len(completions), 'completion')}"
-            raise ScoreError(f"the reward {self.__name__} returned {came}; allowed: {SCORES}")
-        values: list[float | None] = []
-        for score in scores:
-            try:
-                values.append(None if score is None else float(score))
-            except (TypeError, ValueError, RuntimeError) as error:
-                came = f"a {type(score).__name__} as a score"
-                raise ScoreError(f"the reward {self.__name__} returned {came}; allowed: {SCORES}") from error
-            if values[-1] is not None and not math.isfinite(values[-1]):
-                came = f"{values[-1]}; allowed: a finite number, or None"
-                raise ScoreError(f"the reward {self.__name__} returned {came}")
+            # Not a text or a mapping, whose letters or keys might be numbers; a tensor without dimensions has no list.
+            scores = None if isinstance(found, (str, bytes, Mapping)) else list(found)
+            values = [None if score is None else float(score) for score in scores or ()]
+        except (TypeError, ValueError, RuntimeError):
+            values = []
+        if len(values) != len(completions) or not all(value is None or math.isfinite(value) for value in values):
+            came = f"the reward {self.__name__} returned {brief(repr(found))}"
+            allowed = f"a list with a finite number, or None, for each of the {counted(len(completions), 'completion')}"
+            raise ScoreError(f"{came}; allowed: {allowed}")
         return values
 
 
@@ -189,10 +179,15 @@ class Reward(schema.Section):
     """
 
     name: str
+    """A built-in reward, one of trl.rewards, or a declared or importable function."""
     weight: float = 1.0
+    """Its share of the sum."""
     most: int | None = Field(default=None, ge=1)
+    """For length: the most tokens that score 1."""
     pattern: str | None = None
+    """For format: the regular expression to find."""
     answer_as: str = "answer"
+    """The keyword under which a function takes the reference answer."""
 
     @model_validator(mode="after")
     def _whole(self) -> Reward:

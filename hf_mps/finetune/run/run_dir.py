@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -258,9 +259,7 @@ class RunDir:
                         taken.staging.mkdir()
                         break
                 except OSError as error:
-                    raise UserError(
-                        f"output_dir {path}: cannot be made: {error.strerror}; next: output_dir=~/{path.name}"
-                    ) from error
+                    raise _unmakable(path, error) from error
                 held.close()
                 if self.named or self.checkpoint:
                     raise UserError(GOING_ON.format(path, next_free(path)))
@@ -268,7 +267,15 @@ class RunDir:
             yield taken
 
     def refuse_held(self) -> None:
-        """Raise UserError where a run is going on in the folder: sooner than `lock`, before rows and model are read."""
+        """Raise UserError where a run is going on in the folder, or where it cannot be made: sooner than `lock`, before
+        rows and model are read.
+        """
+        above = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
+        try:
+            with tempfile.TemporaryDirectory(dir=above, prefix=".hf-mps-"):  # os.access says yes of /proc
+                pass
+        except OSError as error:
+            raise _unmakable(self.path, error) from error
         if (self.named or self.checkpoint) and self.path.is_dir() and not World.here().restarts:
             with ExitStack() as held:
                 if not _lock(self.path, held):
@@ -428,3 +435,7 @@ def _changed(path: Path, differs: list[str]) -> str:
     state = "a finished" if (path / RESULTS).exists() else "an unfinished"
     way_on = f"the recipe as it was, or --fresh, which trains beside it in {next_free(path)}"
     return f"{path} holds {state} run of a recipe that has changed since: {shown}; next: {way_on}"
+
+
+def _unmakable(path: Path, error: OSError) -> UserError:
+    return UserError(f"output_dir {path}: cannot be made: {error.strerror}; next: output_dir=~/{path.name}")

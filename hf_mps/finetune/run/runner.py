@@ -68,6 +68,8 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         print(f"{run_dir.path} holds this recipe's finished run{scored}; to train again beside it: {again}")
         _judge(results, run_dir.path)
         return results
+    if resolved.smoke is None:
+        ranks.from_main(source.refuse_absent)
     # Sooner than the lock, for a person who would wait minutes for rows and model to be told so.
     ranks.from_main(run_dir.refuse_held)
     from hf_mps.finetune.run.logging import no_bars

@@ -105,10 +105,8 @@ class Tally:
         """
         self.broken += 1
         if self.broken > most * max(self.rows, LEAST):
-            raise TooManyBroken(
-                f"{where()} {why}; {self.broken:,} of {self.rows:,} rows are broken, more than"
-                f" data.max_bad_row_fraction={most:g} allows; next: repair them, or a larger data.max_bad_row_fraction"
-            )
+            told = f"{self.broken:,} of {self.rows:,} rows are broken, data.max_bad_row_fraction={most:g} allows fewer"
+            raise TooManyBroken(f"{where()} {why}; {told}; next: repair them, or a larger data.max_bad_row_fraction")
         return [f"{where()} {why}"] if self.broken <= SHOWN else []
 
 
@@ -193,10 +191,9 @@ class Reader:
             if not given and self.readers == 1:
                 raise UserError(f"{corpus.name}: holds no rows to train on; allowed: at least one")
             if not given:
-                raise UserError(
-                    f"{corpus.name}: too few rows for {self.readers} readers, reader {self.number + 1} has none; next:"
-                    " training.dataloader_num_workers=0, or fewer processes"
-                )
+                told = f"too few rows for {self.readers} readers, reader {self.number + 1} has none"
+                remedy = "next: training.dataloader_num_workers=0, or fewer processes"
+                raise UserError(f"{corpus.name}: {told}; {remedy}")
             place.passed, place.slice, given = place.passed + 1, 0, 0
 
     def _slice(self, corpus: Corpus, number: int, assigned: Assignment, place: Place) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from hf_mps.core.errors import UserError, neighbour
+from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune.data import formats
 from hf_mps.finetune.recipe import schema
@@ -80,12 +80,11 @@ def check(name: str, key: str) -> None:
     """
     kind = formats.kind(Path(name))
     if kind not in KINDS:
-        raise UserError(f"{key}: {name}: rows are streamed from {formats.allowed(KINDS)}, those of text also as .gz")
+        raise UserError(f"{key}: {name}: cannot be streamed; allowed: {formats.allowed(KINDS)}, of text also .gz")
     if remote(name):
         return
-    path = Path(name).expanduser()
-    if not _found(path):
-        raise UserError(f"{key}: {name}: there is no such file{neighbour(path)}")
+    if not _found(path := Path(name).expanduser()):
+        formats.refuse_missing(path, f"{key}: {name}")
 
 
 def of_pattern(name: str, key: str, *, header: bool = True) -> tuple[File, ...]:
@@ -115,7 +114,7 @@ def of_hub(source: schema.Source, key: str) -> tuple[File, ...]:
         raise UserError(f"{key}: {where}: cannot be reached: {first_line(error)}; next: files on this disk") from error
     kind = next((BUILDERS[each.__name__] for each in type(builder).__mro__ if each.__name__ in BUILDERS), None)
     if kind is None:
-        raise UserError(f"{key}: {where}: rows are streamed from {formats.allowed(KINDS)}, and this set has others")
+        raise UserError(f"{key}: {where}: its files cannot be streamed; allowed: {formats.allowed(KINDS)}")
     splits: dict[str, Any] = {str(name): urls for name, urls in (builder.config.data_files or {}).items()}
     if source.split not in splits:
         raise UserError(f"{key}: {source.hub} has no split '{source.split}'; there are: {', '.join(splits)}")
@@ -134,7 +133,7 @@ def _found(path: Path) -> list[Path]:
 def _local(path: Path, name: str, key: str, header: bool) -> File:
     kind = formats.kind(path)
     if kind not in KINDS:
-        raise UserError(f"{key}: {path}: rows are streamed from {formats.allowed(KINDS)}; next: a pattern without it")
+        raise UserError(f"{key}: {path}: cannot be streamed; allowed: {formats.allowed(KINDS)}")
     about = path.stat()
     if about.st_size:
         formats.refuse_disguised(path, str(path))
@@ -152,7 +151,7 @@ def _remote(url: str, kind: str, key: str, header: bool) -> File:
     import fsspec
 
     if kind not in KINDS:
-        raise UserError(f"{key}: {url}: rows are streamed from {formats.allowed(KINDS)}; next: a pattern without it")
+        raise UserError(f"{key}: {url}: cannot be streamed; allowed: {formats.allowed(KINDS)}")
     try:
         system, place = fsspec.core.url_to_fs(url)
         about = system.info(place)
@@ -195,10 +194,8 @@ def cut(files: Sequence[File]) -> tuple[FileSlice, ...]:
         if len(files) >= MANY or file.packed or file.kind in ("csv", "tsv"):
             slices.append(FileSlice(number, 0, WHOLE))
         elif file.kind == "parquet":
-            import pyarrow.parquet
-
-            with file.opened() as opened:
-                groups = max(1, int(pyarrow.parquet.ParquetFile(opened).num_row_groups))
+            with file.opened() as opened, formats.opened_parquet(opened, file.url) as table:
+                groups = max(1, int(table.num_row_groups))
             slices += [FileSlice(number, group, group + 1) for group in range(groups)]
         else:
             # Rounded and not up: a file that is a little longer than a span stays whole.

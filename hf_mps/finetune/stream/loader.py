@@ -82,10 +82,9 @@ class StreamLoader:
                 readers = deal(every, world, workers)
                 now, then = world.size * workers, size * before
                 if world.main:
-                    notices.warn_user(
-                        f"{counted(then, 'reader')} shared the streamed rows before, {now} now: the rest of the rows is"
-                        f" the same, {'each has several parts of them' if now < then else 'several share one part'}"
-                    )
+                    how = "each has several parts of them" if now < then else "several share one part"
+                    shared = f"{counted(then, 'reader')} shared the streamed rows before, {now} now"
+                    notices.warn_user(f"{shared}: the rest of the rows is the same, {how}")
         self.waited, self.rows, self.tokens = (counts.get(name, 0) for name in ("waited", "rows", "tokens"))
         self._readers = {reader.name: reader for reader in readers}
 

@@ -30,14 +30,12 @@ def refuse_endless(recipe: Recipe) -> None:
     if not data.streaming:
         return
     if training.get("num_train_epochs") is not None:
-        raise UserError(
-            "training.num_train_epochs: streamed rows are not counted, so an epoch has no length; next, in its place:"
-            " training.max_steps=N, or data.rows.train=N for so many rows"
-        )
+        remedy = "next, in its place: training.max_steps=N, or data.rows.train=N for so many rows"
+        raise UserError(f"training.num_train_epochs: nobody counts streamed rows, so an epoch has no length; {remedy}")
     if training.get("max_steps", -1) < 1 and data.rows.train is None:
+        remedy = "next: training.max_steps=1000, or data.rows.train=100000 for so many rows"
         raise UserError(
-            "data.streaming: streamed rows are not counted, so the recipe says how long the run is; next:"
-            " training.max_steps=1000, or data.rows.train=100000 for so many rows"
+            f"data.streaming: nobody counts streamed rows, so the recipe says how long the run is; {remedy}"
         )
 
 

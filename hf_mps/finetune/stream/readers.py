@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import IO, Any
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
-from hf_mps.finetune.data import tables
+from hf_mps.finetune.data import formats, json_rows, tables
 from hf_mps.finetune.stream.files import WHOLE, File, FileSlice
 
 BLOCK = 2**20
@@ -69,12 +67,9 @@ def read(file: File, piece: FileSlice, position: int | None, columns: Sequence[s
 
 def _json(line: bytes) -> Raw | Broken:
     try:
-        row = json.loads(line)
-    except UnicodeDecodeError:
-        return Broken("is not UTF-8")
-    except (ValueError, RecursionError) as error:
-        return Broken(f"is no JSON ({getattr(error, 'msg', None) or first_line(error)})")
-    return row if isinstance(row, dict) else Broken(f"is a JSON {type(row).__name__} and no object")
+        return json_rows.as_row(json_rows.parse(line.strip()))
+    except json_rows.NotARow as error:
+        return Broken(str(error))
 
 
 def _text(line: bytes) -> Raw | Broken:
@@ -88,7 +83,8 @@ def _table(opened: IO[bytes], file: File, position: int | None) -> Rows:
     """Read separated values; the header is read anew wherever the rows begin."""
     head = opened.readlines(HEAD)[: tables.LOOKED_AT]
     beginning = [line.removeprefix(MARK).decode(errors="replace") for line in head]
-    shape = tables.shape_of(lambda: nullcontext(iter(beginning)), file.kind, file.url, header=file.header)
+    with tables.readable_errors(file.url):
+        shape = tables.shape_of(lambda: nullcontext(iter(beginning)), file.kind, file.url, header=file.header)
     if position is None:
         header = shape.reader(iter(beginning))
         next(filter(None, header if file.header else ()), None)
@@ -125,11 +121,7 @@ def _table(opened: IO[bytes], file: File, position: int | None) -> Rows:
 
 
 def _parquet(opened: IO[bytes], file: File, piece: FileSlice, position: int | None, columns: Sequence[str]) -> Rows:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.ParquetFile(opened)
+    with formats.opened_parquet(opened, file.url) as table:
         named = table.schema_arrow.names
         outer = dict.fromkeys(name if name in named else name.partition(".")[0] for name in columns)
         wanted = [column for column in outer if column in named]
@@ -146,8 +138,6 @@ def _parquet(opened: IO[bytes], file: File, piece: FileSlice, position: int | No
                 for row in batch.slice(skipped).to_pylist():
                     place += 1
                     yield place, row
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{file.url}: cannot be read as parquet: {error}") from error
 
 
 def _lines(opened: IO[bytes], piece: FileSlice, position: int | None) -> Iterator[tuple[int, bytes]]:
@@ -200,9 +190,3 @@ def place_of(file: File, piece: FileSlice, behind: int) -> str:
             breaks += block.count(LINE_END)
             last = block[-1:] or last
     return f"{file.url}: line {breaks + int(last != LINE_END)}"
-
-
-def first_rows(file: File, piece: FileSlice, columns: Sequence[str], count: int) -> list[Raw]:
-    """Return the first rows of a slice that are not broken."""
-    rows = (row for _, row in read(file, piece, None, columns) if not isinstance(row, Broken))
-    return list(islice(rows, count))

@@ -141,27 +141,25 @@ def _unusable(reading: Reading, corpus: Corpus) -> str:
     """Say why no row of a source can be used: a column that none has, or what is wrong with the first."""
     piece = corpus.slices[0]
     file = corpus.files[piece.file]
-    rows = readers.first_rows(file, piece, _schema(file).names if file.kind == "parquet" else (), 1)
-    available = list(rows[0]) if rows else []
+    every = readers.read(file, piece, None, _schema(file).names if file.kind == "parquet" else ())
+    first = next((row for _, row in every if not isinstance(row, Broken)), None)
+    available = list(first or ())
     for role, column in reading.columns.items():
-        if rows and isinstance(readers.pick(rows[0], {role: column}), Broken):
+        if first is not None and isinstance(readers.pick(first, {role: column}), Broken):
             known = ", ".join(map(brief, available))
             way_on = nearest(column, available) or f"; next: name the one that it is with data.columns.{role}"
-            return (
-                f"{corpus.name}: there is no column '{column}' for data.columns.{role}; the columns are {known}{way_on}"
-            )
+            told = f"there is no column '{column}' for data.columns.{role}; the columns are {known}"
+            return f"{corpus.name}: {told}{way_on}"
     for behind, raw in readers.read(file, piece, None, tuple(reading.columns.values())):
         row = reading.row(raw)
         if isinstance(row, Broken):
-            return f"{corpus.where(0, behind)} {row.why}, and no row can be used"
+            return f"{corpus.where(0, behind)} {row.why}, and no row can be used; next: correct it there"
     return f"{corpus.name}: holds no rows; allowed: at least one"
 
 
 def _schema(file: File) -> Any:
-    import pyarrow.parquet
-
-    with file.opened() as opened:
-        return pyarrow.parquet.read_schema(opened)
+    with file.opened() as opened, formats.opened_parquet(opened, file.url) as table:
+        return table.schema_arrow
 
 
 def _kinds(reading: Reading, sample: Sequence[Row]) -> Features:

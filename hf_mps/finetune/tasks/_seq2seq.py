@@ -35,7 +35,9 @@ class Columns(schema.Columns):
     """The columns of the data by their roles; `translation.en` is a key of a column of dicts."""
 
     source: str
+    """The column of the source text."""
     target: str
+    """The column of the target text."""
 
 
 class Recipe(language.Recipe):
@@ -45,8 +47,11 @@ class Recipe(language.Recipe):
     """
 
     source_prefix: str | None = None
+    """Words before each source, such as "summarize: "."""
     max_length: int | None = Field(default=None, ge=3)
+    """The tokens that a row is cut to."""
     max_target_length: int | None = Field(default=None, ge=3)
+    """The tokens that a target is cut to."""
 
 
 class Seq2SeqTask(LanguageTask):

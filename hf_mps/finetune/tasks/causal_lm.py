@@ -20,6 +20,7 @@ class Recipe(language.Decoder):
     """`max_length` is the length of a block in tokens."""
 
     task: Literal["causal-lm"]
+    """What the model learns to do."""
     data: blocks.Data
 
 

@@ -32,8 +32,11 @@ class Columns(schema.Columns):
     """The two answers, and the prompt where they do not hold it: texts, messages, or whole conversations."""
 
     prompt: str | None = None
+    """The column of the prompt."""
     chosen: str = "chosen"
+    """The column of the better answer."""
     rejected: str = "rejected"
+    """The column of the worse answer."""
 
 
 class Data(schema.Data):
@@ -46,8 +49,10 @@ class Recipe(language.Decoder):
     """Adds the chat template (`plain`, or a Jinja file). `training` takes DPOConfig's `beta`, `loss_type` and so on."""
 
     task: Literal["dpo"]
+    """What the model learns to do."""
     data: Data
     chat_template: str | None = None
+    """plain, or a Jinja file; by default the tokenizer's own."""
 
 
 class DPO(ChatTask):

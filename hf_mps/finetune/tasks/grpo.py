@@ -40,7 +40,9 @@ class Columns(schema.Columns):
     """The prompt, a text or messages, and the reference answer where the data has one, a text or a number."""
 
     prompt: str = "prompt"
+    """The column of the prompt."""
     answer: str | None = None
+    """The column of the answer."""
 
 
 class Data(schema.Data):
@@ -61,11 +63,16 @@ class Recipe(language.Decoder):
     TYPED_ALONE: ClassVar[tuple[str, ...]] = (choose.AGREEMENT,)
 
     task: Literal["grpo"]
+    """What the model learns to do."""
     data: Data
     rewards: list[choose.Reward] = Field(min_length=1)
+    """What scores the completions."""
     trust_reward_code: bool = Field(default=False, exclude=True)
+    """true lets rewards be any importable functions; typed, never in a file."""
     system_prompt: str | None = Field(default=None, min_length=1)
+    """The system's words before each prompt."""
     chat_template: str | None = None
+    """plain, or a Jinja file; by default the tokenizer's own."""
 
     @field_validator("rewards", mode="before")
     @classmethod

@@ -28,7 +28,9 @@ class Columns(schema.Columns):
     """The columns of the data by their roles; `image` holds paths, or images as Parquet and the hub have them."""
 
     image: str = "image"
+    """The column of the image: a path, or bytes."""
     label: str = "label"
+    """The column of the label."""
 
 
 class Data(schema.Labelled):
@@ -41,9 +43,11 @@ class Recipe(schema.Recipe):
     """Adds how training images are varied, and `config_overrides` for the model's configuration."""
 
     task: Literal["image-classification"]
+    """What the model learns to do."""
     data: Data
     augmentation: Augmentation | None = Augmentation()
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
 
 class ImageClassification(Task):

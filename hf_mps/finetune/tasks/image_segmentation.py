@@ -34,7 +34,9 @@ class Columns(schema.Columns):
     """The columns of the data by their roles; both hold paths, or images as Parquet and the hub have them."""
 
     image: str = "image"
+    """The column of the image: a path, or bytes."""
     mask: str = "mask"
+    """The column of the mask, an image of the classes' numbers."""
 
 
 class Data(schema.Labelled):
@@ -50,10 +52,13 @@ class Recipe(schema.Recipe):
     """
 
     task: Literal["image-segmentation"]
+    """What the model learns to do."""
     data: Data
     augmentation: Augmentation | None = Augmentation(crop=[0.25, 1.0])
     reduce_labels: bool = False
+    """true where class 0 of the masks means no class."""
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
 
 class ImageSegmentation(Task):

@@ -41,10 +41,14 @@ class Recipe(language.Recipe):
     """
 
     task: Literal["image-text"]
+    """What the model learns to do."""
     data: Data
     prompt: str | None = Field(default=None, min_length=1)
+    """The words that ask for the answer, before the question of a row."""
     max_image_tokens: int = Field(default=384, ge=1)
+    """The most tokens that an image becomes."""
     chat_template: str | None = None
+    """plain, or a Jinja file; by default the tokenizer's own."""
     generate: language.Generate = language.Generate()
 
 

@@ -25,8 +25,10 @@ class Recipe(lengths.Padded):
     """Adds the share of tokens that are to be predicted."""
 
     task: Literal["masked-lm"]
+    """What the model learns to do."""
     data: blocks.Data
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)
+    """The share of tokens that are masked."""
 
 
 @dataclass

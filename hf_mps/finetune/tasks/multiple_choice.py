@@ -32,9 +32,13 @@ class Columns(schema.Columns):
     """
 
     context: str = "context"
+    """The column of the text that the question or choice is about."""
     start: str | None = None
+    """The column of the words that begin every choice of a row."""
     choices: str | list[str] = "choices"
+    """The column of lists of choices, or a list of columns."""
     label: str = "label"
+    """The column of the label."""
 
     def roles(self) -> dict[str, str]:
         """The column of each role that the task reads; choices in columns of their own are `choice_0`, `choice_1`, …"""
@@ -62,8 +66,10 @@ class Recipe(lengths.Padded):
     """Adds `config_overrides` for the model's configuration."""
 
     task: Literal["multiple-choice"]
+    """What the model learns to do."""
     data: Data
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
 
 class MultipleChoice(TextTask):

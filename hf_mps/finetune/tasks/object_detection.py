@@ -29,7 +29,9 @@ class Columns(schema.Columns):
     """The columns of the data by their roles: images, and the objects in each, with `bbox` and `category` of each."""
 
     image: str = "image"
+    """The column of the image: a path, or bytes."""
     objects: str = "objects"
+    """The column of boxes with their classes."""
 
 
 class Data(schema.Labelled):
@@ -48,12 +50,18 @@ class Recipe(schema.Recipe):
     """
 
     task: Literal["object-detection"]
+    """What the model learns to do."""
     data: Data
     image_size: int = Field(default=512, ge=32)
+    """The longest side of an image in pixels."""
     box_format: boxes.Format = "xywh"
+    """A box's numbers: left, upper and width, height (xywh) or right, lower (xyxy)."""
     flip: float = Field(default=0.5, ge=0, le=1)
+    """The probability of mirroring a training image."""
     threshold: float = Field(default=0.5, ge=0, le=1)
+    """The least probability of an answer."""
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
 
 class ObjectDetection(Task):

@@ -24,9 +24,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.text import buckets, lengths, spans, tokens, windows
-from hf_mps.finetune.text.spans import Answer, Window
-from hf_mps.finetune.text.windows import QAWindowing
+from hf_mps.finetune.text import buckets, lengths, tokens, windows
+from hf_mps.finetune.text.windows import Answer, QAWindowing, Window
 from hf_mps.metrics import Metrics
 from hf_mps.metrics.selection import choose
 from hf_mps.metrics.squad import exact_match, f1
@@ -39,9 +38,13 @@ class Columns(schema.Columns):
     """The columns of the data by their roles; `answers` holds SQuAD's text and answer_start, `id` may be left out."""
 
     context: str = "context"
+    """The column of the text that the question or choice is about."""
     question: str = "question"
+    """The column of the question."""
     answers: str = "answers"
+    """The column of answers as SQuAD has them."""
     id: str | None = None
+    """The column of ids, kept in predictions.csv."""
 
 
 class Data(schema.Data):
@@ -70,12 +73,18 @@ class Recipe(lengths.Padded):
     """
 
     task: Literal["question-answering"]
+    """What the model learns to do."""
     data: Data
     doc_stride: int = Field(default=128, ge=0)
+    """The tokens that neighbouring windows of a long text share."""
     max_answer_length: int = Field(default=30, ge=1)
+    """The most tokens of an answer."""
     n_best_size: int = Field(default=20, ge=1)
+    """How many answers are compared."""
     version_2_with_negative: bool | None = None
+    """true where questions may have no answer."""
     null_score_diff_threshold: float = 0.0
+    """How much likelier "no answer" has to be than the best answer."""
 
     def stride_of(self, longest: int) -> int:
         """Return the tokens that windows share: a third of one, as 128 are of 384, where the file's stride is too long.
@@ -225,7 +234,7 @@ class QAEvaluator:
             for place, start, end in zip(self._places, *logits, strict=True)
         )
         return [
-            spans.answer(
+            windows.answer(
                 self._contexts[row],
                 (window for _, window in pieces),
                 count=self._recipe.n_best_size,

@@ -42,10 +42,15 @@ class Columns(schema.Columns):
     """
 
     text: str = "query"
+    """The column of the text."""
     documents: str | None = None
+    """The column of lists of documents."""
     text_pair: str | None = None
+    """The column of the second text."""
     negative: str | None = None
+    """The column of a wrong text."""
     label: str | None = None
+    """The column of the label."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Columns:
@@ -73,9 +78,12 @@ class Recipe(lengths.Padded):
     """
 
     task: Literal["rerank"]
+    """What the model learns to do."""
     data: Data
     loss: Loss | None = None
+    """sentence-transformers' loss; by default the one that suits the columns."""
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
     @model_validator(mode="after")
     def _lists(self) -> Recipe:

@@ -35,9 +35,13 @@ class Columns(schema.Columns):
     """The columns of the data by their roles: `score` for pairs with a score, `negative` only without one."""
 
     text: str = "text"
+    """The column of the text."""
     text_pair: str = "text_pair"
+    """The column of the second text."""
     negative: str | None = None
+    """The column of a wrong text."""
     score: str | None = None
+    """The column of how alike two texts are."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Columns:
@@ -51,6 +55,7 @@ class Data(schema.Data):
 
     columns: Columns = Columns()
     score_range: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    """The lowest and the highest score of the data."""
 
     @model_validator(mode="after")
     def _rising(self) -> Data:
@@ -63,8 +68,10 @@ class Recipe(lengths.Padded):
     """Adds the loss, by its class name in sentence-transformers; it defaults to what suits the data."""
 
     task: Literal["sentence-embeddings"]
+    """What the model learns to do."""
     data: Data
     loss: Loss | None = None
+    """sentence-transformers' loss; by default the one that suits the columns."""
 
     @model_validator(mode="after")
     def _suits(self) -> Recipe:

@@ -41,10 +41,13 @@ class Recipe(language.Decoder):
     """
 
     task: Literal["sft"]
+    """What the model learns to do."""
     data: Data
     chat_template: str | None = None
+    """plain, or a Jinja file; by default the tokenizer's own."""
     generate: language.Generate = language.Generate()
     packing: bool | None = None
+    """Whether several examples share a row; by default where that saves padding."""
 
 
 class SFT(ChatTask):

@@ -27,8 +27,11 @@ class Columns(schema.Columns):
     """The columns of the data by their roles: a query, the document that answers it, and one that does not."""
 
     text: str = "query"
+    """The column of the text."""
     text_pair: str = "document"
+    """The column of the second text."""
     negative: str | None = None
+    """The column of a wrong text."""
 
 
 class Data(schema.Data):
@@ -44,9 +47,12 @@ class Recipe(lengths.Padded):
     """
 
     task: Literal["sparse-embeddings"]
+    """What the model learns to do."""
     data: Data
     document_regularizer: float = Field(default=3e-5, gt=0)
+    """How much each dimension of a document costs."""
     query_regularizer: float = Field(default=5e-5, gt=0)
+    """How much each dimension of a query costs."""
 
 
 class SparseEmbeddings(EmbeddingTask):

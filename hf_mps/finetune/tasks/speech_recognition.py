@@ -13,7 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, ctc_vocabulary, synthetic_sound, transcripts
+from hf_mps.finetune.media import audio, ctc_vocabulary, transcripts
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import GENERATES, Prepared, Task
@@ -32,13 +32,20 @@ class Recipe(schema.Recipe):
     """
 
     task: Literal["speech-recognition"]
+    """What the model learns to do."""
     data: transcripts.Data
     vocabulary: Literal["data", "checkpoint"] | None = None
+    """The letters: those of the training texts, or the checkpoint's."""
     letter_case: Literal["lower", "upper", "keep"] | None = None
+    """The case of all texts; by default what suits the vocabulary."""
     chars_to_ignore: list[str] = Field(default_factory=list)
+    """Characters that are taken out of the texts."""
     max_duration_in_seconds: float = Field(default=20.0, gt=0)
+    """Longer training rows are left out."""
     freeze_feature_encoder: bool = True
+    """true keeps the layers that read the waveform as they are."""
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
 
 def _best_letters(logits: Any, labels: Any) -> Any:
@@ -147,7 +154,7 @@ class SpeechRecognition(Task):
     def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Write words spelled in tones, a tone for a letter, as wav files into `folder`, and return their rows."""
         named = recipe.data.columns
-        return synthetic_sound.rows(folder, named.audio, named.text)
+        return transcripts.smoke_rows(folder, named.audio, named.text)
 
 
 def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:

@@ -13,7 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, ctc_vocabulary, synthetic_sound, transcripts, whisper
+from hf_mps.finetune.media import audio, ctc_vocabulary, transcripts, whisper
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
@@ -38,15 +38,24 @@ class Recipe(schema.Recipe):
     """
 
     task: Literal["speech-seq2seq"]
+    """What the model learns to do."""
     data: transcripts.Data
     language: str | None = None
+    """The language of the sound, for a model that knows many."""
     speech_task: whisper.Task | None = None
+    """Writes down what was said, or its English translation."""
     letter_case: ctc_vocabulary.Case = "keep"
+    """The case of all texts; by default what suits the vocabulary."""
     normalizer: whisper.Normalizer | None = None
+    """How texts are made alike before their errors are counted."""
     max_duration_in_seconds: float = Field(default=30.0, gt=0, le=30)
+    """Longer training rows are left out."""
     max_target_length: int | None = Field(default=None, ge=8)
+    """The tokens that a target is cut to."""
     freeze_encoder: bool = False
+    """true keeps the encoder as it is."""
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
 
 class SpeechSeq2Seq(Task):
@@ -189,7 +198,7 @@ class SpeechSeq2Seq(Task):
     def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Write words spelled in tones as wav files into `folder`, and return their rows."""
         named = recipe.data.columns
-        return synthetic_sound.rows(folder, named.audio, named.text)
+        return transcripts.smoke_rows(folder, named.audio, named.text)
 
 
 class _Heard:

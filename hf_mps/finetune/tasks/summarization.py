@@ -18,7 +18,9 @@ class Columns(_seq2seq.Columns):
     """The document and its summary."""
 
     source: str = "document"
+    """The column of the source text."""
     target: str = "summary"
+    """The column of the target text."""
 
 
 class Data(schema.Data):
@@ -31,6 +33,7 @@ class Recipe(_seq2seq.Recipe):
     """`source_prefix` is `summarize: ` for the first T5 models."""
 
     task: Literal["summarization"]
+    """What the model learns to do."""
     data: Data
 
 

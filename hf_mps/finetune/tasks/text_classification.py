@@ -14,12 +14,12 @@ from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.label_sets import LabelSets
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import classification, multi_label
+from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
-from hf_mps.metrics.sets import SetMetrics, of_sets
+from hf_mps.metrics.selection import of_sets
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,8 +32,11 @@ class Columns(schema.Columns):
     """
 
     text: str = "text"
+    """The column of the text."""
     text_pair: str | None = None
+    """The column of the second text."""
     label: str | list[str] = "label"
+    """The column of the label."""
 
     def roles(self) -> dict[str, str]:
         """The column of each role; labels in columns of their own are `label_0`, `label_1`, …"""
@@ -62,6 +65,7 @@ class Data(schema.Labelled):
 
     columns: Columns = Columns()
     separator: str | None = Field(default=None, min_length=1)
+    """What separates the labels of a row in one text."""
 
     @model_validator(mode="after")
     def _named_once(self) -> Data:
@@ -78,10 +82,14 @@ class Recipe(lengths.Padded):
     """
 
     task: Literal["text-classification"]
+    """What the model learns to do."""
     data: Data
     problem_type: labels.ProblemType | None = None
+    """One class a row, several labels, or a number; by default what the labels look like."""
     threshold: float | None = Field(default=None, gt=0, lt=1)
+    """The least probability of an answer."""
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
     @model_validator(mode="after")
     def _no_names_of_numbers(self) -> Recipe:
@@ -110,12 +118,12 @@ class TextClassification(TextTask):
         recipe, train = self.recipe, rows["train"]
         classes = self.classes = self._labels(train, [some for split, some in rows.items() if split != "train"])
         classification.refuse_smoothing(recipe.training, classes.problem_type)
-        self.least = multi_label.threshold(recipe.threshold)
-        measured: metrics.Metrics | SetMetrics
+        self.least = classification.threshold(recipe.threshold)
+        measured: metrics.Metrics
         if isinstance(classes, LabelSets):
             measured = of_sets(recipe.metrics, recipe.task)
             self.choices = {**label_sets.described(classes, train), "threshold": self.least}
-            self.snippet = multi_label.SNIPPET.format(threshold=self.least.value)
+            self.snippet = classification.SETS_SNIPPET.format(threshold=self.least.value)
         else:
             usual = ["accuracy", "f1" if len(classes.names) == 2 else "f1/macro"]
             usual = usual if classes.names else ["pearsonr", "spearmanr"]
@@ -128,14 +136,13 @@ class TextClassification(TextTask):
         features, counts = self.encoded(rows)
         self.finish()
         truths, seen = features["validation"]["labels"][:], features["train"]["labels"][:]
-        regression = {} if isinstance(measured, SetMetrics) else {"regression": not classes.names}
         return self.made(
             splits=features | {"train": self._streamed(train, features["train"])},
             metrics=measured,
             compute_metrics=lambda evaluated: measured.compute(
                 self._decided(classification.logits_of(evaluated.predictions)), evaluated.label_ids
             ),
-            baseline=measured.baseline(truths, train=seen, names=classes.names, **regression),
+            baseline=measured.baseline(truths, train=seen, names=classes.names, regression=not classes.names),
             token_counts=counts,
             predicted=(rows["validation"], features["validation"]),
             figures=self._figures,
@@ -144,7 +151,7 @@ class TextClassification(TextTask):
     def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
         self.classes = label_sets.kept(config) or labels.kept(config)
         self.has_probabilities = bool(self.classes.names)
-        self.least = multi_label.threshold(self.recipe.threshold, chosen)
+        self.least = classification.threshold(self.recipe.threshold, chosen)
 
     def inputs(self, rows: Rows) -> Dataset:
         known = any(role.startswith("label") for role in rows.dataset.column_names)
@@ -155,7 +162,7 @@ class TextClassification(TextTask):
         given = list(rows.dataset.select_columns(_texts(rows)))
         logits, truths = classification.logits_of(evaluated.predictions), evaluated.label_ids
         if isinstance(classes, LabelSets):
-            return multi_label.rows(given, truths, logits, classes, self.least.value, every=every)
+            return classification.set_rows(given, truths, logits, classes, self.least.value, every=every)
         if classes.names:
             return classification.rows(given, truths, logits, classes.names, every=every)
         known = [{}] * len(given) if truths is None else [{"label": float(truth)} for truth in truths]
@@ -180,7 +187,7 @@ class TextClassification(TextTask):
         Several labels a row come as a table of that shape.
         """
         if isinstance(self.classes, LabelSets):
-            return multi_label.answers(logits, self.least.value)
+            return classification.set_answers(logits, self.least.value)
         return logits.argmax(axis=-1) if self.classes.names else logits.squeeze(-1)
 
     def _streamed(self, rows: Rows, sample: Dataset) -> Any:

@@ -20,7 +20,7 @@ from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens, word_labels
 from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.finetune.text.word_labels import Tags
-from hf_mps.metrics.tagged import of_tags
+from hf_mps.metrics.selection import of_tags
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,7 +30,9 @@ class Columns(schema.Columns):
     """The columns of the data by their roles: a list of words in each row, and a list of as many tags."""
 
     words: str = "tokens"
+    """The column of lists of words."""
     tags: str = "ner_tags"
+    """The column of lists of tags."""
 
 
 class Data(schema.Labelled):
@@ -45,8 +47,10 @@ class Recipe(lengths.Padded):
     """Adds `config_overrides` for the model's configuration. Each word has one tag."""
 
     task: Literal["token-classification"]
+    """What the model learns to do."""
     data: Data
     config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
     @model_validator(mode="before")
     @classmethod

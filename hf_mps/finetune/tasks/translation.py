@@ -25,9 +25,12 @@ class Recipe(_seq2seq.Recipe):
     """Adds `src_lang` and `tgt_lang`, as the tokenizers of multilingual models name languages (`en_XX`, `ron_Latn`)."""
 
     task: Literal["translation"]
+    """What the model learns to do."""
     data: Data
     src_lang: str | None = None
+    """The source's language, for a model that knows many."""
     tgt_lang: str | None = None
+    """The target's language, for a model that knows many."""
 
     @model_validator(mode="after")
     def _both_languages(self) -> Recipe:

@@ -28,6 +28,7 @@ class Columns(schema.Columns):
     """The column that holds the texts."""
 
     text: str = "text"
+    """The column of the text."""
 
 
 class Data(schema.Data):
@@ -40,6 +41,7 @@ class Data(schema.Data):
 
     columns: Columns = Columns()
     end_of_text: bool = False
+    """true ends each row with the tokenizer's end token, for rows that are whole texts."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,8 @@ def make(data: Data, rows: Rows, loaded: Loaded, special: SpecialTokens) -> Data
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         texts = tokens.texts(rows, "text", batch, indices)
         ids = [token for ids_of_text in _ids(tokenizer, separator, texts) for token in ids_of_text]
-        return {
-            "input_ids": [[*special.before, *ids[at : at + size], *special.after] for at in range(0, len(ids), size)]
-        }
+        cut = (ids[at : at + size] for at in range(0, len(ids), size))
+        return {"input_ids": [[*special.before, *block, *special.after] for block in cut]}
 
     from datasets import Features, List, Value
 
@@ -122,19 +123,14 @@ def decide(
     recipe: lengths.Padded, data: Data, counts: Mapping[str, Sequence[int]], longest: int
 ) -> tuple[Choice[Lengths], Choice[str]]:
     """Choose what batches are padded to, and describe the blocks; `counts` are their lengths by split."""
-    length = lengths.decide(
-        recipe, counts["train"], longest, others=[n for lengths_of in counts.values() for n in lengths_of]
-    )
+    every = [count for of_split in counts.values() for count in of_split]
+    length = lengths.decide(recipe, counts["train"], longest, others=every)
     shown = " + ".join(f"{len(lengths_of):,}" for lengths_of in counts.values())
     joined = "each row ended with the end token" if data.end_of_text else "rows joined by line breaks"
     if data.streaming:
-        reason = (
-            f"{joined} as they are read, then cut every {longest} tokens; the first rows made {len(counts['train']):,}"
-        )
+        reason = f"{joined} as they are read, cut every {longest} tokens; the first rows made {len(counts['train']):,}"
         return length, Choice(f"streamed + {len(counts['validation']):,} blocks", reason)
-    reason = (
-        f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} of them to train on; nothing is dropped"
-    )
+    reason = f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} to train on; nothing is dropped"
     return length, Choice(f"{shown} blocks", reason)
 
 

@@ -115,9 +115,8 @@ class BucketSampler:
         import torch
 
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
-        batches, rest = full_batches(
-            self._lengths, torch.randperm(len(self._lengths), generator=generator).tolist(), self._batch
-        )
+        rows_drawn = torch.randperm(len(self._lengths), generator=generator).tolist()
+        batches, rest = full_batches(self._lengths, rows_drawn, self._batch)
         order = torch.randperm(len(batches), generator=generator).tolist()
         batches = [batches[place] for place in order]
         widths = [max(self._lengths[row] for row in rows) for rows in batches]

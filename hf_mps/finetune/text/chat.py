@@ -63,7 +63,7 @@ def template(tokenizer: Any, requested: str | None) -> Choice[str]:
         return Choice(str(requested), "chat_template in the recipe")
     if tokenizer.eos_token is None:
         raise UserError(
-            "chat_template: plain needs an end token, and the model's tokenizer has none; give a Jinja file"
+            "chat_template: plain needs an end token, and the model's tokenizer has none; next: a Jinja file"
         )
     # Llama's tokenizer begins every text with a first token: the template has to write it too.
     bos_first = tokenizer.bos_token_id is not None and special_tokens(tokenizer).before == (tokenizer.bos_token_id,)
@@ -136,9 +136,8 @@ def encode(tokenizer: Any, conversation: Sequence[Message]) -> Encoded:
     text = render(tokenizer, conversation)
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, **quiet)
     ids, offsets = list(encoding["input_ids"]), encoding["offset_mapping"]
-    return Encoded(
-        ids, _assistant_mask(text, _spans(tokenizer, conversation, text), ids, offsets, set(tokenizer.all_special_ids))
-    )
+    spans = _spans(tokenizer, conversation, text)
+    return Encoded(ids, _assistant_mask(text, spans, ids, offsets, set(tokenizer.all_special_ids)))
 
 
 def render(tokenizer: Any, conversation: Sequence[Message], *, prompt: bool = False, **settings: Any) -> str:
@@ -230,9 +229,8 @@ def _assistant_mask(
         ]
         for place in inside:
             mask[place] = True
-        following = (
-            inside[-1] + 1 if inside else next((p for p, (left, _) in enumerate(offsets) if left >= end), len(ids))
-        )
+        behind = next((place for place, (left, _) in enumerate(offsets) if left >= end), len(ids))
+        following = inside[-1] + 1 if inside else behind
         if following < len(ids) and ids[following] in special and not text[end : offsets[following][0]].strip():
             mask[following] = True
     return mask

@@ -26,10 +26,15 @@ class Columns(schema.Columns):
     """Either `messages`, or `instruction` and `output` with, where the data has them, `input` and `system`."""
 
     messages: str | None = None
+    """The column of conversations."""
     instruction: str | None = None
+    """The column of the instruction."""
     input: str | None = None
+    """The column of the instruction's input."""
     output: str | None = None
+    """The column of the answer."""
     system: str | None = None
+    """The column of the system's words."""
 
     @model_validator(mode="after")
     def _one_shape(self) -> Columns:

@@ -24,10 +24,15 @@ class Columns(schema.Columns):
     """
 
     image: str | None = None
+    """The column of the image: a path, or bytes."""
     images: str | None = None
+    """The column of lists of images."""
     messages: str | None = None
+    """The column of conversations."""
     question: str | None = None
+    """The column of the question."""
     answer: str | None = None
+    """The column of the answer."""
 
     @model_validator(mode="after")
     def _one_shape(self) -> Columns:

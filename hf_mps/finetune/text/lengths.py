@@ -55,8 +55,11 @@ class Padded(schema.Recipe):
     """
 
     max_length: int | None = Field(default=None, ge=3)
+    """The tokens that a row is cut to."""
     padding: Padding | None = None
+    """What a batch is padded to: a short list of lengths, its longest row, or always max_length."""
     pad_to_multiple_of: int | None = Field(default=None, ge=1)
+    """With padding=longest: rounds the length up to a multiple."""
 
     @model_validator(mode="after")
     def _one_padding(self) -> Padded:
@@ -125,15 +128,12 @@ def limit(recipe: Padded, tokenizer: Any, config: Any, default: int = DEFAULT) -
         if "max_length" in recipe._typed:
             told = f"allowed: at most {most}, the positions that this model has; next: max_length={most}"
             raise UserError(f"max_length is {recipe.max_length}; {told}")
-        notices.print_notice(
-            f"max_length is {most}, not the recipe's {recipe.max_length}: this model has no more positions"
-        )
+        notices.print_notice(f"max_length is {most}, not the recipe's {recipe.max_length}: the model has no more")
     rounded = _round_up(longest, recipe.pad_to_multiple_of or 1)
     if rounded > most:
-        raise UserError(
-            f"pad_to_multiple_of is {recipe.pad_to_multiple_of}: rows of {longest} tokens would be padded to {rounded}"
-            f" and this model has {most} positions; allowed: a max_length that is a multiple of it"
-        )
+        told = f"{longest} tokens would become {rounded}, and this model has {most} positions"
+        allowed = "allowed: a max_length that is a multiple of it"
+        raise UserError(f"pad_to_multiple_of is {recipe.pad_to_multiple_of}: {told}; {allowed}")
     return longest
 
 

@@ -70,9 +70,7 @@ def refuse_other_than_text(rows: Rows, roles: Sequence[str]) -> None:
         feature = rows.dataset.features[role]
         kind = getattr(feature, "dtype", type(feature).__name__.lower())
         if kind not in TEXT:
-            raise UserError(
-                f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: a column of text"
-            )
+            raise UserError(f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: text")
 
 
 def texts(rows: Rows, role: str, batch: Mapping[str, list[Any]], indices: Sequence[int]) -> list[str]:

@@ -1,21 +1,26 @@
-"""Questions with their texts, cut into overlapping windows of tokens, and the answer's tokens in each window."""
+"""Questions with their texts, cut into overlapping windows of tokens, and answers found in the windows' logits."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.text import tokens
-from hf_mps.finetune.text.spans import NOWHERE
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_mps.finetune.data.rows import Rows
+
+NOWHERE = -1
+"""The character offset of a token that does not belong to the text: the question, special tokens, padding."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +75,11 @@ class QAWindowing:
         question_ids = self.tokenizer(questions, add_special_tokens=False)["input_ids"]
         for question, index in zip(question_ids, indices, strict=True):
             if (left := capacity - len(question)) <= self.stride:
-                raise UserError(
-                    f"{rows.place(index)}: the question has {len(question)} tokens, which leaves {max(0, left)} of"
-                    f" {self.longest} for the text; allowed: more than doc_stride, {self.stride}; next: a larger"
-                    " max_length or a smaller doc_stride"
+                told = f"has {len(question)} tokens, which leaves {max(0, left)} of {self.longest} for the text"
+                way_on = (
+                    f"allowed: more than doc_stride, {self.stride}; next: a larger max_length or a smaller doc_stride"
                 )
+                raise UserError(f"{rows.place(index)}: the question {told}; {way_on}")
         last = self.tokenizer.padding_side == "right"
         encoded = self.tokenizer(
             *((questions, contexts) if last else (contexts, questions)),
@@ -125,10 +130,8 @@ def check(rows: Mapping[str, Rows]) -> None:
         kind = split.dataset.features["answers"]
         inside = getattr(kind, "feature", kind)
         if not isinstance(inside, dict) or not {"text", "answer_start"} <= set(inside):
-            raise UserError(
-                f"{split.where}: data.columns.answers names a column of {kind}; allowed: SQuAD's"
-                ' {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}'
-            )
+            allowed = 'SQuAD\'s {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}'
+            raise UserError(f"{split.where}: data.columns.answers names a column of {kind}; allowed: {allowed}")
 
 
 def check_texts(rows: Rows) -> None:
@@ -184,8 +187,105 @@ def _first_answer(rows: Rows, context: str, value: Any, index: int) -> tuple[int
         return None
     start, end = starts[0], starts[0] + len(texts[0])
     if context[start:end] != texts[0] or not texts[0]:
-        raise UserError(
-            f"{rows.place(index)}: the text at answer_start {start} is '{context[start:end]}', not"
-            f" '{texts[0]}'; allowed: the place of the answer in the text, counted in characters from 0"
-        )
+        told = f"the text at answer_start {start} is '{brief(context[start:end])}', not '{brief(texts[0])}'"
+        raise UserError(f"{rows.place(index)}: {told}; allowed: the answer's place, in characters from 0")
     return start, end
+
+
+@dataclass(frozen=True)
+class Window:
+    """A piece of a text as the model saw it.
+
+    `start_logits` and `end_logits` have shape (width,); `starts` and `ends` are the characters at which each token
+    begins and ends in the whole text (NOWHERE outside of it), shape (tokens,) with tokens at most width. `null` is the
+    position of the token that means "no answer here".
+    """
+
+    start_logits: Any
+    end_logits: Any
+    starts: Any
+    ends: Any
+    null: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """Characters `start` to `end` (exclusive) of a text; `score` is the sum of its two logits."""
+
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A text's answer: `text` is empty where there is none, and `start` is then -1.
+
+    `probability` is the softmax over the n-best spans (and "no answer" where that is allowed). `null_margin` is the
+    score of "no answer" minus that of the best span: above the threshold, the text has no answer.
+    """
+
+    text: str
+    start: int
+    probability: float
+    null_margin: float
+    spans: tuple[Span, ...]
+
+
+def best_spans(window: Window, count: int, longest: int) -> list[Span]:
+    """Return the `count` best spans of a window, at most `longest` tokens long, best first; every span is scored.
+
+    A span begins and ends in the text. Among equal scores the earlier, then the shorter span comes first.
+    """
+    starts, ends = numpy.asarray(window.starts), numpy.asarray(window.ends)
+    width = len(starts)
+    inside = starts != NOWHERE
+    first = numpy.where(inside, numpy.asarray(window.start_logits, dtype=numpy.float64)[:width], -numpy.inf)
+    last = numpy.where(inside, numpy.asarray(window.end_logits, dtype=numpy.float64)[:width], -numpy.inf)
+    # Row `more` holds the spans of `more` further tokens; longest x width sums are all spans.
+    sums = numpy.full((min(longest, width), width), -numpy.inf)
+    for more in range(len(sums)):
+        sums[more, : width - more] = first[: width - more] + last[more:]
+    flat = numpy.where(numpy.isnan(sums), -numpy.inf, sums).ravel()
+    taken = min(count, flat.size)
+    worst = numpy.partition(flat, flat.size - taken)[flat.size - taken]
+    # All ties with the worst: which of them a partition keeps is undefined.
+    places = numpy.flatnonzero((flat >= worst) & (flat > -numpy.inf)).tolist()
+    ranked = [(-flat[place], place % width, place // width) for place in places]
+    ranked.sort()
+    return [Span(int(starts[at]), int(ends[at + more]), float(-score)) for score, at, more in ranked[:count]]
+
+
+def answer(
+    text: str,
+    windows: Iterable[Window],
+    *,
+    count: int = 20,
+    longest: int = 30,
+    nothing: bool = False,
+    threshold: float = 0.0,
+) -> Answer:
+    """Return what `text` answers, from all of its windows: the best of each window's `count` best spans.
+
+    `longest` is in tokens. With `nothing` there may be no answer (SQuAD 2.0): when the null score, the least over the
+    windows, exceeds the best span by more than `threshold`. transformers' run_qa.py has the same rule, but combines the
+    20 best starts with the 20 best ends; this n-best list is exact.
+    """
+    seen: dict[tuple[int, int], Span] = {}
+    null = math.inf
+    for window in windows:
+        null = min(null, float(window.start_logits[window.null]) + float(window.end_logits[window.null]))
+        for span in best_spans(window, count, longest):
+            place = (span.start, span.end)
+            if place not in seen or seen[place].score < span.score:
+                seen[place] = span
+    ordered = sorted(seen.values(), key=lambda span: (-span.score, span.start, span.end))[:count]
+    if not ordered:
+        return Answer("", -1, 1.0, math.inf, ())
+    margin = null - ordered[0].score
+    scores = numpy.array([span.score for span in ordered] + ([null] if nothing else []))
+    powers = numpy.exp(scores - scores.max())
+    shares = (powers / powers.sum()).tolist()
+    if nothing and margin > threshold:
+        return Answer("", -1, shares[-1], margin, tuple(ordered))
+    return Answer(text[ordered[0].start : ordered[0].end], ordered[0].start, shares[0], margin, tuple(ordered))

@@ -76,10 +76,8 @@ def kept(config: Any) -> Tags:
     Raises UserError for a model of several labels a word, whose logits are no choice among its tags.
     """
     if config.problem_type == "multi_label_classification":
-        raise UserError(
-            "the model has several labels a word, which hf_mps does not answer; next: transformers'"
-            " AutoModelForTokenClassification, and the sigmoid of its logits"
-        )
+        remedy = "next: the sigmoid of the logits of transformers' AutoModelForTokenClassification"
+        raise UserError(f"the model has several labels a word, which hf_mps does not answer; {remedy}")
     found = labels.kept(config)
     return Tags(found.names, found.keys, found.reason)
 
@@ -117,16 +115,12 @@ def refuse_other_than_lists(rows: Rows, role: str = "words") -> None:
     inner = getattr(kind, "feature", None)
     allowed = TEXT if role == "words" else (*TEXT, "int64", "int32", "int16", "int8", "uint8")
     if role == "tags" and getattr(inner, "feature", None) is not None:
-        raise UserError(
-            f"{rows.where}: data.columns.tags names a column with a list of labels for each word; allowed: one tag for"
-            " each, such as its labels joined"
-        )
+        told = "data.columns.tags names a column with a list of labels for each word"
+        raise UserError(f"{rows.where}: {told}; allowed: one tag for each, such as its labels joined")
     if getattr(inner, "dtype", None) not in allowed:
         came = getattr(kind, "dtype", None) or type(kind).__name__
-        raise UserError(
-            f"{rows.where}: data.columns.{role} names a column of type {came}; allowed: a list of {role} in each"
-            f" row, as JSON and Parquet have them"
-        )
+        wanted = f"allowed: a list of {role} in each row, as JSON and Parquet have them"
+        raise UserError(f"{rows.where}: data.columns.{role} names a column of type {came}; {wanted}")
 
 
 def refuse_uneven(rows: Rows) -> None:

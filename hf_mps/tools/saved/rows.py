@@ -8,12 +8,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.core.errors import UserError, brief, neighbour
+from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import formats, load, sources
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
@@ -35,7 +35,7 @@ class Input:
     """The rows in a file, read when asked for: `kind` is one of `formats`, `files` are single pictures or sound.
 
     `columns` are those of the task by their roles, without the truth; `optional` ones may be missing. `keep` are
-    columns that go from the input into the answers.
+    columns that go from the input into the answers. Paths in the rows are relative to `folder`, by default the file's.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class Input:
     data: schema.Data
     files: tuple[Path, ...] = ()
     keep: tuple[str, ...] = ()
+    folder: Path | None = None
 
     def batches(self, size: int) -> Iterator[tuple[Rows, list[dict[str, Any]]]]:
         """Yield the rows, `size` at a time, with the columns `keep` of each row as the input has them.
@@ -63,7 +64,7 @@ class Input:
                     yield _split_words(load.narrow(rows, columns, self.data)), kept
                 first += len(rows.dataset)
         if not first:
-            raise UserError(f"{self.name}: {sources.NO_ROWS}")
+            raise UserError(f"{self.name}: {formats.NO_ROWS}")
 
     def _present(self, rows: Rows) -> dict[str, str]:
         """Return the columns to read: without those that may be missing and are. Raises UserError for `keep`."""
@@ -80,28 +81,19 @@ class Input:
         }
 
     def _tables(self, size: int) -> Iterator[pyarrow.Table]:
-        """Yield the rows as they come: `size` at a time of parquet and of single files."""
+        """Yield the rows as they come; of single files `size` at a time."""
         import pyarrow
-        from pyarrow import parquet
 
         if self.files:
             column = next(self.columns[role] for role in MEDIA if role in self.columns)
             for start in range(0, len(self.files), size):
                 yield pyarrow.table({column: [str(file) for file in self.files[start : start + size]]})
-        elif self.kind == "parquet":
-            try:
-                for batch in parquet.ParquetFile(self.path).iter_batches(batch_size=size):
-                    yield pyarrow.Table.from_batches([batch])
-            except (pyarrow.ArrowException, OSError) as error:
-                raise UserError(f"{self.name}: cannot be read as parquet: {error}") from error
         elif self.kind == "text":
             needed = [column for role, column in self.columns.items() if role not in self.optional]
             needed = needed or list(self.columns.values())[:1]
             if len(needed) != 1:
                 named = ", ".join(map(brief, needed))
-                raise UserError(
-                    f"{self.name}: a line of text is one column, and a row has {named}; allowed: csv, jsonl"
-                )
+                raise UserError(f"{self.name}: a line of text is one column, a row has {named}; allowed: csv, jsonl")
             for table in sources.reading(self.data, self.path, self.name, self.kind).make():
                 yield table.rename_columns(needed)
         else:
@@ -115,35 +107,35 @@ class Input:
         # A random fingerprint: the default hashes the rows, and nothing looks them up again.
         dataset = Dataset(InMemoryTable(table), fingerprint=secrets.token_hex(8))
         numbers = tuple(range(first, first + len(dataset)))
-        folder = Path.cwd() if self.name == "stdin" else self.path.parent
-        textual = self.kind in sources.TEXTUAL
+        textual, folder = self.kind in sources.TEXTUAL, self.folder or self.path.parent
         return Rows(sources.undecoded(dataset), self.name, textual=textual, numbers=numbers, folder=folder)
 
 
 @contextmanager
 def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input]:
-    """Give the rows in the file, folder or `-` (standard input) called `name` for the model of `run`.
+    """Give the rows in the file, folder, pipe or `-` (standard input) called `name` for the model of `run`.
 
-    Standard input is kept in a temporary file while the context lasts: its first line tells what it is, and JSON is
-    gone through twice. The columns `keep` are read beside the task's. Raises UserError for what is not there, is empty,
-    or of no format that is read.
+    Standard input, or a pipe, is kept in a temporary file while the context lasts: its first line tells what it is, and
+    JSON is gone through twice. The columns `keep` are read beside the task's. Raises UserError for what is not there,
+    is empty, or of no format that is read.
     """
     columns, optional = _columns(run)
     data = run.recipe.data
-    if name != STDIN:
+    called, pipe = "stdin" if name == STDIN else name, Path(name).expanduser()
+    if name != STDIN and not pipe.is_fifo():  # `<(zcat rows.csv.gz)` is a pipe
         yield replace(_found(name, columns, optional, data), keep=tuple(keep))
         return
-    if sys.stdin.isatty():
+    if name == STDIN and sys.stdin.isatty():
         print("hf-mps: reads rows from the keyboard; Ctrl-D ends them", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="hf-mps-stdin-") as folder:
         whole = Path(folder, "rows")
-        with whole.open("wb") as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
+        with whole.open("wb") as copy, nullcontext(sys.stdin.buffer) if name == STDIN else pipe.open("rb") as source:
+            shutil.copyfileobj(source, copy)
         if not whole.stat().st_size:
-            raise UserError(f"stdin: {sources.NO_ROWS}")
+            raise UserError(f"{called}: {formats.NO_ROWS}")
         kind = _told_by_its_first_line(whole, [column for role, column in columns.items() if role not in optional])
         path = whole.rename(whole.with_name(f"rows.{'txt' if kind == 'text' else kind}"))
-        yield Input(path, "stdin", kind, columns, optional, data, keep=tuple(keep))
+        yield Input(path, called, kind, columns, optional, data, keep=tuple(keep), folder=Path.cwd())
 
 
 def _columns(run: SavedRun) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -167,10 +159,7 @@ def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], dat
         if column != media[0]:
             raise UserError(f"{name}: holds files of {column}; allowed: {media[0]}")
         return Input(path, name, "", columns, optional, data, tuple(files))
-    if not path.is_file():
-        raise UserError(f"{name}: there is no such file{neighbour(path)}")
-    if path.stat().st_size == 0:
-        raise UserError(f"{name}: the file is empty; allowed: at least one row")
+    formats.refuse_missing(path, name)
     kind = formats.kind(path)
     if kind is None and alone:
         return Input(path, name, "", columns, optional, data, (path.resolve(),))

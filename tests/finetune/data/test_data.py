@@ -57,7 +57,7 @@ def test_rows_inside_json_come_out_with_what_stands_around_them(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("field", "line"),
     [
-        ("data.paragraph", ": there is no 'paragraph'; there are title, paragraphs; did you mean 'paragraphs'?"),
+        ("data.paragraph", ": no 'paragraph' among title, paragraphs; did you mean 'paragraphs'?"),
         ("version", " leads to a str; allowed: lists of dicts"),
         ("data.paragraphs.qas.answers.text", " leads to a str; allowed: lists of dicts"),
     ],
@@ -76,7 +76,7 @@ def test_a_field_is_for_json_alone_and_broken_json_is_told_of(tmp_path: Path) ->
         loaded({"files": both, "field": "data"}, {"a": "a"})
     assert str(raised.value) == snapshot("data.files.train: rows.csv: data.field is for JSON; allowed: .json, .jsonl")
     (tmp_path / "rows.json").write_text('{"data": [', encoding="utf-8")
-    with pytest.raises(UserError, match=r"^rows.json: cannot be read as json: Expecting value: line 1 column 11"):
+    with pytest.raises(UserError, match=r"^rows.json: is no JSON: Expecting value \(column 11\)"):
         loaded({"files": {"train": "rows.json", "validation": "rows.json"}, "field": "data"}, {"a": "a"})
     (tmp_path / "none.json").write_text('{"data": []}', encoding="utf-8")
     with pytest.raises(UserError) as raised:
@@ -191,7 +191,7 @@ def test_a_csv_is_read_with_what_separates_the_names_of_its_first_line(
     [
         (
             b'text,label\nfine,good\n"open,bad\n',
-            "the quotation mark that opens in row 2 is never closed; next: close it there",
+            "a quotation mark that opens in row 2 is never closed; next: close it",
         ),
         (
             b"text,label\n" + 3000 * b"all is plain,good\n" + b"caf\xe9,bad\n",

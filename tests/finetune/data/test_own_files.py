@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def _here(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("text,label\nfi\0ne,1\n", "line 2 holds a NUL character; allowed: text without, saved as UTF-8"),
         (
             'text,"label\nfine,1\n',
-            "the quotation mark that opens in the first line is never closed; next: close it there",
+            "a quotation mark that opens in the first line is never closed; next: close it",
         ),
         ("\n\n", "its first line names no columns; allowed: a name for each"),
     ],
@@ -113,9 +114,9 @@ def test_a_csv_without_a_header_has_numbers_for_columns(tmp_path: Path) -> None:
         " data.columns.text=NUMBER"
     )
     assert refusal(both("ag.csv"), {"words": "body"}) == snapshot(
-        "ag.csv: there is no column 'body' for data.columns.words; the columns are 3, Markets, calm, Nothing fell; all"
-        " rose; next: name the one that it is with data.columns.words, or data.header=false where the first line is a"
-        " row"
+        "ag.csv: there is no column 'body' for data.columns.words; the columns are 3, Markets, calm, Nothing"
+        " fell; all rose; next: data.columns.words=NAME for the one that it is, or data.header=false where the"
+        " first line is a row"
     )
     Path("a.json").write_text("[]", encoding="utf-8")
     assert refusal({**both("a.json"), "header": False}, TWO) == snapshot(
@@ -182,17 +183,17 @@ def test_a_pattern_in_a_name_is_no_pattern_in_other_formats_either(ending: str) 
     ("content", "line"),
     [
         ('{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "row 2: 'text' is a number, and in row 1 a text;"),
-        ('{"text": "a", "label": 1}\n{"text": "b", "la', "cannot be read as jsonl: line 2: Unterminated string"),
+        ('{"text": "a", "label": 1}\n{"text": "b", "la', "line 2 is no JSON: Unterminated string"),
         (
             '{"text": "a", "label": ' + "9" * 5000 + "}\n",
-            "cannot be read as jsonl: line 1: Exceeds",
+            "line 1 is no JSON: Exceeds",
         ),
         ('{"text": "a", "label": ' + "9" * 40 + "}\n", "row 1: 'label' holds an integer of more than 64 bits;"),
         (
             '{"text": "a", "label": ' + "[" * 900 + "]" * 900 + "}\n",
             "row 1: 'label' is nested more than 32 deep;",
         ),
-        ("[" * 100_000 + "\n", "cannot be read as jsonl: line 1: its values are nested too deep; next: write"),
+        ("[" * 100_000 + "\n", "line 1 is no JSON: its values are nested too deep; next: write"),
         ("[1, 2]\n", "row 1 is a list; allowed: an object with the columns as its keys"),
         ('{"text": "\\ud800", "label": 1}\n', "row 1: 'text' holds half of a surrogate pair, which is no text;"),
     ],
@@ -263,3 +264,51 @@ def test_rows_are_read_once_and_again_where_the_file_changed(tmp_path: Path, mon
 def test_a_class_is_named_once_in_a_recipe() -> None:
     with pytest.raises(ValidationError, match="has 'bad' twice; give each class once"):
         token_classification.Data.model_validate({**both("a.json"), "labels": ["bad", "good", "bad"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        (
+            "a.tsv",
+            "text,label\nfine,good\n",
+            snapshot(
+                "a.tsv: its first line is one column, 'text,label'; ',' separates its columns, and in .tsv a tab"
+                " does; next: mv a.tsv a.csv"
+            ),
+        ),
+        (
+            "a.csv",
+            "text:label\nfine:good\n",
+            snapshot(
+                "a.csv: its first line is one column, 'text:label'; if ':' separates its columns, write a comma"
+                " instead; next: tr ':' , < a.csv > new.csv"
+            ),
+        ),
+        ("a.json", "[]", snapshot("a.json: holds no rows; allowed: at least one")),
+        ("a.jsonl", "\n\n", snapshot("a.jsonl: holds no rows; allowed: at least one")),
+    ],
+)
+def test_what_looks_like_a_table_without_columns_says_why(name: str, content: str, line: str) -> None:
+    Path(name).write_text(content)
+    assert refusal(both(name), TWO) == line
+
+
+def test_a_bar_separates_the_columns_of_a_csv() -> None:
+    Path("a.csv").write_text("text|label\nfine, really|good\nbroken|bad\n")
+    assert loaded(both("a.csv"), TWO)["train"].dataset.to_dict()["text"] == ["fine, really", "broken"]
+
+
+def test_a_pipe_a_folder_and_a_link_to_nothing_are_named_for_what_they_are() -> None:
+    os.mkfifo("pipe.csv")
+    Path("folder.csv").mkdir()
+    Path("link.csv").symlink_to("gone.csv")
+    assert [refusal(both(name), TWO) for name in ("pipe.csv", "folder.csv", "link.csv")] == snapshot(
+        [
+            "data.files.train: pipe.csv: is no regular file, and rows are read more than once; next: cat"
+            " pipe.csv > rows.csv",
+            "data.files.train: folder.csv: is a folder; allowed: a file of rows (.csv, .tsv, .json, .jsonl,"
+            " .parquet, .xlsx, .conll, .conllu, .txt, .tokens)",
+            "data.files.train: link.csv: is a link to gone.csv, which is not there; allowed: a file",
+        ]
+    )

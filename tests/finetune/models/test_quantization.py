@@ -247,7 +247,7 @@ def test_without_bitsandbytes_the_line_says_what_to_install(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({}, "has quantization: nf4 without lora, and rounded weights cannot step"),
+        ({}, "has quantization: nf4 without lora, and rounded weights cannot be trained"),
         ({"lora": {}, "training": {"fsdp": True}}, "has quantization and training.fsdp"),
     ],
 )

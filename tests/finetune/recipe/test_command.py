@@ -89,6 +89,11 @@ def test_every_mistake_is_told_at_once_with_its_line(desk: Path, capsys: Printed
             " training.save_strategy=no; leave one of them out",
         ),
         ("model_type: gpt2\n", "my.yaml:13: model_type is gpt2, and model holds a bert; leave model_type out"),
+        (
+            "output_dir: https://x/y\n",
+            "my.yaml:13: output_dir is 'https://x/y'; allowed: a folder here;"
+            " next, after the run: hf-mps push RUN OWNER/NAME",
+        ),
         ("output_dir: ''\n", "my.yaml:13: output_dir is ''; allowed: a folder for this run alone, such as runs/mine"),
     ],
 )

@@ -85,7 +85,7 @@ def test_mrpc_is_as_hugging_face_documents_it() -> None:
 
 def test_a_recipe_is_found_by_name_or_by_path_and_the_nearest_name_is_offered() -> None:
     for wrong, near in (("glue/mrcp", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("quikstart", "quickstart")):
-        with pytest.raises(UserError, match=f"^'{wrong}' is not a recipe; allowed: .*; did you mean '{near}'\\?$"):
+        with pytest.raises(UserError, match=f"^'{wrong}' is not a recipe; did you mean '{near}'\\?; allowed: "):
             load_recipe(wrong)
     with pytest.raises(UserError, match=r"^no/such.yaml: no such recipe file; next: hf-mps recipes list$"):
         load_recipe("no/such.yaml")
@@ -189,7 +189,11 @@ def test_several_mistakes_are_counted_in_one_line(tmp_path: Path) -> None:
     [
         ("", "my.yaml: a recipe is a mapping of keys to values, this file holds nothing"),
         ("- a\n", "my.yaml: a recipe is a mapping of keys to values, this file holds a list"),
-        ("a: [1\n", "my.yaml:2: is not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        (
+            "a: [1\n",
+            "my.yaml:2: is not valid YAML: expected ',' or ']', but got '<stream end>'; allowed: a value of YAML, or a"
+            " text in quotation marks",
+        ),
         ("seed: 1\nseed: 2\n", "my.yaml:2: seed is given twice, first in line 1; give it once"),
         ("model: m\n", f"my.yaml: task is missing; allowed: {TASKS}"),
         ("task: text-clasification\n", None),
@@ -278,7 +282,10 @@ def test_an_override_is_split_at_the_first_equals_sign(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_override_is_refused(tmp_path: Path, override: str, line: str | None) -> None:
-    line = line or "command line: seed: '[1' is not valid YAML: expected ',' or ']', but got '<stream end>'"
+    line = line or (
+        "command line: seed: '[1' is not valid YAML: expected ',' or ']', but got '<stream end>'; allowed: a value of"
+        " YAML, or a text in quotation marks"
+    )
     assert refused(tmp_path, PLAIN, override) == line
 
 

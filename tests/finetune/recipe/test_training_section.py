@@ -80,6 +80,7 @@ def test_a_removed_name_gets_its_replacement_named(key: str, instead: str) -> No
         ("bf16", "yes", "is 'yes'; allowed: true or false"),
         ("eval_strategy", "epochs", "is 'epochs'; allowed: no, steps, epoch; did you mean 'epoch'?"),
         ("eval_strategy", True, "is True; allowed: no, steps, epoch"),
+        ("per_device_train_batch_size", 10**12, "is 1000000000000; allowed: up to 1,000,000"),
         ("output_dir", "x", "is not set here: it is a top-level key of a recipe: output_dir: PATH"),
         ("hub_token", "secret", "is not set here: a recipe holds no token; log in once with: hf auth login"),
     ],

@@ -88,27 +88,30 @@ def test_what_is_chosen_is_said_with_weights() -> None:
         (
             f"{HERE}.too_few",
             snapshot(
-                "rewards has 'mine.too_few': the reward too_few returned 1 score for 2 completions; allowed: a list"
-                " with a number, or None, for each completion"
+                "rewards has 'mine.too_few': the reward too_few returned [1.0]; allowed: a list with a finite"
+                " number, or None, for each of the 2 completions"
             ),
         ),
         (
             f"{HERE}.one_number",
             snapshot(
-                "rewards has 'mine.one_number': the reward one_number returned a float; allowed: a list with a number,"
-                " or None, for each completion"
+                "rewards has 'mine.one_number': the reward one_number returned 1.0; allowed: a list with a finite"
+                " number, or None, for each of the 2 completions"
             ),
         ),
         (
             f"{HERE}.words",
             snapshot(
-                "rewards has 'mine.words': the reward words returned a str as a score; allowed: a list with a number,"
-                " or None, for each completion"
+                "rewards has 'mine.words': the reward words returned ['good', 'good']; allowed: a list with a finite"
+                " number, or None, for each of the 2 completions"
             ),
         ),
         (
             f"{HERE}.endless",
-            snapshot("rewards has 'mine.endless': the reward endless returned inf; allowed: a finite number, or None"),
+            snapshot(
+                "rewards has 'mine.endless': the reward endless returned [inf, inf]; allowed: a list with a finite"
+                " number, or None, for each of the 2 completions"
+            ),
         ),
         (f"{HERE}.broken", snapshot("rewards has 'mine.broken': the reward broken failed: KeyError: 'score'")),
         (

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.run import runner
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
 
@@ -29,7 +32,11 @@ def relabel(path: Path, number: int, label: object) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("task: [", "my.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'"),
+        (
+            "task: [",
+            "my.yaml:1: is not valid YAML: expected the node content, but found '<stream end>'; allowed: a value of"
+            " YAML, or a text in quotation marks",
+        ),
         ("task: text-classification\nmodel: model\n", "my.yaml: data is missing; give it"),
         (
             tiny.RECIPE.replace("metrics:", "metric:"),
@@ -62,7 +69,8 @@ def test_a_missing_folder(finetune: Command) -> None:
     assert ended.code == 2
 
 
-def test_a_file_of_an_unknown_kind(finetune: Command) -> None:
+def test_a_file_of_an_unknown_kind(desk: Path, finetune: Command) -> None:
+    (desk / "train.docx").write_text("text,label\n")
     ended = finetune("my.yaml", "data.files.train=train.docx")
     assert (ended.code, ended.err) == (
         2,
@@ -99,8 +107,8 @@ def test_a_csv_without_the_named_column(finetune: Command) -> None:
     assert (ended.code, ended.err) == (
         2,
         snapshot(
-            "hf-mps: train.csv: there is no column 'frist' for data.columns.text; the columns are first, second, label;"
-            " did you mean 'first'?\n"
+            "hf-mps: train.csv: there is no column 'frist' for data.columns.text; the columns are first, second,"
+            " label; did you mean 'first'?, or data.header=false where the first line is a row\n"
         ),
     )
 
@@ -137,7 +145,7 @@ def test_broken_json(desk: Path, finetune: Command) -> None:
     (desk / "bad.jsonl").write_text('{"first": "a"\n', encoding="utf-8")
     ended = finetune("my.yaml", "data.files.train=bad.jsonl")
     assert ended.code == 2
-    assert ended.err.startswith("hf-mps: bad.jsonl: cannot be read as jsonl: ")
+    assert ended.err.startswith("hf-mps: bad.jsonl: line 1 is no JSON: ")
     assert ended.err.count("\n") == 1
 
 
@@ -196,7 +204,7 @@ def test_a_text_column_of_numbers(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=numbers.jsonl", "data.labels=[no, yes]")
     assert (ended.code, ended.err) == (
         2,
-        snapshot("hf-mps: numbers.jsonl: data.columns.text names a column of type int64; allowed: a column of text\n"),
+        snapshot("hf-mps: numbers.jsonl: data.columns.text names a column of type int64; allowed: text\n"),
     )
 
 
@@ -205,7 +213,7 @@ def test_one_label_alone(desk: Path, finetune: Command) -> None:
     ended = finetune("my.yaml", "data.files.train=one.csv", "data.files.validation=one.csv")
     assert (ended.code, ended.err) == (
         2,
-        snapshot("hf-mps: one.csv: every row has the label '1'; allowed: two labels or more\n"),
+        snapshot("hf-mps: one.csv: each row has the label '1'; allowed: two labels or more\n"),
     )
 
 
@@ -239,7 +247,8 @@ def test_a_hub_data_set_while_offline(finetune: Command) -> None:
     )
 
 
-def test_a_hub_model_while_offline(finetune: Command) -> None:
+def test_a_hub_model_while_offline(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "prepare_run", None)  # it is looked for before PyTorch, rows and model are loaded
     ended = finetune("my.yaml", "model=nobody/nothing")
     assert (ended.code, ended.err) == (
         2,
@@ -250,11 +259,40 @@ def test_a_hub_model_while_offline(finetune: Command) -> None:
     )
 
 
+def test_a_folder_that_cannot_be_made(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "prepare_run", None)
+    ended = finetune("my.yaml", "output_dir=/proc/x")
+    assert (ended.code, ended.err) == (
+        2,
+        "hf-mps: output_dir /proc/x: cannot be made: No such file or directory; next: output_dir=~/x\n",
+    )
+
+
+def test_a_model_that_the_hub_does_not_give_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def model_info(_: object, name: str, timeout: float) -> None:
+        asked.append(name)
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    with pytest.raises(UserError) as raised:
+        checkpoint.resolve("nobody/nothing").refuse_absent()
+    assert (asked, str(raised.value)) == (
+        ["nobody/nothing"],
+        snapshot(
+            "model nobody/nothing cannot be fetched from the hub: no route to host; next: hf download"
+            " nobody/nothing, or give a folder with model=PATH"
+        ),
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "line"),
     [
         ("./nowhere", "model ./nowhere: there is no such folder; allowed: a folder, a hub id, or pypi:PACKAGE"),
-        (".", "model .: the folder has no config.json; allowed: a folder that save_pretrained wrote"),
+        (".", "model .: it has no config.json; allowed: a folder that save_pretrained wrote"),
         (
             "pypi:no-such-package",
             "model pypi:no-such-package: the package is not installed; next: pip install no-such-package",

@@ -43,9 +43,20 @@ def test_a_word_for_a_gap_is_told_of_where_it_is_a_class(word: str) -> None:
 
 
 def test_classes_that_differ_in_case_or_spaces_alone_are_told_of() -> None:
-    assert doubts("POS", "pos", "neg", "POS", "pos", "neg") == (snapshot("POS and pos differ in case or spaces alone"),)
+    assert doubts("POS", "pos", "neg", "POS", "pos", "neg") == (
+        snapshot("POS and pos differ in case, spaces or invisible characters alone"),
+    )
     assert doubts("very good", "verygood", "very good", "verygood") == (
-        snapshot("very good and verygood differ in case or spaces alone"),
+        snapshot("very good and verygood differ in case, spaces or invisible characters alone"),
+    )
+
+
+def test_a_name_in_two_forms_of_unicode_is_one_class_and_an_invisible_letter_is_told_of() -> None:
+    found = labels.decide(rows(["caf\u00e9", "cafe\u0301", "tea", "tea", "caf\u00e9"]), [])
+    assert (found.names, found.encode("cafe\u0301")) == (("caf\u00e9", "tea"), 0)
+    assert found.doubts == (snapshot("'café' is written in two forms of Unicode, which are one class"),)
+    assert doubts("good", "good\u200b", "bad", "good", "good\u200b", "bad") == (
+        snapshot("good and good\\u200b differ in case, spaces or invisible characters alone"),
     )
 
 
@@ -83,7 +94,7 @@ def test_doubts_stand_in_the_header_with_the_labels(desk: Path, finetune: Comman
 
     choices = json.loads(ended.out)["choices"]
     assert choices["labels_to_check"] == {
-        "value": snapshot("POS and pos differ in case or spaces alone"),
+        "value": snapshot("POS and pos differ in case, spaces or invisible characters alone"),
         "reason": snapshot("the rows are trained on as they are"),
     }
     assert "unknown_tokens" not in choices

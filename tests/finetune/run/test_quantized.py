@@ -95,8 +95,8 @@ def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Pat
         (
             ["lora=null"],
             snapshot(
-                "hf-mps: q.yaml: the recipe has quantization: nf4 without lora, and rounded weights cannot step; give"
-                " lora: {} for adapters over them, or leave quantization out\n"
+                "hf-mps: q.yaml: the recipe has quantization: nf4 without lora, and rounded weights cannot be"
+                " trained; give lora: {}, or leave quantization out\n"
             ),
         ),
         (

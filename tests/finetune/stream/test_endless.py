@@ -111,7 +111,7 @@ def test_broken_rows_are_skipped_up_to_the_stated_share(tmp_path: Path, monkeypa
         [
             "line 21 has no text",
             "line 22 has int for data.columns.text; allowed: text",
-            "line 23 is no JSON (Expecting value)",
+            "line 23 is no JSON: Expecting value (column 1)",
             "line 21 has no text",
             "line 22 has int for data.columns.text; allowed: text",
         ]
@@ -121,8 +121,8 @@ def test_broken_rows_are_skipped_up_to_the_stated_share(tmp_path: Path, monkeypa
     with pytest.raises(TooManyBroken) as ended:
         corpora.numbers(Reader(corpora.reading(path, broken=0.1), 0, 1), 41)
     assert str(ended.value).partition("rows.jsonl: ")[2] == snapshot(
-        "line 23 is no JSON (Expecting value); 3 of 23 rows are broken, more than data.max_bad_row_fraction=0.1"
-        " allows; next: repair them, or a larger data.max_bad_row_fraction"
+        "line 23 is no JSON: Expecting value (column 1); 3 of 23 rows are broken,"
+        " data.max_bad_row_fraction=0.1 allows fewer; next: repair them, or a larger data.max_bad_row_fraction"
     )
 
 

@@ -85,9 +85,8 @@ def test_broken_rows_are_told_with_their_line(tmp_path: Path) -> None:
                 told.append(f"{Path(readers.place_of(file, piece, place)).name} {row.why}")
     assert told == snapshot(
         [
-            "rows.jsonl: line 2 is no JSON (Expecting value)",
-            "rows.jsonl: line 3 is a JSON list and no object",
-            "rows.jsonl: line 5 is a JSON str and no object",
+            "rows.jsonl: line 2 is no JSON: Expecting value (column 9)",
+            "rows.jsonl: line 3 is a list; allowed: an object with the columns as its keys",
             "rows.jsonl: line 6 is not UTF-8",
             "rows.csv: line 3 has 1 field and the header 2",
             "rows.csv: line 4 is not UTF-8",
@@ -124,8 +123,8 @@ def test_what_cannot_be_streamed_is_refused_in_a_line(tmp_path: Path) -> None:
             "data.files.train: ./list.json: one list of rows cannot be streamed; next: jq -c '.[]' ./list.json >"
             " ./list.jsonl",
             "data.files.train: ./none-*.jsonl: there is no such file",
-            "data.files.train: ./sheet.xlsx: rows are streamed from .csv, .tsv, .json, .jsonl, .parquet, .txt,"
-            " .tokens, those of text also as .gz",
+            "data.files.train: ./sheet.xlsx: cannot be streamed; allowed: .csv, .tsv, .json, .jsonl, .parquet, .txt,"
+            " .tokens, of text also .gz",
             "cannot be read as parquet",
         ]
     )

@@ -147,7 +147,8 @@ def test_broken_rows_are_shown_and_counted_and_too_many_end_the_run_in_a_line(pl
     told = [line.strip() for line in (ended.out + ended.err).splitlines() if "it is skipped" in line]
     assert sorted(told) == snapshot(
         [
-            "note  web-0.jsonl: line 4 is no JSON (Expecting property name enclosed in double quotes); it is skipped",
+            "note  web-0.jsonl: line 4 is no JSON: Expecting property name enclosed in double quotes (column 2);"
+            " it is skipped",
             "note  web-0.jsonl: line 6 has nothing for data.columns.text; allowed: text; it is skipped",
         ]
     )
@@ -162,8 +163,8 @@ def test_broken_rows_are_shown_and_counted_and_too_many_end_the_run_in_a_line(pl
         assert (ended.code, ended.err.rpartition("web-0")[2]) == (
             1,
             snapshot(
-                ".jsonl: line 4 is no JSON (Expecting property name enclosed in double quotes); 1 of 4 rows are"
-                " broken, more than data.max_bad_row_fraction=0 allows; next: repair them, or a larger"
+                ".jsonl: line 4 is no JSON: Expecting property name enclosed in double quotes (column 2); 1 of 4"
+                " rows are broken, data.max_bad_row_fraction=0 allows fewer; next: repair them, or a larger"
                 " data.max_bad_row_fraction; no checkpoint was written yet\n"
             ),
         )
@@ -195,9 +196,9 @@ def test_a_run_without_a_length_is_refused_with_the_next_command(place: Path, fi
     ]
     assert lines == snapshot(
         [
-            "hf-mps: data.streaming: streamed rows are not counted, so the recipe says how long the run is; next:"
+            "hf-mps: data.streaming: nobody counts streamed rows, so the recipe says how long the run is; next:"
             " training.max_steps=1000, or data.rows.train=100000 for so many rows\n",
-            "hf-mps: training.num_train_epochs: streamed rows are not counted, so an epoch has no length; next,"
+            "hf-mps: training.num_train_epochs: nobody counts streamed rows, so an epoch has no length; next,"
             " in its place: training.max_steps=N, or data.rows.train=N for so many rows\n",
             "hf-mps: clm.yaml:4: data has shuffle_buffer, which is for streamed rows; next: data.streaming=true\n",
             "hf-mps: data.files.train: web-9.jsonl: there is no such file; did you mean 'web-1.jsonl'?\n",

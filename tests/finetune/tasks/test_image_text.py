@@ -249,7 +249,7 @@ def test_half_a_shape_is_refused(smol: str, tmp_path: Path, columns: dict[str, s
 
 def test_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
     place = str(builders.model(tmp_path, "qwen3"))
-    with pytest.raises(UserError, match="a qwen3 reads no text beside images; allowed: a model of images and text"):
+    with pytest.raises(UserError, match="a qwen3 reads no text beside images; allowed: a model of both"):
         builders.prepare(task="image-text", model=place, data=asked(tmp_path))
 
 

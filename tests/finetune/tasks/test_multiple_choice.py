@@ -144,7 +144,7 @@ def test_columns_that_cannot_be_are_refused(choosing: Path, finetune: Command) -
     assert ended.err.endswith("names fewer than two choices; give a column for each, or one column of lists\n")
     ended = finetune("my.yaml", "data.columns={context: choices, choices: context}")
     assert ended.err == snapshot(
-        "hf-mps: train.jsonl: data.columns.context names a column of type list; allowed: a column of text\n"
+        "hf-mps: train.jsonl: data.columns.context names a column of type list; allowed: text\n"
     )
     ended = finetune("my.yaml", "metrics=wer")
     assert ended.err.startswith(

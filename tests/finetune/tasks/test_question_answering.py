@@ -13,8 +13,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.text.spans import NOWHERE
-from hf_mps.finetune.text.windows import QAWindowing, check, token_span
+from hf_mps.finetune.text.windows import NOWHERE, QAWindowing, check, token_span
 from hf_mps.metrics import squad
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
@@ -135,8 +134,8 @@ def test_squads_own_format_is_read_and_a_texts_questions_stay_together(asking: P
     [
         (
             {"answers": {"text": ["bird"], "answer_start": [0]}},
-            "train.jsonl: row 1: the text at answer_start 0 is 'the ', not 'bird'; allowed: the place of the answer in"
-            " the text, counted in characters from 0",
+            "train.jsonl: row 1: the text at answer_start 0 is 'the ', not 'bird'; allowed: the answer's place,"
+            " in characters from 0",
         ),
         ({"question": None}, "train.jsonl: row 1 has no question; allowed: a text in every row"),
         (

@@ -12,7 +12,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.finetune.data import label_sets
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.metrics import sets
+from hf_mps.metrics import selection
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -154,7 +154,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(animals: Path, finet
         (
             {},
             ("training.label_smoothing_factor=0.1",),
-            "training.label_smoothing_factor is for one class a row, and these rows have several labels; leave it out",
+            "training.label_smoothing_factor is for one class a row, and these have several labels; leave it out",
         ),
         ({}, ("data.separator=;",), "train.jsonl: data.separator is for labels in a text, and these are lists; leave"),
         (
@@ -198,7 +198,7 @@ def test_text_without_a_separator_is_refused_with_the_ways_on(desk: Path, finetu
         "",
         snapshot(
             "hf-mps: train.csv: the label column holds text; several labels are a list, columns of 0 and 1"
-            " (data.columns.label=[one, other]), or text with separators; next: data.separator=','\n"
+            " (data.columns.label=[a, b]), or text with separators; next: data.separator=','\n"
         ),
     )
     ended = finetune("my.yaml", "threshold=0.4")
@@ -230,7 +230,7 @@ def test_metrics_of_sets_are_scikit_learns() -> None:
 
     draw = numpy.random.default_rng(0)
     answers, truths = draw.integers(0, 2, (40, 5)), draw.integers(0, 2, (40, 5))
-    found = sets.of_sets(["f1/micro", "f1/macro", "exact_match"], "text-classification").compute(answers, truths)
+    found = selection.of_sets(["f1/micro", "f1/macro", "exact_match"], "text-classification").compute(answers, truths)
     assert found["f1_micro"] == pytest.approx(f1_score(truths, answers, average="micro"))
     assert found["f1_macro"] == pytest.approx(f1_score(truths, answers, average="macro"))
     assert found["exact_match"] == pytest.approx((answers == truths).all(axis=1).mean())

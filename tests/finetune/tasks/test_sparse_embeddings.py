@@ -105,7 +105,7 @@ def test_embeddings_are_sparser_where_a_dimension_costs_more(pairing: Path, fine
     [
         (
             ("model=model",),
-            "model model: it has no head that predicts masked words, which SPLADE weighs a text's words",
+            "model model: it has no head that predicts masked words; allowed: masked language models",
         ),
         (("metrics=retrieval",), "which sparse-embeddings does not compute; allowed: sparse_retrieval, active_dims"),
         (("data.columns.text_pair=first",), "names one column for two roles"),

@@ -171,7 +171,7 @@ def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune
     ended = finetune("my.yaml", "max_duration_in_seconds=0.1")
     assert (ended.code, ended.err) == (
         2,
-        snapshot("hf-mps: train.jsonl: every row is longer than max_duration_in_seconds, 0.1; the shortest has 0.7\n"),
+        snapshot("hf-mps: train.jsonl: each row is longer than max_duration_in_seconds, 0.1; allowed: 0.7 or more\n"),
     )
 
 

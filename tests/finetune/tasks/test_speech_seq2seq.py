@@ -10,7 +10,7 @@ import pytest
 import scipy.signal
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.media import audio, synthetic_sound, whisper
+from hf_mps.finetune.media import audio, transcripts, whisper
 from hf_mps.metrics import texts
 from tests.finetune import senses, tiny
 from tests.finetune.run_files import predictions, results
@@ -47,7 +47,7 @@ def hearing(desk: Path, _ear: Path) -> Path:
     """The desk with a recipe, sixteen and eight spoken rows of tones, and the model."""
     shutil.copytree(_ear, desk / "ear")
     (desk / "sounds").mkdir()
-    made = synthetic_sound.rows(desk / "sounds", "audio", "text")
+    made = transcripts.smoke_rows(desk / "sounds", "audio", "text")
     for split, name in (("train", "train"), ("validation", "dev")):
         lines = [row | {"audio": f"sounds/{Path(row['audio']).name}"} for row in made[split]]
         tiny.write_jsonl(desk / f"{name}.jsonl", lines)

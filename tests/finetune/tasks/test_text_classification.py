@@ -115,7 +115,7 @@ def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, fine
         2,
         "",
         snapshot(
-            "hf-mps: dev.parquet: its classes are fine, poor, and those of train.parquet are poor, fine; allowed: the"
+            "hf-mps: dev.parquet: its classes are fine, poor, and those of train.parquet poor, fine; allowed: the"
             " same in the same order\n"
         ),
     )

@@ -185,7 +185,7 @@ def test_rows_are_cut_to_what_the_model_can_read() -> None:
     with pytest.raises(UserError) as refused:
         lengths.limit(recipe(max_length=90, pad_to_multiple_of=32), Tokenizer(), Config())
     assert str(refused.value) == snapshot(
-        "pad_to_multiple_of is 32: rows of 90 tokens would be padded to 96 and this model has 90 positions; "
+        "pad_to_multiple_of is 32: 90 tokens would become 96, and this model has 90 positions; "
         "allowed: a max_length that is a multiple of it"
     )
 
@@ -277,7 +277,7 @@ def test_a_files_length_gives_way_to_the_models_positions_and_a_typed_one_is_ref
     notices.forget()
     assert lengths.limit(recipe(max_length=384), Tokenizer(), Config()) == 90
     assert capsys.readouterr().err == snapshot(
-        "hf-mps: max_length is 90, not the recipe's 384: this model has no more positions\n"
+        "hf-mps: max_length is 90, not the recipe's 384: the model has no more\n"
     )
     typed = recipe(max_length=384)
     typed._typed = frozenset({"max_length"})

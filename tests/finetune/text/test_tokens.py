@@ -81,9 +81,7 @@ def test_a_column_that_is_no_text_is_refused() -> None:
     tokens.refuse_other_than_text(rows, ["second"])
     with pytest.raises(UserError) as refused:
         tokens.refuse_other_than_text(rows, ["second", "text"])
-    assert str(refused.value) == snapshot(
-        "my.json: data.columns.text names a column of type int64; allowed: a column of text"
-    )
+    assert str(refused.value) == snapshot("my.json: data.columns.text names a column of type int64; allowed: text")
     with pytest.raises(UserError, match=r"data\.columns\.both names a column of type"):
         tokens.refuse_other_than_text(rows, ["both"])
 

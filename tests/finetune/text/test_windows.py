@@ -7,7 +7,7 @@ import math
 import numpy
 import pytest
 
-from hf_mps.finetune.text.spans import NOWHERE, Span, Window, answer, best_spans
+from hf_mps.finetune.text.windows import NOWHERE, Span, Window, answer, best_spans
 
 
 def window(draw: numpy.random.Generator, tokens: int, question: int) -> Window:
