@@ -13,8 +13,7 @@ from hf_mps.cli.options import Debug, deferred
 @deferred
 def config(
     config_file: Annotated[
-        str | None,
-        typer.Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it."),
+        str | None, typer.Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take every default.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 where a repair is due.")] = False,

@@ -31,6 +31,8 @@ Overrides = Annotated[
 Torch = Annotated[
     str | None, typer.Option("--torch", metavar="RELEASE", help="The PyTorch release. Default: the installed one.")
 ]
+MOST_ROWS = 1_000_000
+"""Of a batch: more is a slip of the keyboard, and would be collected before anything is said."""
 SavedModel = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a name on the hub.")
 ]

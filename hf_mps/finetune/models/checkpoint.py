@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from hf_mps.core.choice import Choice
@@ -230,9 +231,12 @@ class Checkpoint:
         try:
             with errors_only():
                 return load(self.source, **settings)
-        except (*of_the_file, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        except (*of_the_file, UnpicklingError, HfHubHTTPError, LocalEntryNotFoundError) as error:
             if describe(error) is not None:  # the machine failed, not the checkpoint: the run reports that
                 raise
+            if self.local and "weights_only" in str(error):  # torch's own advice is to run what the file holds
+                why = f"its {what} are a pickle that holds more than tensors, and is not run"
+                raise UserError(f"model {self.name}: {why}; next: save the model again, as safetensors") from error
             if self.local:
                 raise UserError(f"model {self.name}: its {what} cannot be read: {first_line(error)}") from error
             raise self._unreachable(first_line(error)) from error

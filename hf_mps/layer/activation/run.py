@@ -217,6 +217,8 @@ def prepare(words: Sequence[str]) -> Target:
     target = resolve(words)
     if not target.module and not Path(target.name).exists():
         raise UserError(f"no file {target.name} in {Path.cwd()}; {USAGE}")
+    if Path(target.name).is_dir() and not Path(target.name, "__main__.py").is_file():
+        raise UserError(f"{target.name} is a folder without a __main__.py; allowed: a script; {USAGE}")
     return target
 
 

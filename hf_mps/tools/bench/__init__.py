@@ -1,6 +1,6 @@
 """`hf-mps bench`: training and evaluation of the field's networks, or of a case of one's own, the device over the CPU.
 
-`vgg` and `networks` are what Metal training was announced with, `cases` makes those and recipes alike, `timing` reads
+`networks` are what Metal training was announced with, `cases` makes those and recipes alike, `timing` reads
 the clock, `launches` counts instead, `outcome` is what was found, as table, JSON and one signed line, `chart` its
 picture.
 """

@@ -11,20 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
 
 from hf_mps.core.choice import Choice
 from hf_mps.tools.bench.cases import EVALUATION, TRAINING, Case, Work, stepping
 
-if TYPE_CHECKING:
-    from torch import nn
-
 CLASSES, LABELS = 1000, 2
-SGD: dict[str, Any] = {
-    "lr": 0.01,
-    "momentum": 0.9,
-    "weight_decay": 5e-4,
-}  # VGG's paper, section 3.1; lower than ResNet's rate of 0.1
+# VGG's paper, section 3.1; lower than ResNet's rate of 0.1.
+SGD: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
 ADAMW: dict[str, Any] = {"lr": 2e-5, "weight_decay": 0.01, "fused": True}
 
 
@@ -58,8 +56,6 @@ class Network:
         return Case(self.name, make)
 
     def _work(self, size: Size, device: str) -> Work:
-        import torch
-
         from hf_mps.tools.dryrun.modules import ModuleTracker
 
         torch.manual_seed(0)
@@ -102,15 +98,12 @@ def _logits(model: nn.Module, inputs: dict[str, Any]) -> Any:
 
 
 def _pictures(size: Size, device: str) -> dict[str, Any]:
-    import torch
-
     pictures = torch.randn(size.batch, 3, size.extent, size.extent)
     labels = torch.randint(CLASSES, (size.batch,))
     return {"pixel_values": pictures.to(device), "labels": labels.to(device)}
 
 
 def _texts(size: Size, device: str) -> dict[str, Any]:
-    import torch
     from transformers import BertConfig
 
     ids = torch.randint(BertConfig().vocab_size, (size.batch, size.extent))
@@ -134,14 +127,57 @@ def _bert(length: int) -> nn.Module:
     return model
 
 
-def _vgg16(side: int) -> nn.Module:
-    from hf_mps.tools.bench.vgg import VGG16
+GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+"""Channels of the convolutions, group by group."""
+HIDDEN = 4096
 
-    return VGG16(side)
+
+class VGG16(nn.Module):
+    """Thirteen convolutions and three fully connected layers; 138,357,544 parameters at the paper's 224 pixels.
+
+    From Simonyan and Zisserman, "Very Deep Convolutional Networks", 2014 (https://arxiv.org/abs/1409.1556, table 1 and
+    sections 2.1 and 3.1). torchvision has the same network, and cannot be imported beside PyTorch's CPU wheel.
+
+    It takes (N, 3, `side`, `side`) and returns logits (N, 1000). `side` is a multiple of 32, which the five poolings
+    divide by; with less than the paper's 224 the first fully connected layer is smaller. Raises ValueError for others.
+    """
+
+    def __init__(self, side: int = 224) -> None:
+        super().__init__()
+        shrunk, rest = divmod(side, 2 ** len(GROUPS))
+        if rest or not shrunk:
+            raise ValueError(f"VGG16 takes pictures whose side is a multiple of {2 ** len(GROUPS)} pixels, not {side}")
+        features: list[nn.Module] = []
+        before = 3
+        for group in GROUPS:
+            for channels in group:
+                features += [nn.Conv2d(before, channels, kernel_size=3, padding=1), nn.ReLU()]
+                before = channels
+            features.append(nn.MaxPool2d(kernel_size=2, stride=2))
+        self.features = nn.Sequential(*features)
+        sizes = (GROUPS[-1][-1] * shrunk**2, HIDDEN, HIDDEN)
+        layers: list[nn.Module] = []
+        for wide, narrow in pairwise(sizes):
+            layers += [nn.Linear(wide, narrow), nn.ReLU(), nn.Dropout(0.5)]
+        self.classifier = nn.Sequential(nn.Flatten(), *layers, nn.Linear(HIDDEN, CLASSES))
+        self.apply(_start)
+
+    def forward(self, pictures: torch.Tensor) -> torch.Tensor:
+        """Logits (N, 1000) of pictures (N, 3, side, side)."""
+        logits: torch.Tensor = self.classifier(self.features(pictures))
+        return logits
+
+
+def _start(module: nn.Module) -> None:
+    """He's initialisation: with the paper's own (a standard deviation of 0.01) a network this deep starts at zero."""
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 NETWORKS = (
     Network("ResNet50", Size(128, 224), Size(4, 64), _resnet50, _pictures, "3 x {0} x {0}"),
     Network("BERT", Size(64, 128), Size(4, 32), _bert, _texts, "{0} tokens"),
-    Network("VGG16", Size(64, 224), Size(4, 64), _vgg16, _pictures, "3 x {0} x {0}"),
+    Network("VGG16", Size(64, 224), Size(4, 64), VGG16, _pictures, "3 x {0} x {0}"),
 )

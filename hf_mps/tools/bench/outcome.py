@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -186,4 +187,9 @@ def folder_for(given: Path | None, first: Path = Path("runs/bench")) -> Path:
         return next_free(first) if first.exists() else first
     if given.exists() and (not given.is_dir() or any(given.iterdir())):
         raise UserError(f"--output {given} holds something already; next: --output {next_free(given)}")
-    return given
+    try:  # now, since what is measured takes minutes
+        given.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=given):
+            return given
+    except OSError as error:
+        raise UserError(f"--output {given} cannot be written to: {error.strerror}; next: another folder") from error

@@ -34,13 +34,10 @@ def examine(refused: str = "") -> list[Finding]:
     """Return what is set, what contradicts; `refused` is the layer's own refusal of a variable, where it had one."""
     first = [problem("variables", refused, "unset the variable that the line names")] if refused else []
     others = (*_accelerate(), *_openmp(), *_others(), _config())
-    return [*first, *_own(), *_metal_names(), *_fallback(), *_watermarks(), *others]
-
-
-def _own() -> Iterator[Finding]:
-    """The variables of hf_mps that are set."""
-    for name in sorted(settings.KNOWN.keys() & os.environ.keys()):
-        yield ok(name, f"{os.environ[name]} ({settings.KNOWN[name]})")
+    first += [
+        ok(name, f"{os.environ[name]} ({settings.KNOWN[name]})") for name in sorted(os.environ.keys() & settings.KNOWN)
+    ]
+    return [*first, *_metal_names(), *_fallback(), *_watermarks(), *others]
 
 
 def _metal_names() -> Iterator[Finding]:

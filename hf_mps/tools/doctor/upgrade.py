@@ -100,16 +100,16 @@ def moves(now: LaunchTable, then: LaunchTable) -> dict[Move, tuple[str, ...]]:
         # An overload that comes or goes is none: its operator is there.
         if move is not None and not (move in ("absent", "new") and all(base in each for each in bases)):
             found.setdefault(move, set()).add(base)
-    return {move: tuple(sorted(found[move], key=_public_first)) for move in MOVES if move in found}
+    return {
+        move: tuple(sorted(found[move], key=lambda name: (name.startswith("_"), name)))
+        for move in MOVES
+        if move in found
+    }
 
 
 def _base(name: str) -> str:
     short = name.removeprefix("aten::").partition(".")[0]
     return short.rstrip("_") or short
-
-
-def _public_first(name: str) -> tuple[bool, str]:
-    return name.startswith("_"), name
 
 
 def _move(now: tuple[str, ...], then: tuple[str, ...]) -> Move | None:
@@ -131,9 +131,11 @@ def sections(upgrade: Upgrade) -> dict[str, list[Finding]]:
     stay = [_name(each) for each in upgrade.faults if each["now"] and each["then"]]
     found = {"release": [_release(upgrade)]}
     found[f"gone with {upgrade.then}"] = [ok(_name(each), f"{each['says']} ({_number(each)})") for each in gone]
-    found[f"new with {upgrade.then}"] = [
-        note(_name(each), f"{each['says']}{_cured(each)}", each["link"]) for each in come
-    ]
+    for each in come:
+        cured = f" (cured here by {each['guard']})" if each["guard"] else ""
+        found.setdefault(f"new with {upgrade.then}", []).append(
+            note(_name(each), f"{each['says']}{cured}", each["link"])
+        )
     if stay:
         found["on both"] = [ok("known faults", f"{len(stay)} stay: {', '.join(dict.fromkeys(stay))}")]
     found["operators"] = list(_operators(upgrade))
@@ -175,7 +177,3 @@ def _name(fault: dict[str, Any]) -> str:
 def _number(fault: dict[str, Any]) -> str:
     *_, repository, _, last = str(fault["link"]).split("/")
     return f"{repository}#{last}" if last.isdigit() else f"PyTorch's {last}"
-
-
-def _cured(fault: dict[str, Any]) -> str:
-    return f" (cured here by {fault['guard']})" if fault["guard"] else ""

@@ -69,16 +69,19 @@ class TrainingStep:
         *,
         after_backward: Callable[[Any], None] | None = None,
         after_step: Callable[[int], None] | None = None,
+        before: Callable[[], None] | None = None,
         watch: Sequence[Any] = (),
     ) -> None:
         """Take `steps` optimizer steps, with the context managers `watch` around each operator.
+
+        `before` is called once the optimizer is made, in the phase of its step.
 
         It goes through the batches in turn, and begins again where they are too few. `after_backward` gets the loss of
         each batch, `after_step` the number of the step, from 1.
         """
         trainer, tracker = self.trainer, self.tracker
         step_method = trainer.step_method
-        caller = _StepCallback(tracker, steps, after_step)
+        caller = _StepCallback(tracker, steps, after_step, before)
         trainer.train_loader = self._loader(steps)
         trainer.step_method = _Watched(self, step_method, after_backward)
         trainer.add_callback(caller)
@@ -161,8 +164,20 @@ class _NewTensors(torch.utils.data.Dataset[Any]):
 class _StepCallback(TrainerCallback):  # type: ignore[misc]
     """Tells the phases apart, and ends the loop."""
 
-    def __init__(self, tracker: ModuleTracker, steps: int, after_step: Callable[[int], None] | None) -> None:
-        self._tracker, self._left, self._after, self._taken = tracker, steps, after_step, 0
+    def __init__(
+        self,
+        tracker: ModuleTracker,
+        steps: int,
+        after_step: Callable[[int], None] | None,
+        before: Callable[[], None] | None,
+    ) -> None:
+        self._tracker, self._left, self._after, self._before, self._taken = tracker, steps, after_step, before, 0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        if self._before is not None:
+            self._tracker.phase = OPTIMIZER
+            self._before()
+            self._tracker.phase = BETWEEN
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         self._tracker.phase = OPTIMIZER

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError, nearest
-from hf_mps.core.text import gib
+from hf_mps.core.text import first_line, gib
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.quantization import Kind
 from hf_mps.tools.saved.run import SavedRun
@@ -196,19 +196,28 @@ def quantized(saved: SavedRun) -> Kind | None:
 
 def _stored(saved: SavedRun) -> tuple[str, int]:
     """Return the dtype of the largest part of the stored weights, and how many weights there are."""
-    from safetensors import safe_open
-
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     counts: dict[str, int] = {}
     base = getattr(saved.checkpoint, "base", None) or saved.checkpoint
     folder = base._folder()
     for file in sorted(folder.glob("*.safetensors")) if folder else ():
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  no mapping
-                part = opened.get_slice(name)
-                counts[part.get_dtype()] = counts.get(part.get_dtype(), 0) + math.prod(part.get_shape())
+        for kind, size in tensors(file):
+            counts[kind] = counts.get(kind, 0) + size
     largest = max(counts, key=lambda kind: counts[kind], default="F32")
     return names.get(largest, "float32"), sum(counts.values())
+
+
+def tensors(file: Path) -> list[tuple[str, int]]:
+    """Return the dtype (safetensors' word) and the size of a file's tensors. Raises UserError for a torn file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            parts = [opened.get_slice(name) for name in opened.keys()]  # noqa: SIM118  no mapping
+            return [(part.get_dtype(), math.prod(part.get_shape())) for part in parts]
+    except (OSError, SafetensorError) as error:  # a download or a copy that was cut off
+        why = "it is a folder" if file.is_dir() else first_line(error)
+        raise UserError(f"{file}: the weights cannot be read: {why}; next: copy or save the model again") from error
 
 
 def load(saved: SavedRun, dtype: str) -> Any:

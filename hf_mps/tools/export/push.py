@@ -12,13 +12,17 @@ from typing import Any
 from hf_mps.core import status
 from hf_mps.core.errors import RunError, UserError, neighbour
 from hf_mps.core.text import aligned, counted, first_line
+from hf_mps.finetune.models.checkpoint import TOKENIZER, VOCABULARY
 from hf_mps.finetune.report.results import is_hub_id
 from hf_mps.finetune.run.logging import no_bars
+from hf_mps.tools.export.base import tensors
 from hf_mps.tools.export.make import RECORD, told
-from hf_mps.tools.saved.run import ADAPTER, open_run
+from hf_mps.tools.saved.run import ADAPTER, Adapter, open_run
 
 CARD = "README.md"
 LOGIN = "hf auth login"
+OF_TEXT = ("encoder", "decoder", "seq2seq", "choices")
+"""The shapes of models that nobody can use without their tokenizer."""
 # Of a checkpoint that is pushed itself: what only training reads, a pickle among it.
 STATES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin")
 LEFT_OUT = {
@@ -93,8 +97,18 @@ def _folder(where: str) -> Path:
     if not folder.is_dir():
         raise UserError(f"{where}: there is no such folder{neighbour(folder)}; allowed: a run's folder, or an export's")
     if not (folder / RECORD).is_file():
-        open_run(where)
+        saved = open_run(where)
+        for file in sorted(folder.glob("*.safetensors")):
+            tensors(file)
+        # An adapter's tokenizer may be its base's.
+        needs_one = saved.task_class.shape in OF_TEXT and not isinstance(saved.checkpoint, Adapter)
+        if needs_one and not any(map(_of_a_tokenizer, folder.iterdir())):
+            raise saved.checkpoint._without_vocabulary()
     return folder
+
+
+def _of_a_tokenizer(path: Path) -> bool:
+    return path.name == TOKENIZER or VOCABULARY.fullmatch(path.name) is not None  # ByT5 has no vocabulary
 
 
 def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:

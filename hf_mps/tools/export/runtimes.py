@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,18 @@ class MLX(Format):
         return Comparison(versions, difference(job.reference, logits, job.weights))
 
 
+def name_axes(graph: Any, names: Sequence[str]) -> None:
+    """Name the axes of a graph's inputs that vary, in place: torch.export calls one batch s18 here and s41 there."""
+    import onnx_ir
+
+    named: dict[Any, str] = {}
+    for given in graph.inputs:
+        named |= {size: name for size, name in zip(given.shape or (), names, strict=False) if not isinstance(size, int)}
+    for value in (*graph.inputs, *graph.outputs, *(made for node in graph for made in node.outputs)):
+        if value.shape is not None:
+            value.shape = onnx_ir.Shape([named.get(size, size) for size in value.shape])
+
+
 class ONNX(Format):
     """A file of transformers' own exporter, which goes by torch.export; ONNX Runtime opens it again.
 
@@ -217,7 +230,9 @@ class ONNX(Format):
             job.choices["cache"] = Choice("none", "one graph gives the logits of every position, and keeps no keys")
         axes, dynamic = AXES.get(str(job.saved.task_class.shape), 2), torch.export.Dim.DYNAMIC
         varying = {name: dict.fromkeys(range(min(rows.dim(), axes)), dynamic) for name, rows in inputs.items()}
-        OnnxExporter().export(model, inputs, OnnxConfig(dynamic_shapes=varying)).save_pretrained(folder)
+        exported = OnnxExporter().export(model, inputs, OnnxConfig(dynamic_shapes=varying))
+        name_axes(exported.program.graph, ("batch", "choices", "sequence") if axes == 3 else ("batch", "sequence"))
+        exported.save_pretrained(folder)
         base.copy_companions(job.saved, folder)
 
     def compare(self, job: Job, folder: Path) -> Comparison:

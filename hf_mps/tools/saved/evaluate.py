@@ -119,7 +119,7 @@ def settled(run: SavedRun) -> Recipe:
 
 def _with_rows(run: SavedRun, words: Sequence[str]) -> tuple[SavedRun, list[str] | None]:
     """Return the run with the rows that `words` name, and their splits; None for its own rows. Raises UserError."""
-    parsed = overrides.parse(words, run.task.value)
+    parsed = run.parsed(words)
     files = {key.removeprefix(f"{FILES}."): one.value for key, one in parsed.items() if key.startswith(f"{FILES}.")}
     other = files or any(key.startswith(("data.hub", "data.folder")) for key in parsed)
     if "train" in files:

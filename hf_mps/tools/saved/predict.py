@@ -51,10 +51,10 @@ def predict(
 
     kind = _kind(kind, out)
     began, read = 0.0, 0
-    with (
+    with (  # the output first: a model takes long to load
+        _written(out) as (file, pictures),
         rows.opened(run, source, keep) as given,
         answering(run, batch) as (made, trainer),
-        _written(out) as (file, pictures),
     ):
         if probabilities and not made.task.has_probabilities:
             raise UserError(f"--probabilities is of classes, and {run.task.value} answers without any; leave it out")
@@ -135,6 +135,8 @@ class Writer:
 
 def _kind(asked: str | None, out: Path | None) -> str:
     """Return csv or jsonl. Raises UserError for any other word, and for a file that exists or cannot be made."""
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out} is a folder; next: --out {out / 'answers.csv'}")
     named = out.suffix.lower().removeprefix(".") if out is not None else ""
     kind = asked or (named if out is not None else FORMATS[0])
     if kind not in FORMATS:
@@ -185,9 +187,18 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
     The pictures of masks.csv are then in the folder masks.files beside it.
     """
     if out is None:
+        if sys.stdout is None:  # Python's value for a stdout that the shell closed (`>&-`)
+            raise UserError("stdout is closed, and the answers go there; next: --out FILE")
         yield sys.stdout, Pictures()
         return
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent) as folder:
+    try:
+        made = tempfile.TemporaryDirectory(prefix=f".{out.name[:100]}.", dir=out.absolute().parent)
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(
+            f"--out {out}: its folder cannot be written to: {why}; next: --out in another folder"
+        ) from error
+    with made as folder:
         work, whole = Path(folder, "answers"), out.with_name(f"{out.stem}.files")
         pictures = Path(folder, "pictures")
         with work.open("x", encoding="utf-8", newline="") as file:

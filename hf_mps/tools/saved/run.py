@@ -103,8 +103,18 @@ class SavedRun:
         """Return the same with the recipe's keys that `words` (KEY=VALUE) change. Raises UserError."""
         if not words:
             return self
-        document = overrides.lay(self.document, overrides.parse(words, self.task.value))
+        document = overrides.lay(self.document, self.parsed(words))
         return replace(self, document=document, recipe=validate(document))
+
+    def parsed(self, words: Sequence[str]) -> overrides.Overrides:
+        """Return `words` as overrides. Raises UserError, for what only training reads as well."""
+        parsed = overrides.parse(words, self.task.value)
+        if arguments := [key.removeprefix("training.") for key in parsed if key.startswith("training.")]:
+            from hf_mps.finetune.run.measuring import OF_TRAINING  # imports torch, as what follows does
+
+            if ignored := next((name for name in arguments if name.startswith(OF_TRAINING)), None):
+                raise UserError(f"training.{ignored} changes how a model is trained, and this one is; leave it out")
+        return parsed
 
     def in_dtype(self, dtype: str) -> SavedRun:
         """Return the same with weights of another type in memory: float32, bfloat16, float16."""
@@ -120,6 +130,17 @@ def open_run(where: str, task: str | None = None) -> SavedRun:
     `task` overrides what the configuration of a model without a run tells. No weights are loaded, and torch is not
     imported. Raises UserError for a folder that holds no model, and for what cannot be read.
     """
+    saved = _opened(where, task)
+    labels = saved.checkpoint.stored_config().get("id2label")
+    if isinstance(labels, dict) and {str(number) for number in labels} != {str(n) for n in range(len(labels))}:
+        numbers = f"numbers its classes {', '.join(map(str, labels))}"
+        raise UserError(
+            f"{where}: id2label in its config.json {numbers}; allowed: 0 to {len(labels) - 1}, without a gap"
+        )
+    return saved
+
+
+def _opened(where: str, task: str | None) -> SavedRun:
     path = Path(where).expanduser()
     if where.startswith(PYPI) or not path.is_dir():
         if path.is_file() or (where.startswith((".", "/", "~")) or where.count("/") > 1):

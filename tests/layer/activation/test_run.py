@@ -119,6 +119,8 @@ def test_a_command_line_without_a_target_is_refused(argv: list[str], said: str) 
 def test_a_missing_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run.main(["nowhere.py"]) == 2
     assert capsys.readouterr().err.startswith("hf-mps: no file nowhere.py in ")
+    assert run.main([str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith(f"hf-mps: {tmp_path} is a folder without a __main__.py; allowed: ")
 
 
 def test_the_word_python_before_a_script_is_understood() -> None:

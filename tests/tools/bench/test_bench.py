@@ -135,6 +135,10 @@ def test_a_recipe_is_measured_in_real_size_by_the_runners_own_step(
             ),
         ),
         (["--output", "full"], snapshot("hf-mps: --output full holds something already; next: --output full-2\n")),
+        (
+            ["--output", "/proc/x"],
+            "hf-mps: --output /proc/x cannot be written to: No such file or directory; next: another folder\n",
+        ),
     ],
 )
 def test_misuse_ends_in_one_line_before_anything_is_measured(

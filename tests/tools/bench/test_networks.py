@@ -11,9 +11,8 @@ import torch
 from hf_mps.core.choice import Choice
 from hf_mps.tools.bench import timing
 from hf_mps.tools.bench.cases import EVALUATION, TRAINING, Tick
-from hf_mps.tools.bench.networks import NETWORKS, Network, Size, _texts
+from hf_mps.tools.bench.networks import NETWORKS, VGG16, Network, Size, _texts
 from hf_mps.tools.bench.timing import Settings, timed
-from hf_mps.tools.bench.vgg import VGG16
 
 MPS = Choice("mps", "the test's")
 BY_NAME = {network.name: network for network in NETWORKS}

@@ -32,6 +32,7 @@ def test_a_classifier_answers_alike_whatever_the_batch_and_length(
     model = AutoModelForSequenceClassification.from_pretrained(classifier).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    assert {tuple(given.shape) for given in session.get_inputs()} == {("batch", "sequence")}
     for texts in (["the cat is good"], ["it is bad", "the bird was on the house on the tree", "mat"] * 3):
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         [logits] = session.run(["logits"], {name: ids.numpy() for name, ids in batch.items()})

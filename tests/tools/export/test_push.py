@@ -120,6 +120,8 @@ def test_without_a_token_it_says_what_would_go_and_how(
         ("nowhere", "somebody/sorter", "nowhere: there is no such folder"),
         ("sorter", "some body/sorter", "some body/sorter: the hub takes no such name: "),
         ("empty", "somebody/sorter", "empty: the folder holds no model"),
+        ("torn", "somebody/sorter", "torn/model.safetensors: the weights cannot be read: "),
+        ("wordless", "somebody/sorter", "model wordless: it has no tokenizer "),
     ],
 )
 def test_what_cannot_be_pushed_is_one_line(
@@ -127,7 +129,10 @@ def test_what_cannot_be_pushed_is_one_line(
 ) -> None:
     monkeypatch.chdir(folder.parent)
     (folder.parent / "empty").mkdir()
-    ended = hf_mps("push", place, name)
+    shutil.copytree(folder, "torn")
+    Path("torn/model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-8])
+    shutil.copytree(folder, "wordless", ignore=shutil.ignore_patterns("*token*", "vocab*"))
+    ended = hf_mps("push", place, name, "--dry-run")
     assert ended.code == 2
     assert ended.err.startswith(f"hf-mps: {said}")
     assert len(ended.err.splitlines()) == 1

@@ -273,6 +273,18 @@ def test_a_preference_model_answers_prompts_too(kept: Made, command: Command, tm
         (["-", "--out", "answers.xml"], "", snapshot("--out answers.xml: the name ends in .xml; allowed: csv, jsonl")),
         (["-", "data.txt=a"], "", snapshot("command line: data.txt is not a key here; allowed: hub, config, revision")),
         (["a", "b"], "", snapshot("predict has a and b; give one file, or - and both on stdin")),
+        (["-", "--out", "."], "", "--out . is a folder; next: --out answers.csv"),
+        (["-", "--out", "/proc/x.csv"], "", "--out /proc/x.csv: its folder cannot be written to: "),
+        (
+            ["-", "--batch", "99999999999999999999"],
+            "",
+            "Invalid value for '--batch': Input should be less than or equal to 1000000; ",
+        ),
+        (
+            ["-", "training.learning_rate=1"],
+            "",
+            "training.learning_rate changes how a model is trained, and this one is; leave it out",
+        ),
     ],
 )
 def test_bad_rows_and_files_end_in_one_line(
@@ -285,3 +297,11 @@ def test_bad_rows_and_files_end_in_one_line(
     assert last.startswith("hf-mps: ")
     assert last.removeprefix("hf-mps: ").startswith(said), last
     assert "Traceback" not in ended.err
+
+
+def test_a_closed_stdout_is_refused_before_the_model_is_loaded(
+    pairs: Kept, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    ended = command("predict", pairs.folder, pairs.rows)
+    assert (ended.code, ended.err) == (2, "hf-mps: stdout is closed, and the answers go there; next: --out FILE\n")

@@ -137,6 +137,12 @@ def unknown(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["SomethingElse"]}', encoding="utf-8")
 
 
+def gap(folder: Path) -> None:
+    folder.mkdir()
+    labels = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a", "2": "b"}}
+    (folder / "config.json").write_text(json.dumps(labels), encoding="utf-8")
+
+
 def file(folder: Path) -> None:
     folder.write_text("", encoding="utf-8")
 
@@ -156,6 +162,10 @@ def file(folder: Path) -> None:
             ),
         ),
         (unknown, snapshot("<place>: its configuration names SomethingElse, which tells no task; next: --task TASK")),
+        (
+            gap,
+            snapshot("<place>: id2label in its config.json numbers its classes 0, 2; allowed: 0 to 1, without a gap"),
+        ),
         (file, snapshot("<place>: is a file; allowed: a run's folder, one that save_pretrained wrote, a hub name")),
         (
             None,
@@ -191,3 +201,18 @@ def test_a_task_that_there_is_not_and_one_that_a_run_is_not_are_refused(kept: Ma
         open_run(run, "sft")
     with pytest.raises(UserError, match=r"--task stf is no task; .*did you mean 'sft'"):
         open_run("somebody/something", "stf")
+
+
+def test_a_pickle_that_holds_more_than_tensors_is_not_run(kept: Made, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    place = tmp_path / "model"
+    shutil.copytree(kept("text-classification").folder, place, ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save({"weights": Path}, place / "pytorch_model.bin")
+    with pytest.raises(UserError) as refused:
+        open_run(str(place)).checkpoint.model(transformers.AutoModelForSequenceClassification)
+    assert masked(str(refused.value), place=str(place)) == snapshot(
+        "model <place>: its weights are a pickle that holds more than tensors, and is not run; next: save the model"
+        " again, as safetensors"
+    )

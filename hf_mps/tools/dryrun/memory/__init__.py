@@ -82,7 +82,7 @@ def plan(
             target = target.varied(made.overrides)
             estimate, most, recorder = traced(target)
     fits = machine.verdict(estimate.bytes) == "fits"
-    options = () if fits else tuple(ranked(target, machine, device, length, made.overrides))
+    options = () if fits else tuple(ranked(target, machine, device, length, made.overrides, estimate))
     found = launches.of_calls(recorder.calls, table) if isinstance(table, LaunchTable) else table
     facts = {"device": device, **launches.asked_for(release, table), **estimate.facts, **made.choices}
     return MemoryPlan(target.name, machine, estimate, most, options, facts, found)

@@ -6,6 +6,7 @@ half precision, adapters) is the user's to choose: `fit.WAYS`; where a run needs
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +81,12 @@ def make(
     if machine.verdict(before.bytes) == "fits":
         return MemoryAdjustments(bytes=before.bytes)
     best: tuple[int, dict[str, Any]] = (int(WORTH * before.bytes), {})
-    for further in STEPS:
-        if any(not changes_something(target, {key: value}) for key, value in further.items()):
-            continue
+    steps = [each for each in STEPS if all(changes_something(target, {key: each[key]}) for key in each)]
+    # Where weights and moments alone are too much, gradients have to go.
+    early = [each for each in steps if EARLY.keys() <= each.keys()]
+    for further in early if early and fit.least({}, before) > machine.comfortable else steps:
         try:
-            size = _estimate(target.varied(further), device, length).bytes
+            size = _estimate(target.varied(further), device, length, before.trained).bytes
         except UserError:  # the model has no such attention, or no such layers
             continue
         if size < best[0]:
@@ -129,6 +131,6 @@ def proposed(target: Target, machine: Machine, device: Choice[str], made: Memory
     return {MEMORY: Choice(machine.verdict(made.bytes), f"{reason}; next: {PLAN} {target.name}")}
 
 
-def _estimate(target: Target, device: Choice[str], length: int | None) -> Estimate:
+def _estimate(target: Target, device: Choice[str], length: int | None, trained: Collection[str] = ()) -> Estimate:
     with prepare.weightless(target) as parts:
-        return Tracer(parts, device, length)()
+        return Tracer(parts, device, length, trained=trained)()

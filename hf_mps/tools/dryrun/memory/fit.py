@@ -19,7 +19,7 @@ from hf_mps.metal.operators.launch_class import CLASSES
 from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.launches import Launches, launch_lines
 from hf_mps.tools.dryrun.memory.machine import Machine, largest
-from hf_mps.tools.dryrun.memory.trace import PARTS, Estimate, Tracer
+from hf_mps.tools.dryrun.memory.trace import PARTS, STATE, WEIGHTS, Estimate, Tracer
 from hf_mps.tools.dryrun.render import Report
 
 if TYPE_CHECKING:
@@ -95,11 +95,16 @@ class MemoryPlan:
 
 
 def ranked(
-    target: Target, machine: Machine, device: Choice[str], length: int | None, made: Mapping[str, Any]
+    target: Target,
+    machine: Machine,
+    device: Choice[str],
+    length: int | None,
+    made: Mapping[str, Any],
+    estimate: Estimate,
 ) -> Iterator[Option]:
     """Every way that makes the step fit, the least change first; a way that the recipe goes already is left out.
 
-    The run goes a part of the way itself: `made` are those overrides, which `target` has.
+    The run goes a part of the way itself: `made` are those overrides, which `target` has, and `estimate` is its step.
 
     Each keeps the number of rows in an optimizer step, with accumulation where it must, which a step in the backward
     pass cannot have.
@@ -110,15 +115,28 @@ def ranked(
         if changes in tried or not changes_something(target, changes):
             continue
         tried.append(changes)
+        if least(changes, estimate) > machine.comfortable:
+            continue
         if EARLY.keys() <= made.keys() and not _steps_early(whole):
             changes = changes | {early_steps.KEY: False}
         try:
             with prepare.weightless(target.varied(changes)) as parts:
-                option = _option(Tracer(parts, device, length), machine, changes, reason)
+                trained = estimate.trained if changes.keys().isdisjoint(LORA | QUANTIZED) else ()
+                option = _option(Tracer(parts, device, length, trained=trained), machine, changes, reason)
         except UserError:  # the model has no such layers, the chip no such precision
             continue
         if option is not None:
             yield option
+
+
+def least(changes: Mapping[str, Any], estimate: Estimate) -> int:
+    """Return bytes that a step with them needs at least, without a trace: what is kept from step to step."""
+    if changes.keys() & QUANTIZED:
+        return 0
+    kept = estimate.parts.get(WEIGHTS, 0)
+    if changes.keys() & HALVES:
+        return kept // 2
+    return kept if changes.keys() & (LORA | ADAFACTOR | EARLY) else kept + estimate.parts.get(STATE, 0)
 
 
 def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: str) -> Option | None:

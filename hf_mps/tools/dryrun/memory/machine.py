@@ -95,6 +95,8 @@ def largest(peak_of: Callable[[int], int], limit: int, first: int, most: int = L
             slope = (size - peak_of(low)) / (high - low)
         else:
             slope, low = (size - peak_of(low)) / (guess - low), guess
+            if size + slope > limit:  # the highest of several lines: it rises no slower further on
+                break
             if high <= most:
                 slope = max(slope, (peak_of(high) - size) / (high - low))
         if high - low <= max(1, low // 50):

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -157,6 +158,8 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now = 0
         self._parts = dict.fromkeys(PARTS, 0)
         self._passing: dict[Any, int] = {}
+        self.trained: set[str] = set()
+        """The parameters that got a gradient, by the names of their kinds of layers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
@@ -215,8 +218,14 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             self._made(tensor, part)
 
-    def gradient(self, parameter: torch.Tensor) -> None:
+    def begin_again(self) -> None:
+        """Forget the moments until now, not what is there."""
+        self.peak = Peak(self._now, dict(self._parts), self._tracker.here())
+        self.moments = None if self.moments is None else {}
+
+    def gradient(self, parameter: torch.Tensor, name: str) -> None:
         """A parameter's gradient is whole: count it as one, whatever made it."""
+        self.trained.add(name)
         if parameter.grad is not None:
             self.belongs(parameter.grad, GRADIENTS)
 
@@ -314,26 +323,46 @@ def _told(highest: Peak) -> Peak:
     return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
 
 
-def followed(step: TrainingStep, *others: Any, device: str = "mps", moments: bool = False) -> Memory:
-    """Run a step twice and return its memory, with the highest of all `moments` where they are asked for."""
-    words = getattr(getattr(step.model, "config", None), "vocab_size", None)
+def followed(
+    step: TrainingStep, *others: Any, device: str = "mps", moments: bool = False, trained: Collection[str] = ()
+) -> Memory:
+    """Run a step twice and return its memory, with the highest of all `moments` where they are asked for.
+
+    Where the parameters that get a gradient are known (`trained`), the optimizer's state is made of gradients without
+    a pass, and the step runs once.
+    """
+    words, model, trainer = getattr(getattr(step.model, "config", None), "vocab_size", None), step.model, step.trainer
     memory = Memory(step.tracker, device, vocabulary=words if isinstance(words, int) and words > 64 else None)
     memory.moments = {} if moments else None
-    memory.hold([*step.model.parameters(), *step.model.buffers(), *meta_model.statistics(step.model)])
+    memory.hold([*model.parameters(), *model.buffers(), *meta_model.statistics(model)])
+    weights: dict[str, list[Any]] = {}
+    for name, parameter in model.named_parameters():
+        weights.setdefault(family(name), []).extend([parameter] if parameter.requires_grad else [])
+
+    def stepped(number: int = 1) -> None:
+        for leaf in tree_leaves([*trainer.optimizer.state.values()]):
+            if isinstance(leaf, torch.Tensor):  # made in the backward pass, where weights step there
+                memory.belongs(leaf, STATE)
+        for other in others if number < STEPS else ():
+            other.forget()
+
+    def make_state() -> None:
+        for parameter in (one for name in trained for one in weights.get(name, ())):
+            parameter.grad = torch.empty_like(parameter)
+        trainer.optimizer.optimizer.step()  # not accelerate's, whose scaler would look for infinite gradients
+        model.zero_grad()
+        stepped()
+        memory.begin_again()
+
     with ExitStack() as hooks:
         hooks.enter_context(resizes(memory.resized))
-        for parameter in step.model.parameters():
-            if parameter.requires_grad:
-                hooks.callback(parameter.register_post_accumulate_grad_hook(memory.gradient).remove)
-
-        def begin_again(number: int) -> None:
-            for leaf in tree_leaves([*step.trainer.optimizer.state.values()]):
-                if isinstance(leaf, torch.Tensor):  # made in the backward pass, where weights step there
-                    memory.belongs(leaf, STATE)
-            for other in others if number < STEPS else ():
-                other.forget()
-
-        step.run(STEPS, watch=[memory, *others], after_step=begin_again)
+        for name, parameters in weights.items():
+            for parameter in parameters:
+                hook = partial(memory.gradient, name=name)
+                hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+        step.run(
+            1 if trained else STEPS, watch=[memory, *others], after_step=stepped, before=make_state if trained else None
+        )
     return memory
 
 
@@ -368,13 +397,15 @@ class Estimate:
     where: str
     width: str = ""
     facts: dict[str, Choice[Any]] = field(default_factory=dict)
+    trained: frozenset[str] = frozenset()
+    """The parameters that got a gradient, as a further Tracer of these takes them."""
 
 
 class Tracer:
     """Traces the steps of one target in batches of any size, and makes once what they share.
 
     `also` returns a recorder that looks on at a step, as hf_mps.tools.dryrun.audit.record.OperatorRecorder does, or
-    None.
+    None. `trained` is what another estimate says of a model with the same weights: it saves half a trace.
     """
 
     def __init__(
@@ -383,11 +414,13 @@ class Tracer:
         device: Choice[str],
         length: int | None = None,
         also: Callable[[TrainingStep], Any] | None = None,
+        trained: Collection[str] = (),
     ) -> None:
         self._parts, self._device = parts, device
         self._also = also
         self.wide = batch.width(parts.whole, parts.prepared, length)
         self._known: dict[int, Estimate] = {}
+        self._trained: Collection[str] = trained
         self.rows = self._setting("per_device_train_batch_size", 32)
         self.accumulation = self._setting("gradient_accumulation_steps", 1)
 
@@ -418,12 +451,18 @@ class Tracer:
             f"{phase}: {module}" if module else phase,
             str(self.wide),
             step.facts,
+            frozenset(self._trained),
         )
 
     def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
         step = self._step(changes, rows)
         others = list(filter(None, (self._also(step),) if self._also is not None else ()))
-        return step, (None if others else self._of_few(step, changes, rows)) or peak(step, *others)
+        if (highest := None if others else self._of_few(step, changes, rows)) is None:
+            # A step that generates, of which its trainer keeps count, is always run twice.
+            trained = () if others or generates(step.trainer) else self._trained
+            memory = followed(step, *others, trained=trained)
+            self._trained, highest = memory.trained, _told(memory.peak)
+        return step, highest
 
     def _step(self, changes: dict[str, Any], rows: int) -> TrainingStep:
         return prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
@@ -438,10 +477,15 @@ class Tracer:
         if name is None or generates(step.trainer):
             return None
         found = {}
+        if not self._trained:  # of one mode, so that both traces have the same moments
+            shorter = self._step(changes, rows)
+            with few(shorter.model, name, FEW[0]):
+                self._trained = followed(shorter).trained
         for count in FEW:
             shorter = self._step(changes, rows)
             with few(shorter.model, name, count):
-                found[count] = folded(followed(shorter, moments=True).moments or {}, name, count)
+                moments = followed(shorter, moments=True, trained=self._trained).moments
+            found[count] = folded(moments or {}, name, count)
         highest = scaled(found, len(step.model.get_submodule(name)))
         return highest and _told(highest)
 
