@@ -74,8 +74,16 @@ def _wrong(file: Path) -> str | None:
         shards = set(content["weight_map"].values()) if file.name.endswith(".index.json") else set()
         missing = sorted(name for name in shards if not (file.parent / name).is_file())
         return f"{missing[0]} is missing" if missing else None
-    if file.suffix == ".safetensors":
-        return _wrong_safetensors(file)
+    if file.suffix == ".safetensors":  # by the format's description: 8 bytes of length, a JSON header, the tensors
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length + 8 > size:
+                return f"it ends after {size:,} bytes, in its header"
+            header = json.loads(opened.read(length))
+        ends = (tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__")
+        due = 8 + length + max(ends, default=0)
+        return f"it ends after {size:,} of {due:,} bytes" if size < due else None
     if file.suffix in _TORCH:
         with file.open("rb") as opened:
             start = opened.read(2)
@@ -87,22 +95,6 @@ def _wrong(file: Path) -> str | None:
                 except zipfile.BadZipFile:
                     return "its end is missing"
     return None
-
-
-def _wrong_safetensors(file: Path) -> str | None:
-    """By the format's own description: 8 bytes of length, a JSON header with offsets, the tensors."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length + 8 > size:
-            return f"it ends after {size:,} bytes, in its header"
-        header = json.loads(opened.read(length))
-    due = (
-        8
-        + length
-        + max((tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0)
-    )
-    return f"it ends after {size:,} of {due:,} bytes" if size < due else None
 
 
 def can_stage(target: Path) -> bool:
@@ -206,11 +198,15 @@ def _lives(process: int) -> bool:
 
 
 def _publish(stage: Path, target: Path, last: str) -> None:
-    _to_disk(stage)
+    # Every file and folder reaches the disk before a name says that they are there.
+    for path in (*sorted(stage.rglob("*"), reverse=True), stage):
+        _sync(path)
+    # A process that works in the folder would be left in one that is removed.
+    we_are_in = target.exists() and Path.cwd().is_relative_to(target.resolve())
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         stage.rename(target)
-    elif {file.name for file in target.iterdir()} <= {file.name for file in stage.iterdir()} and not _we_are_in(target):
+    elif {file.name for file in target.iterdir()} <= {file.name for file in stage.iterdir()} and not we_are_in:
         _swap(stage, target)
     else:
         _move_into(stage, target, last)
@@ -242,18 +238,6 @@ def _move_into(stage: Path, target: Path, last: str) -> None:
         if (target / path.name).is_dir():
             shutil.rmtree(target / path.name)
         replace_file(path, target / path.name)
-
-
-def _we_are_in(folder: Path) -> bool:
-    """Return whether this process stands in `folder`: it would be left in one that is removed."""
-    return Path.cwd().is_relative_to(folder.resolve())
-
-
-def _to_disk(folder: Path) -> None:
-    """Let every file and folder below reach the disk before a name says that they are there."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        _sync(path)
-    _sync(folder)
 
 
 def _sync(path: Path) -> None:

@@ -136,24 +136,14 @@ class _Finder:
             return None
         self._asking.now = True
         try:
-            spec = _ask_the_others(self, fullname, path, target)
+            finders = (other for other in list(sys.meta_path) if other is not self and hasattr(other, "find_spec"))
+            spec = next(filter(None, (other.find_spec(fullname, path, target) for other in finders)), None)
         finally:
             self._asking.now = False
         if spec is not None and spec.loader is not None and not isinstance(spec.loader, _Loader):
             # A loader by its methods.
             spec.loader = _Loader(spec.loader, *self.table[fullname])  # type: ignore[assignment]
         return spec
-
-
-def _ask_the_others(
-    finder: _Finder, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-) -> ModuleSpec | None:
-    for other in list(sys.meta_path):
-        if other is not finder and hasattr(other, "find_spec"):
-            spec = other.find_spec(fullname, path, target)
-            if spec is not None:
-                return spec
-    return None
 
 
 class _Loader:

@@ -24,7 +24,15 @@ def within(version: str | tuple[int, ...], bounds: str) -> bool:
     Raises ValueError for a comparison other than <, >=, == and !=.
     """
     release = numbers(version) if isinstance(version, str) else version
-    return all(_holds(release, bound) for bound in bounds.split(",") if bound)
+    for bound in filter(None, bounds.split(",")):
+        found = _BOUND.fullmatch(bound)
+        if found is None:
+            raise ValueError(f"not a bound: {bound!r}; allowed are <, >=, == and != before a release")
+        comparison, limit = found[1], numbers(found[2])
+        alike = release < limit if comparison in ("<", ">=") else release[: len(limit)] == limit
+        if alike is not (comparison in ("<", "==")):
+            return False
+    return True
 
 
 def torch_release() -> tuple[int, ...]:
@@ -32,13 +40,3 @@ def torch_release() -> tuple[int, ...]:
     import torch
 
     return numbers(torch.__version__)
-
-
-def _holds(version: tuple[int, ...], bound: str) -> bool:
-    found = _BOUND.fullmatch(bound)
-    if found is None:
-        raise ValueError(f"not a bound: {bound!r}; allowed are <, >=, == and != before a release")
-    comparison, limit = found[1], numbers(found[2])
-    if comparison in ("<", ">="):
-        return (version < limit) is (comparison == "<")
-    return (version[: len(limit)] == limit) is (comparison == "==")

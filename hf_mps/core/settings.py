@@ -34,20 +34,12 @@ STOP = "stop"
 
 def enabled() -> bool:
     """Return whether the layer is on: True unless HF_MPS=0. Raises UserError for any value but 0 and 1."""
-    value = os.environ.get("HF_MPS", "1").strip() or "1"
-    if value not in ("0", "1"):
-        raise UserError(f"HF_MPS={value} is not a value it knows; allowed: 0, 1")
-    return value == "1"
+    return _switch("HF_MPS") is not False
 
 
 def device() -> str | None:
     """Return the device type that HF_MPS_DEVICE asks for, or None where it is unset. Raises UserError otherwise."""
-    value = os.environ.get("HF_MPS_DEVICE", "").strip()
-    if value and value not in DEVICES:
-        raise UserError(
-            f"HF_MPS_DEVICE={value} is not a device it knows; allowed: {', '.join(DEVICES)}{nearest(value, DEVICES)}"
-        )
-    return value or None
+    return _one_of("HF_MPS_DEVICE", DEVICES, "device") or None
 
 
 def probe() -> bool | None:
@@ -55,10 +47,7 @@ def probe() -> bool | None:
 
     Raises UserError for any other value.
     """
-    value = os.environ.get("HF_MPS_PROBE", "").strip()
-    if value not in ("", "0", "1"):
-        raise UserError(f"HF_MPS_PROBE={value} is not a value it knows; allowed: 0, 1")
-    return value == "1" if value else None
+    return _switch("HF_MPS_PROBE")
 
 
 def in_ci() -> bool:
@@ -72,12 +61,8 @@ def fallback() -> Choice[str]:
     PYTORCH_ENABLE_MPS_FALLBACK=0 means error and 1 means warn; HF_MPS_FALLBACK, the finer word, wins. Raises UserError
     for any other value, and for an error that PyTorch's own fallback would not let happen.
     """
-    own = os.environ.get("HF_MPS_FALLBACK", "").strip()
+    own = _one_of("HF_MPS_FALLBACK", FALLBACKS, "value")
     theirs = os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK", "").strip()
-    if own and own not in FALLBACKS:
-        raise UserError(
-            f"HF_MPS_FALLBACK={own} is not a value it knows; allowed: {', '.join(FALLBACKS)}{nearest(own, FALLBACKS)}"
-        )
     if theirs not in ("", "0", "1"):
         raise UserError(f"PYTORCH_ENABLE_MPS_FALLBACK={theirs} is a value that nobody reads; allowed: 0, 1")
     if own == "error" and theirs == "1":
@@ -127,10 +112,7 @@ def fused_step() -> bool | None:
 
     Raises UserError for any other value.
     """
-    value = os.environ.get("HF_MPS_FUSED_STEP", "").strip()
-    if value not in ("", "0", "1"):
-        raise UserError(f"HF_MPS_FUSED_STEP={value} is not a value it knows; allowed: 0, 1")
-    return value == "1" if value else None
+    return _switch("HF_MPS_FUSED_STEP")
 
 
 def kernels() -> tuple[str, bool] | None:
@@ -152,10 +134,25 @@ def shaders_checked() -> bool:
 
     Raises UserError for another value.
     """
-    value = os.environ.get("HF_MPS_SHADERS", "").strip()
-    if value not in ("", "checked", "unchecked"):
-        raise UserError(f"HF_MPS_SHADERS={value} is not a value it knows; allowed: checked (the default), unchecked")
-    return value != "unchecked"
+    return _one_of("HF_MPS_SHADERS", ("checked", "unchecked"), "value") != "unchecked"
+
+
+def _switch(variable: str) -> bool | None:
+    """Return whether a variable is 1, None where it is unset. Raises UserError for any value but 0 and 1."""
+    value = os.environ.get(variable, "").strip()
+    if value not in ("", "0", "1"):
+        raise UserError(f"{variable}={value} is not a value it knows; allowed: 0, 1")
+    return value == "1" if value else None
+
+
+def _one_of(variable: str, allowed: tuple[str, ...], noun: str) -> str:
+    """Return the value of a variable, empty where it is unset. Raises UserError for one that is not `allowed`."""
+    value = os.environ.get(variable, "").strip()
+    if value and value not in allowed:
+        raise UserError(
+            f"{variable}={value} is not a {noun} it knows; allowed: {', '.join(allowed)}{nearest(value, allowed)}"
+        )
+    return value
 
 
 def _words(variable: str) -> list[str]:

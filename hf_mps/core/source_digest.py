@@ -32,7 +32,11 @@ def digest(function: Callable[..., Any]) -> str:
     what a closure or a partial holds; not the values there, which the caller's key has to name. The digest is the same
     in every process and wherever the package lies.
     """
-    code = _Code(_top(_module_name(_innermost(function))))
+    innermost: Any = function
+    while isinstance(innermost, functools.partial):
+        innermost = innermost.func
+    innermost = inspect.unwrap(innermost)
+    code = _Code(_top(getattr(innermost, "__module__", None) or type(innermost).__module__))
     code.visit(function)
     content = "\n".join(sorted({f"{name} {_file_digest(name)}" for name in code.modules} | code.constants))
     return hashlib.sha256(content.encode()).hexdigest()[:32]
@@ -139,16 +143,6 @@ def _imported(name: str) -> Any:
 
 def _inside(code: CodeType) -> Iterator[CodeType]:
     return (constant for constant in code.co_consts if isinstance(constant, CodeType))
-
-
-def _innermost(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.unwrap(function)
-
-
-def _module_name(function: Any) -> str:
-    return getattr(function, "__module__", None) or type(function).__module__
 
 
 def _top(module: str) -> str:

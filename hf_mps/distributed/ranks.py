@@ -88,8 +88,10 @@ class Ranks:
         if not self.world.main:
             stored = self._get(key)
             self._was_read(key, [key], self.world.size - 1)
-            value: T = self._outcome(stored)
-            return value
+            value, failure = self._read(stored)
+            if failure is not None:
+                raise quiet(failure.error(named=False))
+            return value  # type: ignore[no-any-return]
         try:
             value = make()
             self.store.set(key, messages.packed((value, None)))
@@ -201,12 +203,6 @@ class Ranks:
         if self.store.add(f"{key}/read", 1) == readers:
             for one in (*keys, f"{key}/read"):
                 self.store.delete_key(one)
-
-    def _outcome(self, stored: bytes) -> Any:
-        value, failure = self._read(stored)
-        if failure is not None:
-            raise quiet(failure.error(named=False))
-        return value
 
     def _read(self, message: bytes) -> Any:
         try:

@@ -22,16 +22,10 @@ NAMES = ("datasets",)
 def find(finder: Any, name: str) -> ModuleSpec | None:
     """Take the waiting finder away, watch for NAMES, and return the spec of `name` that is then found."""
     sys.meta_path.remove(finder)
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1" and _enabled():
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
         from hf_mps.layer import integrations
+        from hf_mps.layer.activation.activate import enabled
 
-        integrations.start(NAMES)
+        if enabled():
+            integrations.start(NAMES)
     return find_spec(name)
-
-
-def _enabled() -> bool:
-    if "HF_MPS" not in os.environ:
-        return True
-    from hf_mps.core import settings
-
-    return settings.enabled()

@@ -43,7 +43,7 @@ RELEASES: Mapping[str, tuple[str, ...]] = {
     ),
     "4.46": (
         *("transformers.utils.send_example_telemetry", "transformers.BloomTokenizerFast", "config.tokenizer_class"),
-        *("generate(num_beams=None)", "config.decoder_start_token_id"),
+        *("generate(num_beams=None)", "config.decoder_start_token_id", 'features["objects"].feature'),
     ),
 }
 
@@ -113,6 +113,7 @@ def _arguments() -> Iterator[tuple[str, str]]:
     for task, columns in dataset_task.TASKS.items():
         yield f"`load_dataset(task={task!r})`", f"the columns become {_code(columns.values())}"
     yield "`map` that makes numbers of a csv's labels", "they stay numbers where pandas 3 reads texts as large strings"
+    yield '`dataset.features["objects"].feature` of a column of dictionaries', "the features of the single rows"
     for name in objects.COUNTS:
         yield f"`generate({name}=None)`", "the default stays"
     yield "`Trainer(tokenizer=)`, `trainer.tokenizer`", "`processing_class`"

@@ -9,6 +9,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from hf_mps.core.choice import Choice
 
 NAME = "metal"
@@ -24,29 +26,21 @@ def choice(asked: str) -> Choice[str]:
     A default, which PyTorch calls "undefined", becomes `metal` where the accelerator is mps and PyTorch has no backend
     of its own for it, and PyTorch's own where it has. What a script names stays. Imports torch.
     """
-    import torch
-    from torch.distributed import Backend
-
-    if str(asked) != Backend.UNDEFINED:
+    if str(asked) != torch.distributed.Backend.UNDEFINED:
         return Choice(str(asked), "the script asks for it")
     if torch._C._get_accelerator().type != "mps":
         return Choice(str(asked), "the accelerator is not mps")
     own = pytorchs()
-    if own.value:
-        return own
-    return Choice(NAME, own.reason)
+    return own if own.value else Choice(NAME, own.reason)
 
 
 def pytorchs() -> Choice[str]:
     """Return the backend that PyTorch, or another package, offers for mps, or "" with the reason. Imports torch."""
-    import torch
-    from torch.distributed import Backend
-
     from hf_mps.distributed.metal import operators
 
     if operators.pytorch_has_them():
-        default = Backend.default_device_backend_map.get("mps", "")
-        able = [name for name, devices in Backend.backend_capability.items() if "mps" in devices]
+        default = torch.distributed.Backend.default_device_backend_map.get("mps", "")
+        able = [name for name, devices in torch.distributed.Backend.backend_capability.items() if "mps" in devices]
         named = [name for name in (default, *able) if name not in (*GLOOS, NAME)]
         if named:
             return Choice(named[0], f"PyTorch {torch.__version__} runs collectives on mps by itself, by {named[0]}")
@@ -62,8 +56,6 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     GLOO_SOCKET_IFNAME names another one. PyTorch's own way takes the address of this host's name, which on a Mac may be
     the loopback's or Wi-Fi's while a Thunderbolt bridge is there (ProcessGroupGloo.cpp, createDefaultDevice).
     """
-    import torch
-
     gloo: Any = torch.distributed.ProcessGroupGloo
     address = "" if os.environ.get("GLOO_SOCKET_IFNAME") else own_address(os.environ.get("MASTER_ADDR", ""))
     if not address:
@@ -88,14 +80,11 @@ def own_address(main: str) -> str:
 
 def join_cpu(group: Any) -> None:
     """Let a group that was made for mps alone ("mps:metal") take CPU tensors too: it is Gloo that works for both."""
-    import torch
-    from torch.distributed import ProcessGroup
-
-    if not isinstance(group, ProcessGroup):  # what a rank gets that is not in the group
+    if not isinstance(group, torch.distributed.ProcessGroup):  # what a rank gets that is not in the group
         return
     if {device.type for device in group._device_types} == {"mps"}:
         own = group._get_backend(torch.device("mps"))
-        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, own)
+        group._register_backend(torch.device("cpu"), torch.distributed.ProcessGroup.BackendType.CUSTOM, own)
 
 
 def keep(group: Any) -> None:
@@ -106,20 +95,15 @@ def keep(group: Any) -> None:
     (ProcessGroupGloo.cpp; pybind_utils.h, PythonFunctionGuard), so that both wait for ever. Where Python is the last,
     PyTorch gives the lock away.
     """
-    import torch
-    from torch.distributed import ProcessGroup
-
     if not _kept:
         atexit.register(_kept.clear)  # while a thread can still have the lock
-    if isinstance(group, ProcessGroup):
+    if isinstance(group, torch.distributed.ProcessGroup):
         with suppress(RuntimeError):  # a group without the CPU
             _kept.append(group._get_backend(torch.device("cpu")))
 
 
 def forget() -> None:
     """Let go of what `keep` kept of an earlier world."""
-    import torch
-
     if not torch.distributed.is_initialized():
         _kept.clear()
         atexit.unregister(_kept.clear)

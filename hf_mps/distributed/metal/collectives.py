@@ -93,27 +93,14 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, list | tuple) else []
 
 
-GLOOS = frozenset(
-    (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
-)
+_NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+GLOOS = frozenset(getattr(torch, name) for name in _NAMES)
 """The dtypes that Gloo reduces; those of torch 2.13."""
 
 
 IN_A_ROW = (
-    "_allgather_base_",
-    "_reduce_scatter_base_",
-    "allgather_into_tensor_coalesced_",
-    "reduce_scatter_tensor_coalesced_",
+    *("_allgather_base_", "_reduce_scatter_base_"),
+    *("allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_"),
 )
 """Those of one tensor for all ranks' parts. Only how many elements it has matters to NCCL, and so to Accelerate, which
 gives a flat one; Gloo compares shapes."""
@@ -134,7 +121,13 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
     operator raises.
     """
     if "reduce" in name:
-        _refuse_dtype(name, arguments)
+        for tensor in (each for value in arguments.values() for each in tensors_in(value)):
+            if tensor.dtype not in GLOOS and not tensor.is_complex():
+                known = ", ".join(sorted({*_NAMES} - {"float64"}))
+                raise torch.distributed.DistBackendError(
+                    f"{name.strip('_')} of {str(tensor.dtype).removeprefix('torch.')} tensors: Gloo, which the backend "
+                    f"metal hands them to, reduces {known}; next: tensor.to() one of these"
+                )
     else:
         arguments = {key: _as_bytes(value) for key, value in arguments.items()}
     if name == "allgather_" and _uneven(arguments["output_tensors"][0]):
@@ -151,16 +144,6 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
 def _work(result: Any) -> Any:
     """Return the work that an operator of c10d returns, alone or last of a tuple."""
     return Work.unbox(result[-1] if isinstance(result, tuple) else result)
-
-
-def _refuse_dtype(name: str, arguments: dict[str, Any]) -> None:
-    for tensor in (each for value in arguments.values() for each in tensors_in(value)):
-        if tensor.dtype not in GLOOS and not tensor.is_complex():
-            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in GLOOS - {torch.float64}))
-            raise torch.distributed.DistBackendError(
-                f"{name.strip('_')} of {str(tensor.dtype).removeprefix('torch.')} tensors: Gloo, which the backend "
-                f"metal hands them to, reduces {known}; next: tensor.to() one of these"
-            )
 
 
 def _as_bytes(value: Any) -> Any:

@@ -65,7 +65,12 @@ class _Kernel:
 
     def __call__(self, *given: Any) -> Any:
         arguments = dict(zip(self._arguments, given, strict=False))
-        _one_process_a_device()
+        world = World.here()
+        if world.local_size > 1:
+            raise UserError(
+                f"{world.local_size} processes of this host would share its one Metal device; next: one process a host,"
+                f" torchrun --nnodes {world.size} --nproc_per_node 1 …, or HF_MPS_DEVICE=cpu"
+            )
         works.wait_for_device()
         side = HostSide()
         on_host = {name: side.of(value, **self._use(name)) for name, value in arguments.items()}
@@ -77,7 +82,8 @@ class _Kernel:
         except RuntimeError as error:
             raise works.failed(what, error) from None
         written: Any = next((arguments[name] for name in arguments if self._use(name)["written"]), [])
-        finish = works.completed if self._ends_here(arguments) else works.MetalWork
+        ends_here = not arguments.get("async_op", True) or works.completing()
+        finish = works.completed if ends_here else works.MetalWork
         work = finish(what, started, side, _as_value(written)).boxed()
         return (written, work) if self._returns_tensors else work
 
@@ -87,9 +93,6 @@ class _Kernel:
             return {"read": True, "written": False}
         return {"read": not (argument.startswith("output") or self._name.startswith("recv")), "written": True}
 
-    def _ends_here(self, arguments: dict[str, Any]) -> bool:
-        return not arguments.get("async_op", True) or works.completing()
-
 
 def _as_value(written: Any) -> list[Any]:
     """Return the tensors as the future of Gloo's own work has them: of one list of lists, the inner list."""
@@ -98,12 +101,3 @@ def _as_value(written: Any) -> list[Any]:
     if len(written) == 1 and isinstance(written[0], list):
         return list(written[0])
     return list(written)
-
-
-def _one_process_a_device() -> None:
-    world = World.here()
-    if world.local_size > 1:
-        raise UserError(
-            f"{world.local_size} processes of this host would share its one Metal device; next: one process a host, "
-            f"torchrun --nnodes {world.size} --nproc_per_node 1 …, or HF_MPS_DEVICE=cpu"
-        )

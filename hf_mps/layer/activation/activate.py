@@ -58,7 +58,7 @@ def activate() -> Activation:
     when it is imported, and the probe runs when somebody first asks for the device. Raises UserError for a value of
     HF_MPS that nobody knows, and for kernels that were asked for (HF_MPS_KERNELS) and cannot run.
     """
-    if not _on and _enabled():
+    if not _on and enabled():
         import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
         if not _on:
@@ -179,7 +179,8 @@ def _switched_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
         return frozenset()
 
 
-def _enabled() -> bool:
+def enabled() -> bool:
+    """Return whether the layer is to be on."""
     if "HF_MPS" not in os.environ:  # spares the programs that set no variable the millisecond that reading them costs
         return True
     from hf_mps.core import settings
@@ -193,19 +194,11 @@ def _libraries() -> list[Part]:
 
     parts = []
     for library in dict.fromkeys(who for several in integrations.table().values() for who in several):
-        if library in (
-            "guards",
-            "sentinels",
-            "step",
-            "trainer_logs",
-        ):  # parts that are more than what they do to libraries
+        # Parts that are more than what they do to libraries.
+        if library in ("guards", "sentinels", "step", "trainer_logs"):
             continue
         states = [state for (_, who), state in import_hooks.applied.items() if who == library]
         failed = next((state for state in states if state != "on"), None)
-        if not states:
-            parts.append(Part(library, False, "waits for its import"))
-        elif failed:
-            parts.append(Part(library, False, failed))
-        else:
-            parts.append(Part(library, True, integrations.reason(library)))
+        on = bool(states) and not failed
+        parts.append(Part(library, on, integrations.reason(library) if on else failed or "waits for its import"))
     return parts

@@ -254,7 +254,9 @@ def _script(target: Target) -> None:
     main.__dict__["__builtins__"] = builtins
     if sys.version_info < (3, 14):
         main.__dict__.update(__annotations__={})
-    _become(main)
+    # The module that was __main__ before: its functions are still running.
+    _former.append(sys.modules["__main__"])
+    sys.modules["__main__"] = main
     exec(compile(file.read_bytes(), path, "exec", dont_inherit=True), main.__dict__)
 
 
@@ -271,13 +273,7 @@ def _module(target: Target) -> None:
     runpy.run_module(target.name, run_name="__main__", alter_sys=True)
 
 
-# The module that was __main__ before: its functions are still running.
 _former: list[ModuleType] = []
-
-
-def _become(main: ModuleType) -> None:
-    _former.append(sys.modules["__main__"])
-    sys.modules["__main__"] = main
 
 
 def _first_path(folder: str) -> None:

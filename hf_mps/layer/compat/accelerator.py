@@ -34,7 +34,11 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
     if "fp16" in old:
         _fp16(old["fp16"], kwargs)
     if "logging_dir" in old:
-        _logging_dir(old["logging_dir"], kwargs)
+        folder = old["logging_dir"]
+        given = kwargs.get("project_config") is not None or kwargs.get("project_dir") is not None
+        becomes = "dropped, a project is given too" if given else "project_dir takes its place"
+        print_notice(f"Accelerator(logging_dir={folder!r}): {becomes}")
+        kwargs |= {} if given else {"project_dir": folder}
     stock(self, *args, **kwargs)
 
 
@@ -46,14 +50,6 @@ def _fp16(wanted: bool | None, kwargs: dict[str, Any]) -> None:
         kwargs["mixed_precision"] = "fp16"
     else:
         print_notice("Accelerator(fp16=True): dropped, mixed_precision is given too")
-
-
-def _logging_dir(folder: Any, kwargs: dict[str, Any]) -> None:
-    if kwargs.get("project_config") is not None or kwargs.get("project_dir") is not None:
-        print_notice(f"Accelerator(logging_dir={folder!r}): dropped, a project is given too")
-        return
-    print_notice(f"Accelerator(logging_dir={folder!r}): project_dir takes its place")
-    kwargs["project_dir"] = folder
 
 
 def _tpu(stock: Any) -> Any:

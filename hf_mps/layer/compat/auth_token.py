@@ -34,20 +34,24 @@ _READERS = (
 )
 
 
-def _take(method: Any) -> Any:
-    if method is MISSING:
-        return method
+def around(who: str, method: Any, call: Callable[..., Any]) -> Any:
+    """Return a class method with `call(stock, *arguments)` around it, unless `who` has put it there before."""
     stock = method.__func__
     names = getattr(stock, "hf_mps_patches", ())
-    if "auth_token" in names or "use_auth_token" in inspect.signature(stock).parameters:
+    if who in names:
         return method
 
     @functools.wraps(stock)
-    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return _call(functools.partial(stock, cls), *args, **kwargs)
+    def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(functools.partial(stock, cls), *args, **kwargs)
 
-    from_pretrained.hf_mps_patches = (*names, "auth_token")  # type: ignore[attr-defined]
-    return classmethod(from_pretrained)
+    called.hf_mps_patches = (*names, who)  # type: ignore[attr-defined]
+    return classmethod(called)
+
+
+def _take(method: Any) -> Any:
+    known = method is MISSING or "use_auth_token" in inspect.signature(method.__func__).parameters
+    return method if known else around("auth_token", method, _call)
 
 
 def _call(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

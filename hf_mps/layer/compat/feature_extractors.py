@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from hf_mps.core.notices import asked_by_a_library, print_notice
 from hf_mps.core.patching import Put
+from hf_mps.layer.compat.auth_token import around
 from hf_mps.layer.compat.names import FEATURE_EXTRACTORS
 
 
@@ -93,11 +95,16 @@ def __getattr__(name: str) -> type:
     return as_feature_extractor(getattr(transformers, FEATURE_EXTRACTORS[name]), name)
 
 
-def _read(stock: Callable[..., Any], name: Any, kwargs: dict[str, Any]) -> Any:
+def _read(stock: Callable[..., Any], name: Any, **kwargs: Any) -> Any:
     try:
         return stock(name, **kwargs)
     except (ValueError, OSError, AttributeError, TypeError, KeyError):
-        processor = None if asked_by_a_library() else _image_processor(name, kwargs)
+        processor = None
+        if not asked_by_a_library():
+            from transformers import AutoImageProcessor
+
+            with suppress(Exception):  # stock's own error about the feature extractor is the one to show
+                processor = AutoImageProcessor.from_pretrained(name, **kwargs)
         if processor is None:
             raise
     print_notice("AutoFeatureExtractor of an image model: AutoImageProcessor takes its place")
@@ -105,28 +112,9 @@ def _read(stock: Callable[..., Any], name: Any, kwargs: dict[str, Any]) -> Any:
     return processor
 
 
-def _image_processor(name: Any, kwargs: dict[str, Any]) -> Any:
-    from transformers import AutoImageProcessor
-
-    try:
-        return AutoImageProcessor.from_pretrained(name, **kwargs)
-    except Exception:  # stock's own error about the feature extractor is the one to show
-        return None
-
-
 def _reads_images(method: Any) -> Any:
     """AutoFeatureExtractor.from_pretrained that reads image models too."""
-    stock = method.__func__
-    names = getattr(stock, "hf_mps_patches", ())
-    if "feature_extractors" in names:
-        return method
-
-    @functools.wraps(stock)
-    def from_pretrained(cls: Any, name: Any, **kwargs: Any) -> Any:
-        return _read(functools.partial(stock, cls), name, kwargs)
-
-    from_pretrained.hf_mps_patches = (*names, "feature_extractors")  # type: ignore[attr-defined]
-    return classmethod(from_pretrained)  # type: ignore[arg-type]
+    return around("feature_extractors", method, _read)
 
 
 patches = {

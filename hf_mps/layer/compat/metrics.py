@@ -16,39 +16,28 @@ from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import Give
 from hf_mps.core.text import first_line
 
+SHARED = ("process_id", "num_process", "cache_dir", "experiment_id", "keep_in_memory")
+"""What datasets.load_metric, evaluate.load and as_evaluate.load all take."""
 
-def load_metric(
-    path: str,
-    config_name: str | None = None,
-    process_id: int = 0,
-    num_process: int = 1,
-    cache_dir: str | None = None,
-    experiment_id: str | None = None,
-    keep_in_memory: bool = False,
-    download_config: Any = None,
-    download_mode: Any = None,
-    revision: Any = None,
-    **keywords: Any,
-) -> Any:
+
+def load_metric(path: str, config_name: str | None = None, *more: Any, **keywords: Any) -> Any:
     """Return the metric `path`, an evaluate.Metric; the arguments are those of datasets 1 and 2.
 
     Raises FileNotFoundError for a name that neither hf_mps nor evaluate.load has.
     """
     from hf_mps.metrics import as_evaluate
 
-    shared = {"process_id": process_id, "num_process": num_process, "cache_dir": cache_dir}
-    shared |= {"experiment_id": experiment_id, "keep_in_memory": keep_in_memory}
+    keywords |= dict(zip((*SHARED, "download_config", "download_mode", "revision"), more, strict=False))
     if path in as_evaluate.names():
         print_notice(f"datasets.load_metric: {path} is computed here, with evaluate's interface")
-        return as_evaluate.load(path, config_name, **shared)
+        return as_evaluate.load(path, config_name, **_shared(keywords))
     import evaluate
 
     for gone in ("script_version", "trust_remote_code", "use_auth_token"):
         keywords.pop(gone, None)
     print_notice(f"datasets.load_metric: evaluate.load takes its place for {path}")
-    hub = {"download_config": download_config, "download_mode": download_mode, "revision": revision}
     try:
-        return evaluate.load(path, config_name, **shared, **hub, **keywords)
+        return evaluate.load(path, config_name, **keywords)
     except (FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"load_metric: {path} is a metric of the hub, and evaluate.load did not get it ({first_line(error)}); "
@@ -56,23 +45,15 @@ def load_metric(
         ) from error
 
 
+def _shared(keywords: dict[str, Any]) -> dict[str, Any]:
+    return {name: keywords[name] for name in SHARED if name in keywords}
+
+
 def _load(
-    stock: Callable[..., Any],
-    path: str,
-    config_name: str | None = None,
-    module_type: str | None = None,
-    process_id: int = 0,
-    num_process: int = 1,
-    cache_dir: str | None = None,
-    experiment_id: str | None = None,
-    keep_in_memory: bool = False,
-    *more: Any,
-    **keywords: Any,
+    stock: Callable[..., Any], path: str, config_name: Any = None, module_type: Any = None, *more: Any, **keywords: Any
 ) -> Any:
-    ours = {"process_id": process_id, "num_process": num_process, "cache_dir": cache_dir}
-    ours |= {"experiment_id": experiment_id, "keep_in_memory": keep_in_memory}
     try:
-        return stock(path, config_name, module_type, *ours.values(), *more, **keywords)
+        return stock(path, config_name, module_type, *more, **keywords)
     except (FileNotFoundError, ConnectionError):
         from hf_mps.metrics import as_evaluate
 
@@ -80,7 +61,7 @@ def _load(
             raise
     # Outside the handler: an error of the metric's own does not come with the hub's.
     print_notice(f"evaluate.load: {path} is neither cached nor to be had from the hub; it is computed here")
-    return as_evaluate.load(path, config_name, **ours)
+    return as_evaluate.load(path, config_name, **dict(zip(SHARED, more, strict=False)), **_shared(keywords))
 
 
 def concerns(module: ModuleType) -> bool:

@@ -179,26 +179,20 @@ def _finder(module: ModuleType, stock: Any) -> Callable[[str], Any]:
             except AttributeError:
                 if name not in gone:
                     raise
-        if name not in gone or _lazily_there(module, name):
+        # A lazy module of transformers may have the name itself: it is asked after a module's own __getattr__.
+        listed = ("_class_to_module", "_objects", "_object_missing_backend", "_modules")
+        lazily_there = any(name in (vars(module).get(each) or ()) for each in listed)
+        if name not in gone or lazily_there:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-        return _stands_for(gone[name], f"{module.__name__}.{name}")
+        old, full = gone[name], f"{module.__name__}.{name}"
+        if old.called:
+            return _told(full, old.instead, old.thing)
+        if old.instead and not asked_by_a_library():
+            print_notice(f"{full}: {old.instead}")
+        return _resolve(old.thing)
 
     __getattr__.hf_mps_patches = ("names",)  # type: ignore[attr-defined]
     return __getattr__
-
-
-def _lazily_there(module: ModuleType, name: str) -> bool:
-    """Whether a lazy module of transformers has the name itself; it is asked after a module's own __getattr__."""
-    listed = ("_class_to_module", "_objects", "_object_missing_backend", "_modules")
-    return any(name in (vars(module).get(each) or ()) for each in listed)
-
-
-def _stands_for(old: Old, name: str) -> Any:
-    if old.called:
-        return _told(name, old.instead, old.thing)
-    if old.instead and not asked_by_a_library():
-        print_notice(f"{name}: {old.instead}")
-    return _resolve(old.thing)
 
 
 def _resolve(thing: str) -> Any:

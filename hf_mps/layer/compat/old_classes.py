@@ -86,19 +86,28 @@ def _file(path: str) -> Path:
     return file
 
 
-class TextDataset(Dataset):  # type: ignore[type-arg]
+def _lines(path: str) -> list[str]:
+    return [line for line in _file(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+class _Examples(Dataset):  # type: ignore[type-arg]
+    examples: list[Any]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.examples[row]
+
+
+class TextDataset(_Examples):
     """One text file cut into blocks of `block_size` tokens, special tokens included; the rest at its end is dropped.
 
     Row: the ids, int64 of length `block_size`. Raises ValueError for a path that is no file.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        file_path: str,
-        block_size: int,
-        overwrite_cache: bool = False,
-        cache_dir: str | None = None,
+        self, tokenizer: Any, file_path: str, block_size: int, overwrite_cache: bool = False, cache_dir: Any = None
     ) -> None:
         block = block_size - tokenizer.num_special_tokens_to_add(pair=False)
         text = _file(file_path).read_text(encoding="utf-8")
@@ -106,50 +115,33 @@ class TextDataset(Dataset):  # type: ignore[type-arg]
         starts = range(0, len(ids) - block + 1, block)
         self.examples = [tokenizer.build_inputs_with_special_tokens(ids[at : at + block]) for at in starts]
 
-    def __len__(self) -> int:
-        return len(self.examples)
-
     def __getitem__(self, row: int) -> torch.Tensor:
         return torch.tensor(self.examples[row], dtype=torch.long)
 
 
-class LineByLineTextDataset(Dataset):  # type: ignore[type-arg]
+class LineByLineTextDataset(_Examples):
     """A text file with a row for each line that is not blank, cut at `block_size` tokens.
 
     Row: {"input_ids": int64}. Raises ValueError for a path that is no file.
     """
 
     def __init__(self, tokenizer: Any, file_path: str, block_size: int) -> None:
-        lines = [line for line in _file(file_path).read_text(encoding="utf-8").splitlines() if line.strip()]
-        self.examples = _encoded(tokenizer, lines, block_size)
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        return self.examples[row]
+        self.examples = _encoded(tokenizer, _lines(file_path), block_size)
 
 
-class LineByLineWithRefDataset(Dataset):  # type: ignore[type-arg]
+class LineByLineWithRefDataset(_Examples):
     """As LineByLineTextDataset, with a file of JSON lists beside it that mark the parts of Chinese words.
 
     Row: {"input_ids": int64, "chinese_ref": int64}. Raises ValueError where the files do not have the same lines.
     """
 
     def __init__(self, tokenizer: Any, file_path: str, block_size: int, ref_path: str) -> None:
-        lines = [line for line in _file(file_path).read_text(encoding="utf-8").splitlines() if line.strip()]
-        marks = [line for line in _file(ref_path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines, marks = _lines(file_path), _lines(ref_path)
         if len(lines) != len(marks):
             raise ValueError(f"{file_path} has {len(lines)} lines, {ref_path} {len(marks)}: they belong line to line")
         self.examples = _encoded(tokenizer, lines, block_size)
         for row, mark in zip(self.examples, marks, strict=True):
             row["chinese_ref"] = torch.tensor(json.loads(mark), dtype=torch.long)
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
-        return self.examples[row]
 
 
 def _encoded(tokenizer: Any, lines: list[str], length: int) -> Rows:

@@ -34,9 +34,7 @@ class Removed:
 
 
 def _renamed(name: str, new: str, kind: type = str, *, secret: bool = False) -> Removed:
-    def convert(value: Any) -> Fields:
-        return {} if value is None else {new: value}
-
+    convert: Callable[[Any], Fields] = lambda value: {} if value is None else {new: value}  # noqa: E731
     return Removed(name, new, kind, None, convert, lambda args: getattr(args, new, None), secret)
 
 

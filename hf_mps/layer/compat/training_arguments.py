@@ -30,7 +30,12 @@ def keep(arguments: Any, kept: dict[str, Any]) -> None:
     """Note on `arguments` what the user said in removed names, so that the script reads it as it was given."""
     vars(arguments).update(kept)
     if kept.get("overwrite_output_dir"):
-        print_notice(f"overwrite_output_dir: {_what_stays(arguments)}")
+        folder = Path(arguments.output_dir)
+        earlier = sorted(path.name for path in folder.glob("checkpoint-*") if path.is_dir())
+        counted = "; save_total_limit counts them too" if arguments.save_total_limit else ""
+        stays = f"; of an earlier run stay {', '.join(earlier)}{counted}" if earlier else ""
+        line = f"files of the same name in {folder} are written over, nothing is deleted{stays}"
+        print_notice(f"overwrite_output_dir: {line}")
 
 
 def tell_each(prefix: str, lines: Iterable[str]) -> None:
@@ -87,16 +92,6 @@ def _new(stock: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any
         if "__init__" in base.__dict__ and hasattr(base, "__dataclass_fields__"):
             replace("training_arguments", base, "__init__", lambda stock: plainly(stock, _init))
     return stock(cls) if stock is object.__new__ else stock(cls, *args, **kwargs)
-
-
-def _what_stays(arguments: Any) -> str:
-    folder = Path(arguments.output_dir)
-    earlier = sorted(path.name for path in folder.glob("checkpoint-*") if path.is_dir())
-    line = f"files of the same name in {folder} are written over, nothing is deleted"
-    if not earlier:
-        return line
-    counted = "; save_total_limit counts them too" if arguments.save_total_limit else ""
-    return f"{line}; of an earlier run stay {', '.join(earlier)}{counted}"
 
 
 FRAMEWORK = "pt"

@@ -94,7 +94,10 @@ class FlatGradients(Part):
     ) -> Any:
         carriers = self._carriers(parameters, foreach)
         long = [each.grad for each in carriers] if carriers is not parameters else []
-        if not _plain_factor(long, max_norm, total_norm):
+        # A norm of float32 beside all of the long tensors, to be held under a number.
+        plain = isinstance(max_norm, int | float) and type(total_norm) is torch.Tensor and not total_norm.requires_grad
+        plain = plain and bool(long) and total_norm.dim() == 0 and total_norm.dtype == torch.float32
+        if not plain or {each.device for each in long} != {total_norm.device}:
             return stock(carriers, max_norm, total_norm, foreach)
         # Stock's factor; a limit on the device is divided by in one launch, a number in two.
         limit = constants.number(float(max_norm), torch.float32, total_norm.device)
@@ -152,13 +155,6 @@ class FlatGradients(Part):
         if not several or not all(map(spans.plain, gradients)):
             return False
         return {each.device.type for each in gradients} <= self.devices
-
-
-def _plain_factor(long: Sequence[Any], max_norm: Any, total_norm: Any) -> bool:
-    """Return whether there are long tensors, and a norm of float32 beside all of them, to be held under a number."""
-    plain = isinstance(max_norm, int | float) and type(total_norm) is torch.Tensor and not total_norm.requires_grad
-    there = plain and bool(long) and total_norm.dim() == 0 and total_norm.dtype == torch.float32
-    return there and {each.device for each in long} == {total_norm.device}
 
 
 def _norms(long: Sequence[Any], order: float) -> list[Any]:

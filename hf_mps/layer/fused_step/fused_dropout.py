@@ -36,7 +36,10 @@ class FusedDropout(Part):
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model without dropout."""
-        return self.what if _drops(model) else ""
+        layers = any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules())
+        config = vars(model.config) if getattr(model, "config", None) is not None else {}
+        rates = (value for name, value in config.items() if "drop" in name and isinstance(value, float))
+        return self.what if layers or any(rate > 0 for rate in rates) else ""
 
     def concerns_call(self, given: Tensor, p: float, train: bool) -> bool:
         """Return whether stock would draw a mask, for a tensor whose order in memory the kernel keeps."""
@@ -53,13 +56,6 @@ class FusedDropout(Part):
         self.acts()
         dropped, _ = stock.foreign(torch.native_dropout, given, p, True)
         return cast(Tensor, dropped)
-
-
-def _drops(model: Any) -> bool:
-    layers = any(isinstance(each, torch.nn.Dropout) and each.p > 0 for each in model.modules())
-    config = getattr(model, "config", None)
-    rates = [value for name, value in vars(config).items() if "drop" in name] if config is not None else []
-    return layers or any(isinstance(value, float) and value > 0 for value in rates)
 
 
 FUSED_DROPOUT = FusedDropout()

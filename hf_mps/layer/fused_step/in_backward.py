@@ -8,7 +8,7 @@ probability of their distance: rounded to the nearest, a step below a 512th of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -96,7 +96,12 @@ class InBackward:
                 optimizer.state[piece] = {name: _piece(name, value, part) for name, value in state.items()}
             take(optimizer, piece, group)
             flat[part] = rounded(piece.detach())
-            _keep(optimizer.state.pop(piece, {}), kept, weight, part)
+            # The piece's state goes into the weight's, in the weight's dtype.
+            for name, value in optimizer.state.pop(piece, {}).items():
+                if not isinstance(value, Tensor) or name == COUNTER:
+                    kept[name] = value
+                else:
+                    kept.setdefault(name, torch.zeros_like(weight)).view(-1)[part] = rounded(value)
         optimizer.state[weight] = kept
 
 
@@ -132,17 +137,6 @@ def _piece(name: str, value: Any, part: slice) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.clone() if name == COUNTER else value.view(-1)[part].float()
-
-
-def _keep(found: Mapping[str, Any], kept: dict[str, Any], weight: Tensor, part: slice) -> None:
-    """Put a piece's state into the weight's, in the weight's dtype."""
-    for name, value in found.items():
-        if not isinstance(value, Tensor) or name == COUNTER:
-            kept[name] = value
-            continue
-        if name not in kept:
-            kept[name] = torch.zeros_like(weight)
-        kept[name].view(-1)[part] = rounded(value)
 
 
 def _nothing(_: Tensor) -> None:

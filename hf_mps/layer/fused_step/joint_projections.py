@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.layer.fused_step import joint_linear, spans
+from hf_mps.layer.fused_step import spans
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
 
@@ -97,15 +99,10 @@ class JointProjections(ModelCode):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else given.dtype
         self.acts()
         adapters = _adapters(asked, [*weights, *biases], given)
-        if adapters:
-            downs, ups = [each[0] for each in adapters.values()], [each[1] for each in adapters.values()]
-            scales = tuple(each[2] for each in adapters.values())
-            plan = joint_linear.Plan(tuple(adapters), scales, dtype, len(layers))
-            learned = (*weights, *biases, *downs, *ups)
-            outs = stock.foreign(joint_linear.JointAdapters.apply, given, plan, *learned)
-            layers = [asked[place] if place in adapters else layer for place, layer in enumerate(layers)]
-        else:
-            outs = stock.foreign(joint_linear.JointLinear.apply, given, dtype, len(layers), *weights, *biases)
+        downs, ups, scales = zip(*adapters.values(), strict=True) if adapters else ((), (), ())
+        plan = Plan(dtype, len(layers), tuple(adapters), scales)
+        outs = stock.foreign(JointLinear.apply, given, plan, *weights, *biases, *downs, *ups)
+        layers = [asked[place] if place in adapters else layer for place, layer in enumerate(layers)]
         for layer, out in zip(layers, outs, strict=True):
             layer.forward = functools.partial(_handed, layer, given, out)
         return layers
@@ -150,7 +147,7 @@ def _adapters(asked: list[Any], frozen: list[Tensor], given: Tensor) -> dict[int
     """Return which of the layers have adapters that can be computed with them, by their places."""
     if any(each.requires_grad for each in frozen):
         return {}
-    simple = {place: joint_linear.simple(each) for place, each in enumerate(asked)}
+    simple = {place: _simple(each) for place, each in enumerate(asked)}
     found = {place: each for place, each in simple.items() if each is not None}
     kinds = {(each.dtype, each.device) for down, up, _ in found.values() for each in (down, up)}
     downs = [down for down, _, _ in found.values()]
@@ -210,6 +207,158 @@ def _own_layer(call: ast.Call) -> str:
     function = call.func
     own = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self"
     return function.attr if own and isinstance(function, ast.Attribute) else ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of layers computed together: the dtype to compute in, how many they are, which have LoRA, and its scales."""
+
+    dtype: torch.dtype
+    count: int
+    adapted: tuple[int, ...] = ()
+    scales: tuple[float, ...] = ()
+
+    def split(self, learned: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
+        """Weights, biases or none, A and B of each adapter."""
+        adapters = len(learned) - 2 * len(self.adapted)
+        middle = adapters + len(self.adapted)
+        return learned[: self.count], learned[self.count : adapters], learned[adapters:middle], learned[middle:]
+
+    def adapters(self, ups: Sequence[Tensor], few: Tensor | None, downs: Sequence[Tensor]) -> Iterable[Any]:
+        """For each adapter its layer's place, its factor, its B, and what its A made (a part of `few`)."""
+        parts = () if few is None else torch.split(few, [len(each) for each in downs], -1)
+        return zip(self.adapted, self.scales, ups, parts, strict=True)
+
+
+class JointLinear(torch.autograd.Function):
+    """What several linear layers, LoRA included, make of (…, width): one product forward, one for all gradients back.
+
+    The rows of the weights lie side by side, and so do the results. Gradients that arrive side by side, as short
+    attention leaves them, are used as they lie; others are brought together first. PEFT computes each layer, then A and
+    B one after the other, a factor and a sum (peft/tuners/lora/layer.py).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, plan: Plan, *learned: Tensor) -> Any:
+        """`learned` is what `Plan.split` takes apart."""
+        weights, biases, downs, ups = plan.split(learned)
+        with torch.autocast(given.device.type, enabled=False):
+            rows, weight = given.to(plan.dtype), as_one(weights).to(plan.dtype)
+            bias = as_one(biases).to(plan.dtype) if biases else None
+            parts = spans.pieces(linear(rows, weight, bias), [len(each) for each in weights], -1)
+            down = as_one(downs).to(plan.dtype) if downs else None
+            few = None if down is None else linear(rows, down)
+            for place, scale, up, each in plan.adapters(ups, few, downs):
+                # Views, as the rows of what lies side by side follow one another at one distance.
+                part, made = (matrix.view(-1, matrix.shape[-1]) for matrix in (parts[place], each))
+                # Not addmm_: before macOS 26 a product between other columns is mis-written (guard sliced-products).
+                part.add_(made.mm(up.to(plan.dtype).t()), alpha=scale)
+        ctx.save_for_backward(given, rows, weight, down, few, *learned)
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        return tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        """Return its gradients; where they have to have gradients themselves, by operators that have."""
+        given, rows, weight, down, few, *learned = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        weights, biases, downs, ups = plan.split(learned)
+        needs, frozen = ctx.needs_input_grad, 2 + len(weights)
+        with torch.autocast(given.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                return _differentiable(given, plan, learned, upstream)
+            sizes = [len(each) for each in weights]
+            arriving = together(upstream, sizes, rows)
+            parts = torch.split(arriving, sizes, -1)
+            of_few: list[Tensor] = []
+            of_downs: list[Tensor] = []
+            of_ups: list[Tensor] = []
+            for place, scale, up, each in plan.adapters(ups, few, downs):
+                back, of_up, _ = gradients(each, parts[place], up.to(plan.dtype), (True, True, False))
+                of_few.append(back if scale == 1 else back.mul_(scale))
+                of_ups.append((of_up if scale == 1 else of_up.mul_(scale)).to(up.dtype))
+            below = None
+            if downs:
+                whole = of_few[0] if len(of_few) == 1 else torch.cat(of_few, -1)
+                below, of_down, _ = gradients(rows, whole, down, (needs[0], True, False))
+                of_downs = spans.pieces(of_down.to(downs[0].dtype), [len(each) for each in downs], 0)
+            asked = needs[0], any(needs[2:frozen]), any(needs[frozen : frozen + len(biases)])
+            found: Any = gradients(rows, arriving, weight, asked) if any(asked) else (None, None, None)
+            of_rows, *of_layers = found
+            if needs[0]:
+                of_rows = (of_rows if below is None else of_rows.add_(below)).to(given.dtype)
+            found = [of_rows, None]
+            for kind, wanted, whole in zip((weights, biases), asked[1:], of_layers, strict=True):
+                found += spans.pieces(whole.to(kind[0].dtype), sizes, 0) if wanted else [None] * len(kind)
+        return tuple(each if need else None for each, need in zip((*found, *of_downs, *of_ups), needs, strict=True))
+
+
+def gradients(rows: Tensor, arriving: Tensor, weight: Tensor, asked: tuple[bool, bool, bool]) -> Any:
+    """Return the gradients of a linear layer's input, weight and bias, of those that are `asked` for.
+
+    Metal has one operator for the three; elsewhere they are what autograd's own formula is, two products and a sum.
+    """
+    if rows.device.type == "mps":
+        return torch.ops.aten.linear_backward(rows, arriving, weight, asked)
+    places, came = rows.flatten(0, -2), arriving.flatten(0, -2)
+    of_rows = arriving.matmul(weight) if asked[0] else None
+    return of_rows, came.t().mm(places) if asked[1] else None, came.sum(0) if asked[2] else None
+
+
+def as_one(parameters: Sequence[Tensor]) -> Tensor:
+    """Return the rows of several parameters, as they lie."""
+    found = spans.joined(parameters, 0)
+    # They were brought together before; a hook of the program's may hand on copies.
+    return torch.cat([each.detach() for each in parameters]) if found is None else found
+
+
+def together(upstream: Sequence[Tensor | None], sizes: Sequence[int], rows: Tensor) -> Tensor:
+    """Return the gradients of all results as one tensor."""
+    there = [each for each in upstream if each is not None]
+    if len(there) == len(sizes):
+        found = spans.joined(there, -1)
+        if found is not None and found.is_contiguous():
+            return found
+    pairs = zip(upstream, sizes, strict=True)
+    shape = rows.shape[:-1]
+    return torch.cat([rows.new_zeros((*shape, size)) if each is None else each for each, size in pairs], -1)
+
+
+def _differentiable(
+    given: Tensor, plan: Plan, learned: Sequence[Tensor], upstream: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients as functions of everything, by autograd, for gradients of gradients."""
+    weights, biases, downs, ups = plan.split(learned)
+    rows = given.to(plan.dtype)
+    shifts: Sequence[Tensor | None] = [each.to(plan.dtype) for each in biases] or [None] * len(weights)
+    outs = [linear(rows, each.to(plan.dtype), shift) for each, shift in zip(weights, shifts, strict=True)]
+    for place, scale, down, up in zip(plan.adapted, plan.scales, downs, ups, strict=True):
+        outs[place] = outs[place] + linear(linear(rows, down.to(plan.dtype)), up.to(plan.dtype)) * scale
+    pairs = [(out, each) for out, each in zip(outs, upstream, strict=True) if each is not None]
+    wanted = [each for each in (given, *learned) if each.requires_grad]
+    ours, theirs = [out for out, _ in pairs], [each for _, each in pairs]
+    grads = iter(torch.autograd.grad(ours, wanted, theirs, create_graph=True, allow_unused=True))
+    of_given, *of_learned = [next(grads) if each.requires_grad else None for each in (given, *learned)]
+    return of_given, None, *of_learned
+
+
+def _simple(wrapped: Any) -> tuple[Tensor, Tensor, float] | None:
+    """A, B and their factor of a layer of PEFT's that adds no more than their product to its own, or None."""
+    kind = type(wrapped)
+    if (kind.__module__, kind.__name__) != ("peft.tuners.lora.layer", "Linear") or "forward" in vars(wrapped):
+        return None
+    names = [name for name in wrapped.active_adapters if name in wrapped.lora_A]
+    if len(names) != 1 or wrapped.disable_adapters or wrapped.merged or names[0] in wrapped.lora_variant:
+        return None
+    down, up, drop = (each[names[0]] for each in (wrapped.lora_A, wrapped.lora_B, wrapped.lora_dropout))
+    parts = (wrapped.base_layer, down, up, drop)
+    # Nobody calls the parts then: what waits for their calls would wait in vain.
+    watched = any(each._forward_hooks or each._forward_pre_hooks or each._backward_hooks for each in parts)
+    plain = {type(down), type(up)} == {nn.Linear} and down.bias is up.bias is None
+    drops = type(drop) is not nn.Identity and not (type(drop) is nn.Dropout and (drop.p == 0 or not drop.training))
+    ordinary = plain and type(down.weight) is type(up.weight) is nn.Parameter
+    return None if watched or drops or not ordinary else (down.weight, up.weight, float(wrapped.scaling[names[0]]))
 
 
 JOINT_PROJECTIONS = JointProjections()

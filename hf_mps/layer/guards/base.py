@@ -45,6 +45,10 @@ class Safeguard(Patcher):
         self.failure: str | None = None
         self.times = 0
         self.lines: list[str] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Set what it knows of trainings to what it is before the first; called where it is made, and by `forget`."""
 
     def say(self, line: str) -> None:
         """Tell the user, in the words of its kind."""
@@ -73,6 +77,7 @@ class Safeguard(Patcher):
         self.lines.clear()
         if self.broken:
             self.broken, self.failure = False, None
+        self.reset()
 
     def safely(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function while it is on; return its result, or None where that fails."""
@@ -156,8 +161,11 @@ class Guard(Safeguard):
     """How many trials run now: what a trial makes is no training, and no guard has to look at it."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.kernels: dict[str, Callable[[], None]] = {}  # operator -> what takes the kernel before it away again
+        super().__init__()
+
+    def reset(self) -> None:
+        """Ask `applies` again when it is next needed."""
         self._verdict: Choice[bool] | None = None
 
     @property
@@ -213,11 +221,6 @@ class Guard(Safeguard):
                 return look()
         finally:
             Guard.trying -= 1
-
-    def forget(self) -> None:
-        """Reset the counts, and ask `applies` again when it is next needed."""
-        super().forget()
-        self._verdict = None
 
     def say(self, line: str) -> None:
         """Tell the user, with the upstream issue behind it."""

@@ -32,6 +32,10 @@ class Tried(Guard):
         """`trials` says for each operator, when it is called, whether the device is right."""
         super().__init__()
         self._trials = trials or {}
+
+    def reset(self) -> None:
+        """Also what the trial found."""
+        super().reset()
         self._wrong: frozenset[str] = frozenset()
 
     def trial(self) -> Choice[bool]:
@@ -45,9 +49,8 @@ class Tried(Guard):
         return Choice(False, f"tried on the device: {', '.join(self._trials)} are right on {self.given}")
 
     def forget(self) -> None:
-        """Also what the trial found, and the kernels that it took away are put back."""
+        """Also put back the kernels that the trial took away."""
         super().forget()
-        self._wrong = frozenset()
         self.release()
         self.install(torch)
 
@@ -56,8 +59,7 @@ class Kernel(Patch):
     """A kernel of a guard's before the device's: the target is "aten::mm", the method is called below autograd.
 
     A call for which `when(*arguments)` is false goes to the device's at once, at the price of that question. One that
-    stands `alone` is not to stay (`put`); else it is one of several guards' (`before`). With `faults` it is armed only
-    where one of them may be.
+    is not to stay is taken away again by `Guard.release`. With `faults` it is armed only where one of them may be.
     """
 
     way = "before the kernel of"
@@ -67,26 +69,18 @@ class Kernel(Patch):
         method: Any,
         *given: Any,
         when: Function | None = None,
-        alone: bool = False,
-        where: Callable[[], bool] | None = None,
         late: bool = False,
         faults: tuple[str, ...] = (),
     ) -> None:
-        if faults:
-            where = lambda: possible(*faults)  # noqa: E731
-        super().__init__(method, *given, where=where, late=late)
-        self.when, self.alone, self.faults = when, alone, faults
+        super().__init__(method, *given, where=(lambda: possible(*faults)) if faults else None, late=late)
+        self.when, self.faults = when, faults
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Put it there, unless it is; `Guard.release` takes it away."""
         assert isinstance(owner, Guard)
-        if target in owner.kernels:
-            return
-        name, ours = target.removeprefix("aten::"), self.ours(owner)
-        if self.alone:
-            owner.kernels[target] = put(owner, name, ours)
-        else:
-            owner.kernels[target] = before(owner, name, ours, when=self.when)
+        if target not in owner.kernels:
+            name = target.removeprefix("aten::")
+            owner.kernels[target] = before(owner, name, self.ours(owner), when=self.when)
 
 
 class _Asked(Around):
@@ -152,7 +146,7 @@ def before(guard: Guard, name: str, wrapper: Function, *, when: Function | None 
 
     `stock` is the kernel that was there; a wrapper that fails ends in it, as around any function. A call for which
     `when(*arguments)` is false goes to it at once, at the price of that question. What is returned takes the wrapper
-    away. Raises RuntimeError where this torch has no such operator or kernel.
+    away, and may be called from inside it. Raises RuntimeError where this torch has no such operator or kernel.
     """
     if name not in _places:
         _places[name] = _Place(name)
@@ -163,22 +157,6 @@ def before(guard: Guard, name: str, wrapper: Function, *, when: Function | None 
 
     def back() -> None:
         take_away()
-        guard.arounds.remove(around)
-
-    return back
-
-
-def put(guard: Guard, name: str, wrapper: Function) -> Callable[[], None]:
-    """Do the same with a kernel that is not to stay, and return what puts the one back that was there.
-
-    That may be called from inside the wrapper.
-    """
-    around = Around(guard, f"aten::{name}", registered_kernel(f"aten::{name}"), wrapper)
-    library = _registered(name, around.replacement())
-    guard.arounds.append(around)
-
-    def back() -> None:
-        _reset(name, library)
         guard.arounds.remove(around)
 
     return back

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
-from hf_mps.core.patching import Patch, in_lightning
+from hf_mps.core.patching import Patch, Register, in_lightning
 from hf_mps.layer.guards.base import Guard
 
 Patches = dict[str, str | Patch]
-Look = Callable[[list[Any]], None]
-Change = Callable[[Any], Any]
-Move = Callable[[Callable[[Any], Any], Any], Any]
 STEPPED = "torch.optim.optimizer:register_optimizer_step_post_hook"
 MODEL_PREPARED = "accelerate.accelerator:Accelerator.prepare_model"
 MODEL_SET_UP = "strategies.strategy:Strategy.setup_optimizers"
@@ -25,57 +21,53 @@ def parameters(method: str, *, frozen: bool = False, lightning: bool = False) ->
     After torch.optim.Optimizer was made, in any loop; after Accelerate has moved a model, whose optimizer may have been
     made before; and after Lightning has one. The last two see what no optimizer has, frozen parameters.
     """
+
+    def after(given: Callable[..., Iterable[Any]]) -> Patch:
+        """Show what `given(*arguments)` yields once the library's function is through."""
+
+        def through(look: Callable[[list[Any]], None]) -> Callable[..., Any]:
+            def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                result = stock(*args, **kwargs)
+                trained = (each for each in given(*args, **kwargs) if frozen or each.requires_grad)
+                there = [each for each in trained if each.device.type == "mps"]
+                if there and not Guard.trying:
+                    look(there)
+                return result
+
+            return called
+
+        return Patch(method, through=through)
+
+    def in_groups(optimizer: Any, *_: Any, **__: Any) -> Iterable[Any]:
+        return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
     patches: Patches = {
-        "torch.optim:Optimizer.__init__": Patch(method, through=partial(_optimizer_made, frozen)),
-        MODEL_PREPARED: Patch(method, through=partial(_model_prepared, frozen)),
+        "torch.optim:Optimizer.__init__": after(in_groups),
+        MODEL_PREPARED: after(lambda accelerator, model, *_, **__: model.parameters()),
     }
     if lightning:
-        patches |= in_lightning({MODEL_SET_UP: Patch(method, through=partial(_model_moved, frozen))})
+        patches |= in_lightning({MODEL_SET_UP: after(lambda strategy, *_, **__: strategy.model.parameters())})
     return patches
 
 
-def _optimizer_made(frozen: bool, look: Look) -> Callable[..., None]:
-    def optimizer_made(stock: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        stock(optimizer, *args, **kwargs)
-        _show((parameter for group in optimizer.param_groups for parameter in group["params"]), look, frozen)
+def after_steps(method: str) -> Patches:
+    """Call `method()` after each step of an optimizer whose first parameter is on the device, and that trains in
+    earnest.
 
-    return optimizer_made
-
-
-def _model_prepared(frozen: bool, look: Look) -> Callable[..., Any]:
-    def model_prepared(stock: Callable[..., Any], accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = stock(accelerator, model, *args, **kwargs)
-        _show(model.parameters(), look, frozen)
-        return prepared
-
-    return model_prepared
-
-
-def _model_moved(frozen: bool, look: Look) -> Callable[..., None]:
-    def model_moved(stock: Callable[..., None], strategy: Any, *args: Any, **kwargs: Any) -> None:
-        stock(strategy, *args, **kwargs)
-        _show(strategy.model.parameters(), look, frozen)
-
-    return model_moved
-
-
-def _show(parameters: Any, look: Look, frozen: bool) -> None:
-    trained = (parameter for parameter in parameters if frozen or parameter.requires_grad)
-    there = [parameter for parameter in trained if parameter.device.type == "mps"]
-    if there and not Guard.trying:
-        look(there)
-
-
-def steps_on_metal(optimizer: Any) -> bool:
-    """Return whether the optimizer that has just stepped has its first parameter on the device, and trains in earnest.
-
-    For a guard's method that is registered at STEPPED: it stays, as no hook can take itself away while others are
-    called, so that it calls the rest by `safely`, which asks whether the guard is on.
+    The hook stays, as none can take itself away while others are called; whether the guard is on is asked each time.
     """
-    from torch.compiler import is_compiling
 
-    first = next((each for group in optimizer.param_groups for each in group["params"]), None)
-    return first is not None and first.device.type == "mps" and not Guard.trying and not is_compiling()
+    def through(ours: Any) -> Callable[..., None]:
+        def stepped(optimizer: Any, *_: Any) -> None:
+            from torch.compiler import is_compiling
+
+            first = next((each for group in optimizer.param_groups for each in group["params"]), None)
+            if first is not None and first.device.type == "mps" and not Guard.trying and not is_compiling():
+                ours.__self__.safely(ours)
+
+        return stepped
+
+    return {STEPPED: Register(method, through=through)}
 
 
 def batches(method: str) -> Patches:
@@ -84,68 +76,44 @@ def batches(method: str) -> Patches:
     In accelerate's data loaders, which Trainer has too, in Trainer's own move of what did not come through one, and in
     Lightning's.
     """
-    return _at_moves(method, _changed)
-
-
-def _changed(change: Change) -> Move:
-    return lambda move, batch: move(change(batch))
+    return _at_moves(method, lambda change, move, batch: move(change(batch)))
 
 
 def moves(method: str) -> Patches:
     """Have each batch that is moved to the device be moved within `method(batch)`; in the same places as `batches`."""
-    return _at_moves(method, _within)
 
-
-def _within(within: Callable[[Any], AbstractContextManager[Any]]) -> Move:
-    def moved(move: Callable[[Any], Any], batch: Any) -> Any:
+    def moved(within: Callable[[Any], AbstractContextManager[Any]], move: Callable[[Any], Any], batch: Any) -> Any:
         with within(batch):
             return move(batch)
 
-    return moved
+    return _at_moves(method, moved)
 
 
-def _at_moves(method: str, how: Callable[[Any], Move]) -> Patches:
-    """Have `how(method)(move, batch)` make each move of a batch to the device."""
+def _at_moves(method: str, moved: Callable[..., Any]) -> Patches:
+    """Have `moved(method, move, batch)` make each move of a batch to the device."""
+
+    def at(place: int, device: Callable[..., str], **settings: Any) -> Patch:
+        """Around a function whose argument number `place` is the batch, and that moves it to `device(*arguments)`."""
+
+        def through(ours: Callable[..., Any]) -> Callable[..., Any]:
+            def moving(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                if len(args) <= place or device(*args, **kwargs) != "mps":
+                    return stock(*args, **kwargs)
+                before, behind = args[:place], args[place + 1 :]
+                return moved(ours, lambda given: stock(*before, given, *behind, **kwargs), args[place])
+
+            return moving
+
+        return Patch(method, through=through, **settings)
+
+    def sent(batch: Any, device: Any = None, *_: Any, **__: Any) -> str:
+        return str(getattr(device, "type", str(device).partition(":")[0]))
+
+    def by_lightning(strategy: Any, batch: Any, device: Any = None, *_: Any, **__: Any) -> str:
+        return str((device or strategy.root_device).type)
+
     return {
-        "accelerate.data_loader:send_to_device": Patch(
-            method, after="accelerate.accelerator", through=lambda ours: _sent(how(ours))
-        ),
-        "transformers.trainer:Trainer._prepare_inputs": Patch(method, through=lambda ours: _prepared(how(ours))),
-        **in_lightning(
-            {
-                "strategies.strategy:Strategy.batch_to_device": Patch(
-                    method, through=lambda ours: _by_lightning(how(ours))
-                )
-            }
-        ),
+        "accelerate.data_loader:send_to_device": at(0, sent, after="accelerate.accelerator"),
+        "transformers.trainer:Trainer._prepare_inputs": at(1, lambda trainer, *_: str(trainer.args.device.type)),
+        **in_lightning({"strategies.strategy:Strategy.batch_to_device": at(1, by_lightning)}),
     }
-
-
-def _sent(moved: Move) -> Callable[..., Any]:
-    def sent(stock: Callable[..., Any], batch: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(device, "type", str(device).partition(":")[0]) != "mps":
-            return stock(batch, device, *args, **kwargs)
-        return moved(lambda given: stock(given, device, *args, **kwargs), batch)
-
-    return sent
-
-
-def _prepared(moved: Move) -> Callable[..., Any]:
-    def prepared(stock: Callable[..., Any], trainer: Any, inputs: Any) -> Any:
-        if trainer.args.device.type != "mps":
-            return stock(trainer, inputs)
-        return moved(lambda given: stock(trainer, given), inputs)
-
-    return prepared
-
-
-def _by_lightning(moved: Move) -> Callable[..., Any]:
-    def by_lightning(
-        stock: Callable[..., Any], strategy: Any, batch: Any, device: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        there = device or strategy.root_device
-        if there.type != "mps":
-            return stock(strategy, batch, device, *args, **kwargs)
-        return moved(lambda given: stock(strategy, given, device, *args, **kwargs), batch)
-
-    return by_lightning

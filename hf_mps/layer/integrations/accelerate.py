@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from hf_mps.core.errors import UserError
 from hf_mps.core.notices import ignoring, print_notice
 from hf_mps.core.patching import Put
@@ -38,14 +40,14 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
             say_if_metal_fails()
         return stock(self, cpu, **kwargs)
     if cpu and device_type != "cpu":
-        asked = "ACCELERATE_USE_CPU" if _environment_says_cpu() else "cpu=True"
+        from accelerate.utils import parse_flag_from_env
+
+        asked = "ACCELERATE_USE_CPU" if parse_flag_from_env("ACCELERATE_USE_CPU") else "cpu=True"
         print_notice(f"HF_MPS_DEVICE={device_type} wins over Accelerate's {asked}")
     if named and named != device_type:
         print_notice(f"HF_MPS_DEVICE={device_type} wins over ACCELERATE_TORCH_DEVICE={named}")
     stock(self, device_type == "cpu", **kwargs)
     if self.device.type != device_type and self.distributed_type.name == "NO":
-        import torch
-
         self.device = torch.device(device_type)
     return None
 
@@ -57,8 +59,6 @@ def _with_all_threads(stock: Callable[..., None]) -> Callable[..., None]:
     """
 
     def state_made(self: Any, cpu: bool = False, **kwargs: Any) -> None:
-        import torch
-
         threads = torch.get_num_threads()
         with ignoring(UserWarning, "OMP_NUM_THREADS/MKL_NUM_THREADS unset"):
             stock(self, cpu, **kwargs)
@@ -77,8 +77,6 @@ def _prepare_backend(
         return chosen, kind
     if not metal().value:
         return chosen, kind
-    import torch
-
     self.device = torch.device("mps")  # before its set_device, which would read it from the kind
     return chosen or torch.distributed.get_default_backend_for_device("mps"), type(kind).MULTI_CPU
 
@@ -99,12 +97,6 @@ def _check_initialized(
     return stock(self, mixed_precision, None if wanted else cpu)
 
 
-def _environment_says_cpu() -> bool:
-    from accelerate.utils import parse_flag_from_env
-
-    return bool(parse_flag_from_env("ACCELERATE_USE_CPU"))
-
-
 def _leave_environment_alone(stock: Any) -> Any:
     """Keep reading `default_device` from setting PYTORCH_ENABLE_MPS_FALLBACK=1 over the user's own value.
 
@@ -116,8 +108,6 @@ def _leave_environment_alone(stock: Any) -> Any:
         return stock
 
     def default_device(self: Any) -> Any:
-        import torch
-
         return torch.device("mps") if metal().value else getter(self)
 
     default_device.__doc__ = getter.__doc__

@@ -44,7 +44,12 @@ patches = {
 def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     device_type = switch()
     if device_type is None:
-        asked = _accelerate_wants_cpu()
+        from accelerate.utils import parse_flag_from_env
+
+        # The environment variable that puts Accelerate on the CPU, with its value.
+        asked = "ACCELERATE_TORCH_DEVICE=cpu" if os.environ.get("ACCELERATE_TORCH_DEVICE") == "cpu" else ""
+        if parse_flag_from_env("ACCELERATE_USE_CPU"):
+            asked = f"ACCELERATE_USE_CPU={os.environ['ACCELERATE_USE_CPU']}"
         if asked and not self.use_cpu:
             # transformers 5 leaves TrainingArguments on the GPU then, while its Accelerator goes to the CPU.
             print_notice(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
@@ -55,15 +60,6 @@ def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any)
         self.use_cpu = device_type == "cpu"
         _forget_answers()
     stock(self, *args, **kwargs)
-
-
-def _accelerate_wants_cpu() -> str:
-    """Return the environment variable that puts Accelerate on the CPU, with its value, or an empty string."""
-    from accelerate.utils import parse_flag_from_env
-
-    if parse_flag_from_env("ACCELERATE_USE_CPU"):
-        return f"ACCELERATE_USE_CPU={os.environ['ACCELERATE_USE_CPU']}"
-    return "ACCELERATE_TORCH_DEVICE=cpu" if os.environ.get("ACCELERATE_TORCH_DEVICE") == "cpu" else ""
 
 
 def _forget_answers() -> None:

@@ -240,6 +240,19 @@ def test_a_library_that_has_the_methods_keeps_its_own() -> None:
     assert not hasattr(library, "load_dataset_builder")
 
 
+def test_a_column_of_dictionaries_of_lists_has_its_feature(capsys: pytest.CaptureFixture[str]) -> None:
+    """As run_object_detection of 4.46 reads the names of its classes; other columns are what datasets has."""
+    boxes = {"bbox": datasets.List(datasets.Value("float32")), "category": datasets.ClassLabel(names=["cat", "dog"])}
+    features = datasets.Features({"objects": datasets.Sequence(boxes), "text": {"en": datasets.Value("string")}})
+    rows = [{"objects": {"bbox": [[0.0]], "category": [1]}, "text": {"en": "a"}}]
+    found = datasets.Dataset.from_list(rows, features=features).features
+    assert found["objects"].feature["category"].names == ["cat", "dog"]
+    assert found == features
+    assert found["objects"] == features["objects"]
+    assert not hasattr(found["text"], "feature")
+    assert "datasets 4; in its place" in capsys.readouterr().err
+
+
 def test_use_auth_token_and_an_image_model_are_read_together(tmp_path: Path) -> None:
     transformers.ViTFeatureExtractor(size=16).save_pretrained(tmp_path)
     ViTConfig(image_size=16).save_pretrained(tmp_path)

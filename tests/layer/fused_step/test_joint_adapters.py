@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_mps.layer.fused_step import joint_linear
+from hf_mps.layer.fused_step import joint_projections
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused
@@ -56,13 +56,13 @@ def agree(made: Any, fused: Fused) -> tuple[int, int]:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many adapters were computed with their layers, of each product."""
     seen: list[int] = []
-    apply = joint_linear.JointAdapters.apply
+    apply = joint_projections.JointLinear.apply
 
     def noted(given: Any, plan: Any, *learned: Any) -> Any:
-        seen.append(len(plan.adapted))
+        seen.extend([len(plan.adapted)] if plan.adapted else [])
         return apply(given, plan, *learned)
 
-    monkeypatch.setattr(joint_linear.JointAdapters, "apply", noted)
+    monkeypatch.setattr(joint_projections.JointLinear, "apply", noted)
     return seen
 
 

@@ -145,14 +145,14 @@ def test_the_fused_attention_needs_no_guard(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["sliced-products", "gapped-products"])
 def test_joint_adapters_need_no_guard(fault: str) -> None:
-    from hf_mps.layer.fused_step.joint_linear import JointAdapters, Plan
+    from hf_mps.layer.fused_step.joint_projections import JointLinear, Plan
 
     def computed(where: str) -> list[Tensor]:
         draw = torch.Generator().manual_seed(0)
         shapes = ((6, 4), (6, 4), (2, 4), (2, 4), (6, 2), (6, 2))  # two layers with adapters of rank 2
         learned = [torch.randn(shape, generator=draw).to(where).requires_grad_() for shape in shapes]
         rows = torch.randn(2, 5, 4, generator=draw).to(where).requires_grad_()
-        outs = JointAdapters.apply(rows, Plan((0, 1), (1.0, 3.0), torch.float32, 2), *learned)
+        outs = JointLinear.apply(rows, Plan(torch.float32, 2, (0, 1), (1.0, 3.0)), *learned)
         torch.cat(outs, -1).square().sum().backward()
         return [each.detach().cpu() for each in (*outs, *(each.grad for each in (rows, *learned[2:])))]
 

@@ -145,8 +145,16 @@ def _backward(call: _Call, upstream: Tensor, saved: tuple[Any, ...], needed: tup
         share = (gradient * _rows(outcome[place], dtype)).sum(-1, keepdim=True)
         block_keys = _of(keys, block)
         chances = call.scores(block, rows, block_keys, bias).sub_(_rows(sums[place].unsqueeze(-1), dtype)).exp_()
-        by_score = _by_score(call, block, chances, gradient, _of(values, block), share, of_value)
-        del chances
+        dropped, kept = torch.native_dropout(chances, call.dropout, True) if call.dropout else (chances, None)
+        if of_value is not None:
+            _add(of_value, block, torch.bmm(dropped.transpose(1, 2), gradient))
+        del dropped
+        # The gradient by the block's scores, before the scale.
+        by_score = torch.bmm(gradient, _of(values, block).transpose(1, 2))
+        if kept is not None:
+            by_score.mul_(kept).mul_(1 / (1 - call.dropout) if call.dropout < 1 else 0.0)
+        by_score.sub_(share).mul_(chances)
+        del chances, kept
         if of_bias is not None:
             _add_bias(of_bias, block, by_score, groups[1])
         if of_key is not None:
@@ -156,20 +164,6 @@ def _backward(call: _Call, upstream: Tensor, saved: tuple[Any, ...], needed: tup
             there.copy_(_over_keys(by_score, block_keys).mul_(call.scale).view_as(there))
     of_key = None if of_key is None else of_key.to(key.dtype)
     return of_query, of_key, None if of_value is None else of_value.to(value.dtype), of_bias
-
-
-def _by_score(
-    call: _Call, block: Block, chances: Tensor, gradient: Tensor, values: Tensor, share: Tensor, of_value: Tensor | None
-) -> Tensor:
-    """Return the gradient by a block's scores, before the scale; adds the block's part to the values' gradient."""
-    dropped, kept = torch.native_dropout(chances, call.dropout, True) if call.dropout else (chances, None)
-    if of_value is not None:
-        _add(of_value, block, torch.bmm(dropped.transpose(1, 2), gradient))
-    del dropped
-    by_score = torch.bmm(gradient, values.transpose(1, 2))
-    if kept is not None:
-        by_score.mul_(kept).mul_(1 / (1 - call.dropout) if call.dropout < 1 else 0.0)
-    return by_score.sub_(share).mul_(chances)
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype) -> Tensor:

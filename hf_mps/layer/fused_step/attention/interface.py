@@ -49,7 +49,10 @@ def forward(
     What PyTorch's own attention does in one block of memory without gradients (generation, short evaluations), and what
     only it can (paged caches), goes to transformers' `sdpa_attention_forward`. Raises what that raises.
     """
-    if named.get("softcap") is not None or named.get("cache") is not None or _is_small(query, key, value, dropout):
+    # Nothing would be kept for a backward pass, and all scores are no more than one block's.
+    learns = dropout or (torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)))
+    small = not learns and 4 * query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= BLOCK_BYTES
+    if named.get("softcap") is not None or named.get("cache") is not None or small:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         if isinstance(attention_mask, UnmadeMask):
@@ -63,18 +66,14 @@ def forward(
     seen, bias = _mask_and_bias(attention_mask, is_causal and query.shape[2] > 1)
     if position_bias is not None:
         bias = position_bias if bias is None else position_bias + bias
-    query, key, value = _as_autocast(query, key, value)
+    # As in autocast, where that is on: PyTorch's own attention is on its list of operators (lower precision).
+    kind = query.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in (query, key, value))
     if query.shape[0] != key.shape[0]:  # queries that are learned, one set for all rows
         query = query.expand(key.shape[0], -1, -1, -1)
     out = attention(query, key, value, seen, bias=bias, dropout=dropout, scale=scaling)
     return out.transpose(1, 2), None
-
-
-def _is_small(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
-    """Return whether nothing would be kept for a backward pass, and all scores are no more than one block's."""
-    if dropout or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))):
-        return False
-    return 4 * query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= BLOCK_BYTES
 
 
 def _mask_and_bias(given: Tensor | None, is_causal: bool) -> tuple[Mask | None, Tensor | None]:
@@ -84,14 +83,6 @@ def _mask_and_bias(given: Tensor | None, is_causal: bool) -> tuple[Mask | None, 
     if isinstance(given, UnmadeMask):
         return given.indexed, None
     return (Given(given), None) if given.dtype == torch.bool else (None, given)
-
-
-def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In autocast's dtype, where that is on: PyTorch's own attention is on its list of operators (lower precision)."""
-    device = tensors[0].device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
 
 def mask(

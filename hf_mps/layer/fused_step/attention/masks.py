@@ -89,19 +89,15 @@ def _sizes(shape: Shape, span: Span, elements: int) -> tuple[int, int, int]:
         together = max(1, elements // (of_query * queries))
     queries = max(1, min(queries, most, SUMMED // shape.group))
     rows = max(1, min(shape.batch, together // shape.heads))
-    return rows, max(1, min(shape.heads, together)), _even(shape.queries, queries)
+    # Parts of at most `queries` that are nearly alike.
+    alike = -(-shape.queries // -(-shape.queries // queries))
+    rounded = -(-alike // MULTIPLE) * MULTIPLE
+    return rows, max(1, min(shape.heads, together)), rounded if rounded <= queries else alike
 
 
 def _reach(span: Span) -> int | None:
     """Return how many keys a window has; None where it is none."""
     return None if span.before is None or span.after is None else max(0, span.before + span.after)
-
-
-def _even(whole: int, most: int) -> int:
-    """Return the size of parts of at most `most` that are nearly alike."""
-    part = -(-whole // -(-whole // most))
-    rounded = -(-part // MULTIPLE) * MULTIPLE
-    return rounded if rounded <= most else part
 
 
 def _ranges(whole: int, size: int) -> Iterator[slice]:

@@ -58,9 +58,7 @@ class AtomicOrder(Guard):
         **{f"aten::{name}": Kernel("_unordered", name, late=True) for name in UNORDERED},
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._put = False
+    _put = False
 
     def trial(self) -> Choice[bool]:
         """Whether equal backward passes of an embedding differ; what it does under the flag does not depend on that."""

@@ -43,9 +43,7 @@ class CheckpointRng(Guard):
     until = "the oldest supported torch has pull request #194478"
     patches = {f"torch.mps:{name}": Give(value) for name, value in NAMES.items()}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._ours: tuple[str, ...] = ()
+    _ours: tuple[str, ...] = ()
 
     def trial(self) -> Choice[bool]:
         """Whether a checkpointed dropout on the device, without this guard, has another gradient than a plain one."""

@@ -90,9 +90,7 @@ class Conv3dLayout(Guard):
         """Return its kernels before the device's."""
         return {f"aten::{name}": Kernel("_channels_last", reads, when=_volumes) for name, reads in OPERATORS.items()}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._helps = True
+    _helps = True
 
     def trial(self) -> Choice[bool]:
         """Return whether a small convolution differs from the CPU's, and whether one of channels_last_3d does."""

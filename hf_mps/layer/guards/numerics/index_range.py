@@ -77,22 +77,16 @@ class IndexRange(Guard):
             **training_hooks.batches("_look"),
             training_hooks.MODEL_PREPARED: "_prepared",
             **in_lightning({training_hooks.MODEL_SET_UP: "_set_up"}),
-            **{f"aten::{name}": Kernel("_looks_up", where, alone=True, late=True) for name, where in LOOKUPS.items()},
+            **{f"aten::{name}": Kernel("_looks_up", where, late=True) for name, where in LOOKUPS.items()},
         }
 
-    def __init__(self) -> None:
-        super().__init__()
+    def reset(self) -> None:
+        """Also forget the models, and watch no lookups."""
+        super().reset()
         self._models: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
         self._suspects: list[Suspect] = []
         self._cleared: set[tuple[str, int]] = set()
         self._left = 0
-
-    def forget(self) -> None:
-        """Also forget the models, and watch no lookups."""
-        super().forget()
-        self._models.clear()
-        self._suspects.clear()
-        self._cleared.clear()
         self.release()
 
     def applies(self) -> Choice[bool]:
@@ -138,7 +132,9 @@ class IndexRange(Guard):
         return batch
 
     def _look_at(self, column: Any, value: Any, part: Any, limits: Known) -> None:
-        if not isinstance(column, str) or not _whole_numbers(value):
+        # A tensor on the CPU of numbers that can be indices.
+        numbers = isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32) and value.numel() > 0
+        if not isinstance(column, str) or not numbers or value.dim() == 0 or value.device.type != "cpu":
             return
         kind = "input_ids" if column.endswith("input_ids") else column
         suspect = None
@@ -151,18 +147,16 @@ class IndexRange(Guard):
             suspect = _outside(column, value, limits.positions, POSITION_IDS)
         elif kind in LABELS:
             words = _rows(part, "get_output_embeddings")
-            limit, why = (words, WORDS) if words else (_classes(part), CLASSES)
+            count = getattr(getattr(part, "config", None), "num_labels", None)
+            classes = count if isinstance(count, int) and count > 1 else None  # one is a score
+            limit, why = (words, WORDS) if words else (classes, CLASSES)
             suspect = _outside(column, value, limit, why, IGNORED)
         if suspect is not None and (column, suspect.limit) not in self._cleared and self.needed:
             if not self._suspects:
                 self._left = LOOKS
             self._suspects.append(suspect)
-            self._watch()
+            self.arm(*(f"aten::{name}" for name in LOOKUPS))  # every lookup is looked at from here on
             self._count()
-
-    def _watch(self) -> None:
-        """Look at every lookup from here on."""
-        self.arm(*(f"aten::{name}" for name in LOOKUPS))
 
     def _looks_up(self, where: Where, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         """Before a lookup: `where` tells the indices, the size of the table and what is ignored."""
@@ -255,29 +249,12 @@ def _too_long(value: Any, known: Known) -> Suspect | None:
     return Suspect("input_ids", length - 1, known.positions, says)
 
 
-def _whole_numbers(value: Any) -> bool:
-    """Return whether it is a tensor on the CPU of numbers that can be indices."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype in (torch.int64, torch.int32)
-        and value.dim() > 0
-        and value.numel() > 0
-        and value.device.type == "cpu"
-    )
-
-
 def _rows(part: Any, way: str) -> int | None:
     """The rows of the table that `part.way()` gives, or None where it gives none; models raise what they like there."""
     with suppress(Exception):
         shape = getattr(part, way)().weight.shape
         return int(shape[0]) if len(shape) == 2 else None
     return None
-
-
-def _classes(part: Any) -> int | None:
-    """Return how many classes the configuration of a model has; None for a score."""
-    count = getattr(getattr(part, "config", None), "num_labels", None)
-    return count if isinstance(count, int) and count > 1 else None
 
 
 def _first(tables: Mapping[str, Any], names: tuple[str, ...]) -> tuple[int | None, int]:

@@ -45,7 +45,11 @@ class NonBlocking(Guard):
         if asked and not has_its_own(tensor):
             target = target_device(args, kwargs)
             if tensor.device.type == "mps" and target == "cpu":
-                args, kwargs = _blocking(args, kwargs)
+                if kwargs.get("non_blocking"):
+                    kwargs = {**kwargs, "non_blocking": False}
+                else:  # by position: to(other, non_blocking), to(device, dtype, non_blocking)
+                    place = 1 if hasattr(args[0], "is_floating_point") and hasattr(args[0], "device") else 2
+                    args = (*args[:place], False, *args[place + 1 :])
                 self._tell()
         return stock(tensor, *args, **kwargs)
 
@@ -76,14 +80,6 @@ def target_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     device = getattr(first, "device", first)  # `to(other)` goes to another tensor's device
     kind = getattr(device, "type", None)
     return kind if isinstance(kind, str) else None
-
-
-def _blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same with non_blocking=False; by position: to(other, non_blocking), to(device, dtype, non_blocking)."""
-    if kwargs.get("non_blocking"):
-        return args, {**kwargs, "non_blocking": False}
-    place = 1 if hasattr(args[0], "is_floating_point") and hasattr(args[0], "device") else 2
-    return tuple(False if index == place else each for index, each in enumerate(args)), kwargs
 
 
 NON_BLOCKING = NonBlocking()
@@ -119,7 +115,10 @@ class DtypeCopies(Guard):
 
     def _to(self, stock: OriginalCall, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not has_its_own(tensor) and tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
-            wanted = _dtype(args, kwargs)
+            # to(other), to(device, dtype), by position or by name
+            other, named = args[0] if args else kwargs.get("tensor"), kwargs.get("dtype", args[1] if args[1:] else None)
+            like = hasattr(other, "is_floating_point") and hasattr(other, "device")
+            wanted = getattr(other, "dtype", None) if like else named
             if wanted is not None and self._wrong(tensor.dtype, wanted):
                 tensor = stock.partial(tensor, "cpu")
         return stock(tensor, *args, **kwargs)
@@ -135,14 +134,6 @@ class DtypeCopies(Guard):
             return False
         self.acted("copies to the CPU that also change the dtype are made in two steps", aloud=False)
         return True
-
-
-def _dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the dtype that Tensor.to is asked for, or None: to(device, dtype), to(other), by position or by name."""
-    other = args[0] if args else kwargs.get("tensor")
-    if hasattr(other, "is_floating_point") and hasattr(other, "device"):
-        return getattr(other, "dtype", None)
-    return kwargs.get("dtype", args[1] if len(args) > 1 else None)
 
 
 def _keeps_its_source() -> bool:
@@ -243,8 +234,8 @@ class PermutedActivations(Tried):
     def patches(self) -> dict[str, str | Patch]:
         """Return its kernels before the device's, until the trial."""
         plain = ("permuted-activations", "permuted-results")
-        kernels = {name: Kernel("_laid_out", name, alone=True, faults=plain) for name in TRIALS}
-        kernels[NORM] = Kernel("_laid_out", NORM, alone=True, faults=self.faults)
+        kernels = {name: Kernel("_laid_out", name, faults=plain) for name in TRIALS}
+        kernels[NORM] = Kernel("_laid_out", NORM, faults=self.faults)
         return {f"aten::{name}": kernel for name, kernel in kernels.items()}
 
     def _laid_out(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:

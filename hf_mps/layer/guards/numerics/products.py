@@ -336,14 +336,18 @@ class LinearBias(Guard):
     # A call costs 2.5 µs more.
     patches = {"aten::linear": Kernel("_linear")}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._single = self._many = False  # what the trials found
+    _single = _many = False  # what the trials found
 
     def trial(self) -> Choice[bool]:
         """Whether a linear layer's bias is wrong for one row, or for more matrices than a counter of 16 bits counts."""
+        given = (torch.ones(1, 8), torch.zeros(4, 8), torch.ones(4))
+        # Where the counter begins again the last of 65,537 matrices of two rows is written over the first.
+        rows, one = torch.arange(MATRICES + 1.0).view(-1, 1, 1).expand(-1, 2, 1).contiguous(), torch.ones(1)
         with self.left_alone():
-            self._single, self._many = not _right_for_a_row(), not _right_for_many()
+            found = torch.nn.functional.linear(*(each.to("mps") for each in given))
+            self._single = not torch.equal(found.cpu(), torch.ones(1, 4))
+            found = torch.nn.functional.linear(*(each.to("mps") for each in (rows, one.view(1, 1), one)))
+            self._many = float(found[0, 0, 0].cpu()) != 1.0
         wrong = ["one row"] * self._single + [f"{MATRICES + 1:,} matrices"] * self._many
         if wrong:
             return Choice(True, f"tried on the device: the bias is wrong for {' and for '.join(wrong)}")
@@ -358,19 +362,6 @@ class LinearBias(Guard):
             return stock(rows, weight, bias)
         self.acted("linear layers add their bias in a step of its own where Metal's kernel loses it", aloud=False)
         return stock.partial(rows, weight, None) + bias
-
-
-def _right_for_a_row() -> bool:
-    given = (torch.ones(1, 8), torch.zeros(4, 8), torch.ones(4))
-    found = torch.nn.functional.linear(*(each.to("mps") for each in given))
-    return torch.equal(found.cpu(), torch.ones(1, 4))
-
-
-def _right_for_many() -> bool:
-    """Return whether the last of 65,537 matrices of two rows is not written over the first."""
-    rows = torch.arange(MATRICES + 1.0).view(-1, 1, 1).expand(-1, 2, 1).contiguous()
-    one = torch.ones(1, device="mps")
-    return float(torch.nn.functional.linear(rows.to("mps"), one.view(1, 1), one)[0, 0, 0].cpu()) == 1.0
 
 
 LINEAR_BIAS = LinearBias()
@@ -397,7 +388,9 @@ class LinearShapes(Guard):
 
     def _linear_backward(self, stock: OriginalCall, rows: Any, grad: Any, weight: Any, mask: Any) -> Any:
         vector = weight.dim() == 1
-        if not vector and not _deep(rows.shape):
+        # The graph for this input is one that macOS 27 does not compile.
+        deep = rows.dim() > DEEP and sum(size == 1 for size in rows.shape) > 1 and machine.present().macos_at_least(27)
+        if not vector and not deep:
             return stock(rows, grad, weight, mask)
         what = "a weight of one dimension" if vector else "an input of many dimensions"
         self.acted(f"the gradients of a linear layer with {what} are computed as those of matrices", aloud=False)
@@ -409,11 +402,6 @@ class LinearShapes(Guard):
             of_weight.view(weight.shape) if mask[1] else None,
             of_bias if mask[2] else None,
         )
-
-
-def _deep(shape: Any) -> bool:
-    """Return whether the graph for this input is one that macOS 27 does not compile."""
-    return len(shape) > DEEP and sum(size == 1 for size in shape) > 1 and machine.present().macos_at_least(27)
 
 
 LINEAR_SHAPES = LinearShapes()

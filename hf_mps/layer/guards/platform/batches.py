@@ -60,8 +60,9 @@ class BatchWaits(Guard):
     together: Callable[[Any], Moved] | None = None
     """Moves the tensors of a batch at once: one-copy of the fused step, where that is on."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def reset(self) -> None:
+        """Also forget the batches."""
+        super().reset()
         self._hosts = WeakTensorKeyDictionary()  # tensor on the device -> its values on the CPU, and its version then
 
     def applies(self) -> Choice[bool]:
@@ -71,11 +72,6 @@ class BatchWaits(Guard):
     def verdict(self) -> Choice[bool]:
         """Ask anew each time: it is no more than a look at the release."""
         return self.applies()
-
-    def forget(self) -> None:
-        """Also forget the batches."""
-        super().forget()
-        self._hosts = WeakTensorKeyDictionary()
 
     def _moving(self, batch: Any) -> AbstractContextManager[Any]:
         values = batch.values() if isinstance(batch, Mapping) else (batch,)
@@ -128,7 +124,10 @@ class _Moves(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.Tensor.to or not _waits(args, kwargs):
+        # A plain move of a tensor of numbers to the device, that waits.
+        plain = func is torch.Tensor.to and len(args) <= 2 and not kwargs.keys() - {"device", "non_blocking"}
+        waits = plain and not kwargs.get("non_blocking") and movable(args[0])
+        if not waits or target_device(args[1:], kwargs) != "mps":
             return func(*args, **kwargs)
         # Once: of a tensor that a batch has twice, stock makes two.
         given = self.moved.pop(id(args[0]), None)
@@ -145,18 +144,6 @@ class _Moves(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self.pairs:
             self.guard.safely(self.guard.moved, self.pairs)
-
-
-def _waits(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether this Tensor.to is a plain move of a tensor of numbers to the device, and waits."""
-    tensor = args[0]
-    return (
-        len(args) <= 2
-        and not kwargs.keys() - {"device", "non_blocking"}
-        and not kwargs.get("non_blocking")
-        and movable(tensor)
-        and target_device(args[1:], kwargs) == "mps"
-    )
 
 
 def movable(tensor: Any) -> bool:

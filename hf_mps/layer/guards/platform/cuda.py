@@ -127,7 +127,10 @@ class CudaGraphs(Guard):
         return Choice(True, "Metal has no CUDA graphs, and asking for them has ended processes in torch 2.13")
 
     def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not on_metal(inputs) or not _asked_for(backend) or not self.needed:
+        import torch._inductor.config as inductor
+
+        asked = backend.config.get(SWITCH, inductor.triton.cudagraphs)
+        if not on_metal(inputs) or not asked or not self.needed:
             return stock(backend, graph, inputs, *args, **kwargs)
         self.acted("torch.compile leaves out the CUDA graphs of mode reduce-overhead or max-autotune; Metal has none")
         given = backend.config
@@ -136,12 +139,6 @@ class CudaGraphs(Guard):
             return stock(backend, graph, inputs, *args, **kwargs)
         finally:
             backend.config = given
-
-
-def _asked_for(backend: Any) -> bool:
-    import torch._inductor.config
-
-    return bool(backend.config.get(SWITCH, torch._inductor.config.triton.cudagraphs))
 
 
 CUDA_GRAPHS = CudaGraphs()

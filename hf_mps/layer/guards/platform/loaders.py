@@ -83,17 +83,15 @@ class ForkWorkers(Guard):
         if loader not in self._trainers:
             self.acted("workers are forked from a process that uses Metal, as the script asks for")
             return stock(loader)
-        from hf_mps.layer.guards.platform.fork_server import sent
+        from hf_mps.layer.guards.platform import fork_server
 
-        work = sent(loader)
+        work = fork_server.sent(loader)
         if work.obstacle:
             self.acted(
                 f"workers are forked from a process that uses Metal, where they can hang, because {work.obstacle}; "
                 f"next: num_workers=0 if they do"
             )
             return stock(loader)
-        from hf_mps.layer.guards.platform import fork_server
-
         fork_server.start(work.modules)
         given = loader.multiprocessing_context
         try:

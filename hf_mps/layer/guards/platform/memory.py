@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.patching import Register, in_lightning
+from hf_mps.core.patching import in_lightning
 from hf_mps.core.text import gib
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard
-from hf_mps.metal.device import memory
+from hf_mps.metal.device import machine, memory
+from hf_mps.metal.device.memory import Peak
 
 VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 PYTORCHS = 1.7
@@ -49,16 +50,11 @@ class MemoryBudget(Guard):
     what = "PyTorch's limit, 1.7 times Metal's recommended maximum, lies above the memory of the Mac: it swaps instead"
     issue = "https://github.com/pytorch/pytorch/issues/105839"
     until = "PyTorch itself warns before a process takes more than Metal recommends"
-    patches = {training_hooks.STEPPED: Register("_stepped"), **training_hooks.batches("_at_batch")}
+    patches = {**training_hooks.after_steps("_look"), **training_hooks.batches("_at_batch")}
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._told = False
-        self._looked = 0.0
-
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Also look anew."""
-        super().forget()
+        super().reset()
         self._told, self._looked = False, 0.0
 
     def applies(self) -> Choice[bool]:
@@ -67,16 +63,13 @@ class MemoryBudget(Guard):
         if not physical or not recommended:
             return Choice(False, "the machine's memory is not known")
         given = os.environ.get(VARIABLE)
+        label = machine.present().label
         limit = f"takes up to {gib(PYTORCHS * recommended)}" if given is None else f"has the user's {VARIABLE}={given}"
         return Choice(
             True,
-            f"tells before macOS swaps: PyTorch {limit}, the machine has {gib(physical)}{_label()}, of which "
+            f"tells before macOS swaps: PyTorch {limit}, the machine has {gib(physical)}{label}, of which "
             f"{gib(recommended)} are recommended",
         )
-
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
-        if training_hooks.steps_on_metal(optimizer):
-            self.safely(self._look)
 
     def _at_batch(self, batch: Any) -> Any:
         self._look()
@@ -96,16 +89,14 @@ def _warning() -> str:
     """Return what is to be said of the memory now, or an empty string."""
     import psutil
 
-    from hf_mps.metal.device import memory
-
     physical, recommended = _sizes()
     held = memory.driver("mps")
     if recommended and held > NEAR * recommended:
-        most = f"{gib(recommended)}{_label()}"
+        most = f"{gib(recommended)}{machine.present().label}"
         what = f"this process holds {gib(held)} of GPU memory, and macOS recommends at most {most}"
     elif held > physical / 4 and psutil.virtual_memory().available < FULL * physical:
         left = gib(psutil.virtual_memory().available)
-        what = f"{left} of {gib(physical)}{_label()} are left, with {gib(held)} held here"
+        what = f"{left} of {gib(physical)}{machine.present().label} are left, with {gib(held)} held here"
     else:
         return ""
     return (
@@ -116,15 +107,7 @@ def _warning() -> str:
 
 def _sizes() -> tuple[int, int]:
     """Bytes of the machine, and those that Metal recommends as a maximum."""
-    from hf_mps.metal.device import memory
-
     return memory.total("mps"), memory.recommended("mps") or 0
-
-
-def _label() -> str:
-    from hf_mps.metal.device import machine
-
-    return machine.present().label
 
 
 MEMORY_BUDGET = MemoryBudget()
@@ -155,19 +138,13 @@ class ShapeGrowth(Guard):
 
     name = "shape-growth"
     what = "the allocator keeps whole buffers for each size, so memory grows with every new shape of a batch"
-    patches = {training_hooks.STEPPED: Register("_stepped"), **training_hooks.batches("_at_batch")}
+    patches = {**training_hooks.after_steps("_look"), **training_hooks.batches("_at_batch")}
 
-    def __init__(self) -> None:
-        super().__init__()
+    def reset(self) -> None:
+        """Also forget the shapes that have come, and what the loop held."""
+        super().reset()
         self._shapes: set[tuple[Any, ...]] = set()
         self._lengths: set[tuple[Any, ...]] = set()  # the same without the number of rows, which a last batch changes
-        self._begin(wait=0)
-
-    def forget(self) -> None:
-        """Also forget the shapes that have come, and what the loop held."""
-        super().forget()
-        self._shapes.clear()
-        self._lengths.clear()
         self._begin(wait=0)
 
     def _begin(self, wait: int) -> None:
@@ -177,10 +154,6 @@ class ShapeGrowth(Guard):
     def applies(self) -> Choice[bool]:
         """Always where there is Metal: whether memory grows shows only as a loop runs."""
         return Choice(True, f"releases memory that lies idle when it grows above {PRESSURE:.0%} of what is recommended")
-
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
-        if training_hooks.steps_on_metal(optimizer):
-            self.safely(self._look)
 
     def _at_batch(self, batch: Any) -> Any:
         shape = _shape(batch)
@@ -199,8 +172,6 @@ class ShapeGrowth(Guard):
 
     def _look(self) -> None:
         """Release what lies idle where the process holds much, and more than when the loop had settled."""
-        from hf_mps.metal.device import memory
-
         self._looks += 1
         if self._looks == SETTLED:
             self._held = memory.driver("mps")
@@ -262,7 +233,6 @@ class MemoryMetrics(Guard):
 
     def _watch(self, stock: Any, tracker: Any) -> None:
         from hf_mps.metal.device.choice import metal
-        from hf_mps.metal.device.memory import Peak
 
         if not metal().value:
             stock(tracker)
@@ -272,8 +242,6 @@ class MemoryMetrics(Guard):
             stock(tracker)
 
     def _stop(self, stock: Any, tracker: Any, stage: str) -> None:
-        from hf_mps.metal.device.memory import Peak
-
         # A stage can be over before its thread has begun: what is held now is its peak then, here and on the CPU.
         peak = tracker.__dict__.pop(_PEAK, None) or Peak("mps")
         if getattr(tracker, "cur_stage", None) == stage and not hasattr(tracker, "cpu_mem_used_peak"):

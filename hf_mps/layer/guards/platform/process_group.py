@@ -26,7 +26,7 @@ class ProcessGroup(Guard):
     until = "PyTorch has a backend of its own for mps (pytorch#189856), which is taken where it is there"
     patches = {
         f"{C10D}:Backend.register_backend": Register(
-            "_create", under=backend.NAME, keywords={"devices": list(backend.DEVICES)}
+            backend.create, under=backend.NAME, keywords={"devices": list(backend.DEVICES)}
         ),
         f"{C10D}:Backend.{DEFAULTS}": Put("_defaults"),
         f"{C10D}:Backend.{CAPABILITIES}": Put("_capabilities"),
@@ -62,9 +62,6 @@ class ProcessGroup(Guard):
         own = backend.pytorchs()
         return Choice(not own.value, own.reason)
 
-    def _create(self, store: Any, rank: int, size: int, timeout: Any) -> Any:
-        return backend.create(store, rank, size, timeout)
-
     def _defaults(self, stock: dict[str, str]) -> dict[str, str]:
         """Return a device's backend where the script names none."""
         name = backend.pytorchs().value or backend.NAME
@@ -83,6 +80,8 @@ class ProcessGroup(Guard):
     def _group_made(
         self, stock: OriginalCall, size: int, rank: int, ranks: Any, asked: str, *more: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
+        from torch.distributed import Backend
+
         chosen = backend.choice(asked)
         if chosen.value != str(asked):
             self.acted(f"the process group is {chosen.value}: {chosen.reason}", aloud=False)
@@ -95,7 +94,9 @@ class ProcessGroup(Guard):
 
             operators.register()
             backend.forget()
-        made: tuple[Any, Any] = stock(size, rank, ranks, _as_asked(asked, chosen.value), *more, **kwargs)
+        # PyTorch's own object where the choice is what was asked for.
+        named = asked if chosen.value == str(asked) else Backend(chosen.value)
+        made: tuple[Any, Any] = stock(size, rank, ranks, named, *more, **kwargs)
         if backend.NAME in chosen.value:
             backend.join_cpu(made[0])
         if not own.value:
@@ -145,13 +146,6 @@ class ProcessGroup(Guard):
             "FSDP2 keeps gathered parameters on mps, where PyTorch cannot free a storage: gradients and states of the "
             "optimizer are sharded, parameters are not"
         )
-
-
-def _as_asked(asked: Any, chosen: str) -> Any:
-    """The choice as PyTorch has it: its own object where that is what was asked for."""
-    from torch.distributed import Backend
-
-    return asked if chosen == str(asked) else Backend(chosen)
 
 
 def _on_metal(model: Any) -> bool:

@@ -24,6 +24,7 @@ from hf_mps.core.patching import CONNECTORS, in_lightning
 from hf_mps.distributed.metal.claim import claim
 from hf_mps.distributed.world import World
 from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.metal.device.choice import metal
 
 
 class OneDevice(Guard):
@@ -99,8 +100,6 @@ class OneDevice(Guard):
 
 
 def _takes_metal() -> bool:
-    from hf_mps.metal.device.choice import metal
-
     return os.environ.get("ACCELERATE_TORCH_DEVICE", "mps").partition(":")[0] == "mps" and metal().value
 
 
@@ -172,8 +171,6 @@ class HalfPrecision(Guard):
                 raise UserError(f"{said}: {reason}; next: {choices}")
 
     def _arguments_made(self, stock: Callable[..., None], arguments: Any, *args: Any, **kwargs: Any) -> None:
-        from hf_mps.metal.device.choice import metal
-
         asked = [name for name in HALVES if getattr(arguments, name) or getattr(arguments, f"{name}_full_eval")]
         try:
             stock(arguments, *args, **kwargs)  # may move it to the CPU, and may refuse
@@ -234,8 +231,6 @@ class Attention(Guard):
         return Choice(True, f"flash-attn cannot train on Metal, {flex}")
 
     def _adjust(self, stock: Any, model: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-        from hf_mps.metal.device.choice import metal
-
         asked = _ASKED.fullmatch(attn_implementation) if isinstance(attn_implementation, str) else None
         if asked and metal().value and not (asked[2] == "flex_attention" and _flex_trains()):
             instead = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"

@@ -244,9 +244,7 @@ class ResumeEpoch(Guard):
         "accelerate.accelerator:load_accelerator_state": "_loaded",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._stores = False
+    _stores = False
 
     def applies(self) -> Choice[bool]:
         """Return whether the installed save_accelerator_state never names the loader's count."""
@@ -336,9 +334,7 @@ class ResumeBatches(Guard):
         "transformers.trainer:Trainer._load_rng_state": "_trainer_synchronizes",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: LoaderState | None = None  # of a Trainer that has read its checkpoint and not yet skipped
+    _waiting: LoaderState | None = None  # of a Trainer that has read its checkpoint and not yet skipped
 
     def applies(self) -> Choice[bool]:
         """Return whether prepared loaders are generators that make one batch ahead, as all so far are."""

@@ -93,51 +93,48 @@ class AtomicCheckpoint(Guard):
         target = Path(folder) / f"checkpoint-{trainer.state.global_step}"
         if sharded or self._saving is not None:
             return stock(trainer, *args, **kwargs)
-        if trainer.args.world_size > 1:
-            return self._together(stock, trainer, folder, target, *args, **kwargs)
-        if not checkpoint_files.can_stage(target):
+        several = trainer.args.world_size > 1
+        can_stage = checkpoint_files.can_stage(target)
+        owner = self._owner(stock, trainer, target, can_stage) if several else os.getpid() if can_stage else None
+        if owner is None:
             return stock(trainer, *args, **kwargs)
-        with checkpoint_files.staged(target, TRAINER_LAST) as stage:
+        with checkpoint_files.staged(target, TRAINER_LAST, owner=owner) as stage:
             saving = self._saving = _Saving(folder, target, stage)
             try:
                 # Should the renaming fail, the stock function writes the checkpoint under its name.
                 saved = stock.partial(trainer, *args, **kwargs)
+            except BaseException:
+                if several:
+                    with suppress(Exception):  # this rank's own error is the one to raise
+                        _gathered(False)
+                raise
             finally:
                 self._saving = None
+            if several and not all(stock.foreign(_gathered, True)):
+                error = RunError(f"another rank could not write its part of {target}, which is left as it was")
+                error.quiet = True  # that one says why
+                raise error
+        if several:
+            stock.foreign(_gathered, True)  # nobody goes on before it is there
         for step in saving.later:  # a push and the removal of older ones, once this one is there
             stock.foreign(step)
         self._note()
         return saved
 
-    def _together(self, stock: OriginalCall, trainer: Any, folder: str, target: Path, *args: Any, **kwargs: Any) -> Any:
-        """The same in each of several processes, of which one, or with save_on_each_node one of each host, renames."""
-        here = (platform.node(), os.getpid(), bool(trainer.args.should_save), checkpoint_files.can_stage(target))
-        # What they tell each other fails as the stock function's own collectives would.
+    def _owner(self, stock: OriginalCall, trainer: Any, target: Path, can_stage: bool) -> int | None:
+        """Return which of several processes renames, with save_on_each_node one of each host; None to leave it alone.
+
+        What they tell each other fails as the stock function's own collectives would.
+        """
+        here = (platform.node(), os.getpid(), bool(trainer.args.should_save), can_stage)
         ranks = stock.foreign(_gathered, here)
         owners = [(host, process) for host, process, saves, _ in ranks if saves]
         if not all(can for *_, can in ranks) or not owners:
-            return stock(trainer, *args, **kwargs)
-        owner = next((process for host, process in owners if host == here[0]), owners[0][1])
-        if len(owners) == 1 and stock.foreign(self._not_shared, trainer, folder):
-            return stock(trainer, *args, **kwargs)
-        owner = os.getpid() if trainer.args.should_save else owner
-        with checkpoint_files.staged(target, TRAINER_LAST, owner=owner) as stage:
-            saving = self._saving = _Saving(folder, target, stage)
-            try:
-                saved = stock.partial(trainer, *args, **kwargs)
-            except BaseException:
-                with suppress(Exception):  # this rank's own error is the one to raise
-                    _gathered(False)
-                raise
-            finally:
-                self._saving = None
-            if not all(stock.foreign(_gathered, True)):
-                raise _elsewhere(target)
-        stock.foreign(_gathered, True)  # nobody goes on before it is there
-        for step in saving.later:
-            stock.foreign(step)
-        self._note()
-        return saved
+            return None
+        if len(owners) == 1 and stock.foreign(self._not_shared, trainer, str(target.parent)):
+            return None
+        of_host = next((process for host, process in owners if host == here[0]), owners[0][1])
+        return os.getpid() if trainer.args.should_save else of_host
 
     def _not_shared(self, trainer: Any, folder: str) -> bool:
         """Return whether a rank does not see the folder of the one that saves; asked for once in a training."""
@@ -206,8 +203,11 @@ class AtomicCheckpoint(Guard):
                 saved = _in_project(stage.parent.parent, stock.partial, accelerator, output_dir, *args, **kwargs)
             else:
                 saved = stock.partial(accelerator, str(stage), *args, **kwargs)
-        if numbered:
-            _limit(target.parent, project.total_limit)
+        if numbered and project.total_limit:  # the oldest are removed after the newest is there
+            found = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in target.parent.iterdir())
+            oldest = sorted((each for each in found if each), key=lambda each: int(each[1]))[: -project.total_limit]
+            for each in oldest:
+                shutil.rmtree(target.parent / each[0], ignore_errors=True)
         self._note()
         given = target if numbered else Path(output_dir)
         return given if saved == stage else saved
@@ -234,13 +234,6 @@ def _date_last(target: Path) -> None:
         os.utime(target, (max(dates) + 1, max(dates) + 1))
 
 
-def _elsewhere(target: Path) -> RunError:
-    """Return what ends the ranks that wrote their part where another could not; that one says why."""
-    error = RunError(f"another rank could not write its part of {target}, which is left as it was")
-    error.quiet = True
-    return error
-
-
 def _in_project(folder: Path, stock: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
     """Save where `folder` is the project's, which holds no checkpoint to number or to remove."""
     project = accelerator.project_configuration
@@ -250,15 +243,6 @@ def _in_project(folder: Path, stock: Callable[..., Any], accelerator: Any, *args
         return stock(accelerator, *args, **kwargs)
     finally:
         project.project_dir = given
-
-
-def _limit(folder: Path, limit: int | None) -> None:
-    """Remove the oldest of accelerate's numbered checkpoints over `limit`, after the newest is there."""
-    numbered = {
-        int(found[1]): path for path in folder.iterdir() if (found := re.fullmatch(r"checkpoint_(\d+)", path.name))
-    }
-    for number in sorted(numbered)[: -limit or None] if limit else ():
-        shutil.rmtree(numbered[number], ignore_errors=True)
 
 
 ATOMIC_CHECKPOINT = AtomicCheckpoint()
@@ -287,9 +271,7 @@ class TornCheckpoint(Guard):
         "transformers.trainer:Trainer.call_model_init": "_model_made",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._weights: str | None = None  # the folder for the model that model_init makes
+    _weights: str | None = None  # the folder for the model that model_init makes
 
     def applies(self) -> Choice[bool]:
         """Return whether get_last_checkpoint, without this guard, returns an empty folder for its number."""
@@ -414,9 +396,11 @@ class NodeWeights(Guard):
         "transformers.distributed.mixin:DistributedMixin.should_save_on_this_rank": Patch("_saves", optional=True),
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._by_rank = False
+    _by_rank = False
+
+    def reset(self) -> None:
+        """Also forget what earlier arguments asked for."""
+        super().reset()
         self._each_node = False
 
     def applies(self) -> Choice[bool]:
@@ -424,11 +408,6 @@ class NodeWeights(Guard):
         if self._by_rank:
             return Choice(True, "this transformers writes weights on rank 0 alone")
         return Choice(False, "this transformers writes weights where Trainer says so")
-
-    def forget(self) -> None:
-        """Forget what earlier arguments asked for as well."""
-        super().forget()
-        self._each_node = False
 
     def concerns(self, module: ModuleType) -> bool:
         """Return whether the module looks at the rank, or holds the arguments."""

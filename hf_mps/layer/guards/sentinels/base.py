@@ -65,12 +65,10 @@ class StoppingSentinel(Sentinel):
     def __init__(self) -> None:
         super().__init__()
         self._advice: list[str] = []
-        self._told: WeakSet[Any] = WeakSet()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Also forget every training."""
-        super().forget()
-        self._told.clear()
+        self._told: WeakSet[Any] = WeakSet()
 
     @contextmanager
     def stopping(self, advice: str) -> Iterator[None]:

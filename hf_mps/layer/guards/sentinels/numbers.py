@@ -147,14 +147,9 @@ class GradientNorm(Sentinel):
         " training stays below"
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._histories: WeakKeyDictionary[Any, _History] = WeakKeyDictionary()
-
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Also forget every training."""
-        super().forget()
-        self._histories.clear()
+        self._histories: WeakKeyDictionary[Any, _History] = WeakKeyDictionary()
 
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
         """Judge each new norm, in their order."""
@@ -219,14 +214,9 @@ class LossFrozen(Sentinel):
         " largest gradient norm"
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._runs: WeakKeyDictionary[Any, _Run] = WeakKeyDictionary()
-
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Also forget every training."""
-        super().forget()
-        self._runs.clear()
+        self._runs: WeakKeyDictionary[Any, _Run] = WeakKeyDictionary()
 
     def look(self, series: Any, losses: Sequence[tuple[int, float]], norms: Sequence[tuple[int, float]]) -> None:
         """Count on."""

@@ -47,8 +47,9 @@ class StoppedGpu(StoppingSentinel):
         "transformers.trainer:Trainer.evaluation_loop": "_evaluated",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
+    def reset(self) -> None:
+        """Also begin to count anew."""
+        super().reset()
         self._on_device: Any = None
         self._counted = self._read = 0
 
@@ -67,11 +68,6 @@ class StoppedGpu(StoppingSentinel):
         if module.__name__ == "torch" and not _raises():
             STREAM.canary = self
         super().install(module)
-
-    def forget(self) -> None:
-        """Also begin to count anew."""
-        super().forget()
-        self._on_device = None
 
     def count(self) -> None:
         """Put an increment into the device's queue."""

@@ -81,6 +81,9 @@ class Stream(Safeguard):
         self.canary: StoppedGpu | None = None
         """What counts on the device, where an abort of its work is no error: its number is read with the others."""
         self._sentinels: list[Sentinel] = []
+
+    def reset(self) -> None:
+        """Also forget every training."""
         self._series: WeakKeyDictionary[Any, Series] = WeakKeyDictionary()
         self._losses: deque[Any] = deque(maxlen=2 * READ)  # bounded: a program may never step an optimizer
         self._norm: Any = None
@@ -138,13 +141,6 @@ class Stream(Safeguard):
     def series(self, optimizer: Any) -> Series | None:
         """What an optimizer, which libraries may have put something around, has shown since its training began."""
         return None if optimizer is None else self._series.get(plain(optimizer))
-
-    def forget(self) -> None:
-        """Forget every training."""
-        super().forget()
-        self._series.clear()
-        self._skipped.clear()
-        self._drop()
 
     def _backward(self, stock: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         # A subclass (a fake tensor, one sharded over devices) need not have a number to read.

@@ -65,17 +65,11 @@ class WeightsStill(Sentinel):
         MODEL_PREPARED: "_prepared",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
+    def reset(self) -> None:
+        """Also forget every training."""
         self._watches: WeakKeyDictionary[Any, _Watch] = WeakKeyDictionary()
         self._models: list[ref[Any]] = []
         self._now: _Step | None = None
-
-    def forget(self) -> None:
-        """Also forget every training."""
-        super().forget()
-        self._watches.clear()
-        self._now = None
 
     def before_update(self, series: Any, optimizer: Any) -> None:
         """Note the elements to watch, and compare them when the step is over."""
