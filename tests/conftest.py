@@ -34,8 +34,10 @@ if not ON_A_MAC:
     # Runs are compared to the bit, as only a device can be that adds in one order; tests of what is so where it does
     # not switch that on. `HF_MPS_FAULTS= pytest` runs the suite as a Mac would.
     os.environ.setdefault("HF_MPS_FAULTS", "-atomic-order")
-# A suite that a shell starts in the background is born with SIGINT ignored: tests of Ctrl-C would see nothing of it.
+# A suite that a shell starts in the background, or by nohup, is born with these ignored, and what it starts inherits
+# that: tests of Ctrl-C and of a closed terminal would see nothing of them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # Set by pytest for each test, by transformers when its modeling code is first imported, by accelerate when it picks
@@ -102,9 +104,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.process)
     rotated = [item for item in items if item.get_closest_marker("rotated")]
     share.rotate(rotated, by=lambda item: item.nodeid.partition("[")[0])
-    # Half of what a file asks of new Pythons: a hundred starts of torch are four minutes of a core.
+    # A quarter of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
     starts = [item for item in starts if not (item.get_closest_marker("rotated") or item.get_closest_marker("nightly"))]
-    share.rotate(starts, by=lambda item: str(item.path), shares=2)
+    share.rotate(starts, by=lambda item: str(item.path), shares=4)
 
 
 @pytest.fixture(autouse=True)
