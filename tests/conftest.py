@@ -34,10 +34,8 @@ if not ON_A_MAC:
     # Runs are compared to the bit, as only a device can be that adds in one order; tests of what is so where it does
     # not switch that on. `HF_MPS_FAULTS= pytest` runs the suite as a Mac would.
     os.environ.setdefault("HF_MPS_FAULTS", "-atomic-order")
-# A suite that a shell starts in the background, or by nohup, is born with these ignored, and what it starts inherits
-# that: tests of Ctrl-C and of a closed terminal would see nothing of them.
+# A suite that a shell starts in the background is born with SIGINT ignored: tests of Ctrl-C would see nothing of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # Set by pytest for each test, by transformers when its modeling code is first imported, by accelerate when it picks

@@ -113,11 +113,6 @@ def test_nothing_is_guarded_where_there_is_no_metal(run_python) -> None:  # type
     assert done.stdout.splitlines() == ["[]", "False"], done.stderr
 
 
-def test_importing_the_package_does_not_import_torch(run_python) -> None:  # type: ignore[no-untyped-def]
-    done = run_python("-c", "import hf_mps.layer.guards, sys; print('torch' in sys.modules)")
-    assert done.stdout == "False\n"
-
-
 @pytest.mark.parametrize("module", ["sentinels.stream", "numerics.products", "platform.batches"])
 def test_a_file_of_theirs_that_is_imported_before_torch_leaves_all_armed(module: str, run_python) -> None:
     code = (
