@@ -102,9 +102,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.process)
     rotated = [item for item in items if item.get_closest_marker("rotated")]
     share.rotate(rotated, by=lambda item: item.nodeid.partition("[")[0])
-    # Half of what a file asks of new Pythons: a hundred starts of torch are four minutes of a core.
+    # A quarter of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
     starts = [item for item in starts if not (item.get_closest_marker("rotated") or item.get_closest_marker("nightly"))]
-    share.rotate(starts, by=lambda item: str(item.path), shares=2)
+    share.rotate(starts, by=lambda item: str(item.path), shares=4)
 
 
 @pytest.fixture(autouse=True)

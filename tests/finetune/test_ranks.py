@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 from tests.distributed.agents import Agent
-from tests.distributed.launching import launch
 
 FINETUNE = ("-m", "hf_mps.finetune")
 
 
-def test_two_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path) -> None:
-    words = ("glue/mrpc", "--smoke", "output_dir=run")
-    ended = launch(2, *FINETUNE, *words, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("hf_mps finetune glue/mrpc") == 1
-    assert ended.stdout.count("step 6/6") == 1
+def test_two_processes_train_one_run_and_one_of_them_speaks(tmp_path: Path, agent: Agent) -> None:
+    # By torchrun itself: tests/scripts/test_several_machines.py.
+    ended = agent.launch(2, *FINETUNE, "glue/mrpc", "--smoke", "output_dir=run", cwd=tmp_path)
+    assert ended.codes == [0, 0], ended.err
+    said = "".join(ended.out)
+    assert said.count("hf_mps finetune glue/mrpc") == 1
+    assert said.count("step 6/6") == 1
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert len((tmp_path / "run" / "predictions.csv").read_text().splitlines()) == 1 + 16

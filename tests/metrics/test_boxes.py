@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from typing import Any
 
 import numpy
@@ -42,49 +40,11 @@ def drawn(seed: int) -> tuple[list[Any], list[Any]]:
     return predictions, references
 
 
-def coco(predictions: list[Any], references: list[Any]) -> tuple[float, ...]:
-    """What pycocotools says."""
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
-
-    def row(image: int, label: float, *box: float) -> dict[str, Any]:
-        left, upper, right, lower = box
-        size = [left, upper, right - left, lower - upper]
-        return {"image_id": image, "category_id": int(label), "bbox": size, "area": size[2] * size[3], "iscrowd": 0}
-
-    truths = [row(image, *one) for image, some in enumerate(references, 1) for one in some]
-    found = [
-        {**row(image, label, *box), "score": score}
-        for image, some in enumerate(predictions, 1)
-        for label, score, *box in some
-    ]
-    with contextlib.redirect_stdout(io.StringIO()):
-        data = COCO()
-        data.dataset = {
-            "info": {},
-            "images": [{"id": image} for image in range(1, IMAGES + 1)],
-            "categories": [{"id": label} for label in range(CLASSES)],
-            "annotations": [{**one, "id": number} for number, one in enumerate(truths, 1)],
-        }
-        data.createIndex()
-        judged = COCOeval(data, data.loadRes(found), "bbox")
-        judged.evaluate()
-        judged.accumulate()
-        judged.summarize()
-    return tuple(float(judged.stats[place]) for place in (0, 1, 2, 8))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_random_boxes_have_the_scores_that_pycocotools_gives_them(seed: int) -> None:
     ours = boxes.average_precision(*drawn(seed))
     assert tuple(ours) == boxes.NUMBERS
     assert tuple(ours.values()) == pytest.approx(PYCOCOTOOLS[seed], abs=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(4, 12))
-def test_pycocotools_gives_the_same_where_it_is_installed(seed: int) -> None:
-    pytest.importorskip("pycocotools")
-    assert tuple(boxes.average_precision(*drawn(seed)).values()) == pytest.approx(coco(*drawn(seed)), abs=1e-9)
 
 
 def test_a_box_found_exactly_is_all_and_a_second_one_of_a_lower_score_costs_nothing() -> None:

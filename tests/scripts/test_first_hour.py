@@ -39,12 +39,12 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-# These start processes, or import transformers.
+# These start processes, or import transformers: each night, and on Macs.
 SLOW = ("evaluation", "fork", "workers")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in on_a_mac.EXPERIMENTS]
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in SLOW)) for name in on_a_mac.EXPERIMENTS]
 )
 def test_each_experiment_finds_the_simulated_device_as_expected(
     name: str, simulated: None, untouched: None, capsys: pytest.CaptureFixture[str]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 F32, F16, BF16, Q8, Q4 = "f32", "f16", "bf16", "q8", "q4"
 
-# The relative difference of the logits that an export may show, by its weights (measured ones: docs/guide-mac.md).
+# The relative difference of the logits that an export may show, by its weights (measured ones: docs/benchmarks.md).
 # float32 differs by the order of its additions alone; float16 rounds each weight to 11 bits, bfloat16 to 8, and groups
 # of 8 or 4 bits round to 1/255 or 1/15 of their range.
 TOLERANCE = {F32: 1e-3, F16: 1e-2, BF16: 3e-2, Q8: 5e-2, Q4: 4e-1}

@@ -42,6 +42,7 @@ def test_lightning_in_an_unchanged_script(tmp_path: Path, run_python: Any) -> No
         assert found == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_recipe_on_two_macs(tmp_path: Path) -> None:

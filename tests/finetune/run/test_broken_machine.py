@@ -294,6 +294,8 @@ def test_a_closed_terminal_ends_the_run_with_a_checkpoint(desk: Path) -> None:
         [sys.executable, "-c", TERMINAL, *words],
         env={**os.environ, "HF_MPS_SIMULATE": "0", "HF_MPS_DEVICE": "cpu", "XDG_CACHE_HOME": str(desk / "cache")},
         start_new_session=True,
+        # Under nohup the suite ignores SIGHUP, and what it starts would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     try:
         shown = b""
@@ -302,7 +304,7 @@ def test_a_closed_terminal_ends_the_run_with_a_checkpoint(desk: Path) -> None:
             shown += os.read(ours, 1000)
         os.close(theirs)
         os.close(ours)
-        assert run.wait(100) == 128 + signal.SIGHUP
+        assert run.wait(50) == 128 + signal.SIGHUP
     finally:
         run.kill()
         run.wait()
