@@ -6,19 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune.features.base import Draft, Feature, Plan
 from hf_mps.finetune.models.checkpoint import text_config
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.layer.fused_step.attention import NAME
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
-
 
 KEY, AUTO = "attention", "auto"
 SAID = "attention in the recipe"

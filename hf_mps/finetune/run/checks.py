@@ -12,7 +12,6 @@ from typing import Any
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import first_line
 from hf_mps.finetune.models import checkpoint, quantization
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import catalogue, expect, overrides
 from hf_mps.finetune.recipe.resolve import Problem, examine, read
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
@@ -65,7 +64,7 @@ def _of_recipe(recipe: Recipe, document: Document) -> Iterator[tuple[str, str]]:
         "model": stored,
         "model_type": lambda: refuse_another_type(recipe.model_type, checkpoint.resolve(recipe.model)),
         "data": lambda: load.check(recipe.data),
-        "data.streaming": lambda: pace.refuse_endless(recipe),
+        "data.streaming": lambda: recipe.data.streaming and pace.refuse_endless(recipe),
         "early_stopping_patience": lambda: refuse_early_stopping(recipe.training, patience),
         "chat_template": lambda: template in (None, PLAIN_TEMPLATE) or chat.read_template(str(template)),
     }
@@ -106,7 +105,7 @@ def refuse_early_stopping(training: dict[str, Any], patience: int | None) -> Non
             )
 
 
-def refuse_another_type(model_type: str | None, source: Checkpoint) -> None:
+def refuse_another_type(model_type: str | None, source: checkpoint.Checkpoint) -> None:
     """Raise UserError for a `model_type` that contradicts the checkpoint's configuration.
 
     Reads the configuration of a local folder; that of a hub id is the hub's.

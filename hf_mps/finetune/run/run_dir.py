@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -25,16 +25,12 @@ from hf_mps.core.checkpoint_files import locked, sweep, torn
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain, replace_file, write_atomic, write_json
 from hf_mps.distributed.world import World
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
-from hf_mps.finetune.recipe.schema import map_paths
+from hf_mps.finetune.recipe.schema import Data, map_paths
 from hf_mps.finetune.recipe.yaml import read_yaml
 from hf_mps.finetune.run.failures import PENDING, RESULTS
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.recipe.schema import Data
-
 
 DIGESTS = "data.json"
 # Rows that are read at once, and bytes of a file.

@@ -19,7 +19,6 @@ from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import failures, processes, stages
 from hf_mps.finetune.run.run_dir import RunDir, Splits, checkpoints, store, store_digests
-from hf_mps.finetune.run.stages import PreparedRun, locate, prepare_run
 from hf_mps.layer.guards import resume
 
 
@@ -58,7 +57,7 @@ def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -
 def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -> dict[str, Any]:
     """Run a recipe as `run` does; without `keep` it is not stored, so that nothing resumes the run."""
     ranks = Ranks.here()
-    source, run_dir = locate(resolved, fresh=fresh)
+    source, run_dir = stages.locate(resolved, fresh=fresh)
     if run_dir.finished:
         results = ranks.from_main(run_dir.results)
         (run_dir.path / failures.PENDING).unlink(missing_ok=True)  # of a run that was killed as it removed it
@@ -78,7 +77,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         resume.arm_everywhere()
         with _failures_in_one_line(resolved, None):
             # The first rank of each host fills the caches of rows and models, and the others find its files.
-            prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
+            prepared_run = ranks.main_first(lambda: stages.prepare_run(resolved, source, run_dir))
             if prepared_run.prepared.before_training is not None:
                 prepared_run.prepared.before_training()
             # Before the folder is there: a row that cannot be read leaves no trace.
@@ -106,7 +105,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
     return results
 
 
-def _store(run_dir: RunDir, run: PreparedRun, splits: Splits) -> None:
+def _store(run_dir: RunDir, run: stages.PreparedRun, splits: Splits) -> None:
     """Write into the run's folder what a later call knows it by."""
     store(run_dir.path, run.resolved)
     store_digests(run_dir.path, run.resolved.recipe.data, splits)

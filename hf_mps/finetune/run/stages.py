@@ -39,7 +39,7 @@ from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run import checks, processes
 from hf_mps.finetune.run.record import closing_table, header, make_record
 from hf_mps.finetune.run.run_dir import RunDir, Splits, digest_rows
-from hf_mps.finetune.sharding.settings import save_whole
+from hf_mps.finetune.sharding import save_whole
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.layer.guards import resume
@@ -168,7 +168,8 @@ def prepare_run(
     if device.value == "mps" and run_dir is not None:
         claim(World.here())  # before a rank waits for the others
     checks.refuse_early_stopping(recipe.training, recipe.early_stopping_patience)
-    pace.refuse_endless(recipe)
+    if recipe.data.streaming:
+        pace.refuse_endless(recipe)
     checks.refuse_another_type(recipe.model_type, source)
     checks.refuse_caches()
     set_seed(recipe.seed)  # the new layers of the model are drawn while it is loaded
@@ -212,20 +213,10 @@ def make_plan(run: PreparedRun, output: Choice[Path], device: Choice[str] | None
     recipe, device, prepared = run.resolved.recipe, device or run.device, run.prepared
     said = {key: value for key, value in recipe.training.items() if value is not None}
     training = prepared.arguments_defaults | run.adjustments.training | said
-    draft = Draft(
-        recipe, prepared, device.value, run.adjustments, training, dict(prepared.choices), {"report_to": "none"}
-    )
+    draft = Draft(run.resolved, prepared, device.value, output, run.adjustments, training, dict(prepared.choices))
     for feature in FEATURES:
         feature.decide(draft)
-    choices = draft.choices
-    choices["output"] = Choice(str(output.value), output.reason)
-    if run.resolved.smoke is not None:
-        from hf_mps.finetune import smoke
-
-        choices["smoke"] = run.resolved.smoke
-        smoke.explain(run.resolved, choices)
-    ours = {"output_dir": str(output.value), "disable_tqdm": True, "use_cpu": device.value == "cpu"}
-    return Plan(recipe, device, choices, draft.arguments | draft.training | draft.fixed | ours)
+    return Plan(recipe, device, draft.choices, draft.arguments | draft.training | draft.fixed)
 
 
 # ---- trainer ----

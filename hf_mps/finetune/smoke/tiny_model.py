@@ -9,7 +9,6 @@ from typing import Any
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.smoke import processors, shrink
-from hf_mps.finetune.smoke.processors import Family
 
 SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk")
 # The image processor of each kind of input, as the architectures that are usual for it have it.
@@ -21,7 +20,7 @@ PICTURES = {
 PARTS = ("bert", "electra")  # their tokenizers tell the model which of two texts a token belongs to
 
 
-def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None:
+def write(family: processors.Family, folder: Path, texts: Sequence[str], seed: int) -> None:
     """Write a tiny `family` into `folder`: model, configuration and tokenizer (or processor).
 
     The tokenizer learns its words from `texts`. Raises UserError for an architecture that the installed transformers
@@ -46,7 +45,7 @@ def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None
     model.save_pretrained(folder)
 
 
-def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+def processor(family: processors.Family, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     """Write a tiny `family`'s tokenizer (or processor) into `folder`; return what the configuration says of it."""
     folder.mkdir(parents=True)
     if family.reads in PICTURES:

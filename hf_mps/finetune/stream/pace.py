@@ -27,8 +27,6 @@ CORES = 4
 def refuse_endless(recipe: Recipe) -> None:
     """Raise UserError for a run on streamed rows whose length nothing says."""
     training, data = recipe.training, recipe.data
-    if not data.streaming:
-        return
     if training.get("num_train_epochs") is not None:
         raise UserError(
             "training.num_train_epochs: streamed rows are not counted, so an epoch has no length; next, in its place:"

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.tasks._base import Input, Prepared, Shape, Task
 from hf_mps.finetune.text import chat, conversations, tokens
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.metrics.selection import Chosen
+from hf_mps.metrics.selection import Chosen
 
 Conversation = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
 Asked = tuple[list[dict[str, Any]], str | None]

@@ -6,22 +6,18 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._language import ChatTask, asked, left_out
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.finetune.text.conversations import row_error
 from hf_mps.metrics import Baseline
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # TRL's default for all weights; adapters take ten times that (TRL's documentation, "Training adapters").
 RATE, RATE_OF_ADAPTERS = 1e-6, 1e-5
@@ -201,7 +197,7 @@ def _prompt(row: Mapping[str, Any]) -> list[dict[str, str]]:
     return chat.messages(row["prompt"])
 
 
-def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
+def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
     """Return prompt and answers of one split as ids, cut at their ends; rows whose prompt fills the length are
     dropped.
     """

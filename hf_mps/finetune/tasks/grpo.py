@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,18 +17,13 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import groups, language
-from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.rewards import choose
-from hf_mps.finetune.tasks._base import GENERATES, Prepared
+from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
 from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.finetune.text.conversations import row_error
 from hf_mps.metrics import selection
-from hf_mps.metrics.selection import Chosen
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # Rows on which the rewards are tried before a run trains.
 TRIED = 2
@@ -198,7 +193,7 @@ class GRPO(ChatTask):
                     **{name: value for name, value in numbers.items() if not math.isnan(value)},
                 }
 
-    def _measures(self, means: Sequence[str]) -> Chosen:
+    def _measures(self, means: Sequence[str]) -> selection.Chosen:
         """Return the measures with each reward's mean, and without KL where nothing is there to measure it from."""
         recipe = self.recipe
         names = self.measures().names
@@ -247,7 +242,7 @@ def conversation(row: Mapping[str, Any], system_prompt: str | None = None) -> li
     return [{"role": "system", "content": system_prompt}, *prompt]
 
 
-def _prompts(rows: Rows, loaded: Loaded, recipe: Recipe, drawn: groups.Groups) -> Dataset:
+def _prompts(rows: Rows, loaded: language.Loaded, recipe: Recipe, drawn: groups.Groups) -> Dataset:
     """Return one split's prompts as messages and ids, with their answers; prompts that leave no room are dropped."""
     from datasets import Features, List, Value
 

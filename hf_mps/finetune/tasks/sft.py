@@ -6,22 +6,18 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema, training_section
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._language import Asked, ChatTask
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 ASK = "Say it in other words: "
 
@@ -111,7 +107,7 @@ class SFT(ChatTask):
         return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
 
 
-def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
+def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
     """Return one split's conversations, with labels -100 for all but the assistant's words.
 
     Rows are cut to the longest length; a row without any of the assistant's words left is dropped.
@@ -151,8 +147,10 @@ def _encoded(tokenizer: Any, longest: int, conversation: list[dict[str, str]]) -
     return {"input_ids": ids, "labels": [one if said else IGNORED for one, said in zip(ids, mask, strict=True)]}
 
 
-def _streamed(rows: Rows, sample: Any, loaded: Loaded, *, packed: bool) -> Any:
+def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool) -> Any:
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
+    if rows.stream is None:
+        return sample
     from hf_mps.finetune.stream.batches import Encoded, Making
     from hf_mps.finetune.stream.dataset import train
     from hf_mps.finetune.stream.readers import Broken

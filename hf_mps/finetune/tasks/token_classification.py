@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,15 +15,11 @@ from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens, word_labels
 from hf_mps.finetune.text.padding import IGNORED
-from hf_mps.finetune.text.word_labels import Tags
 from hf_mps.metrics.tagged import of_tags
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class Columns(schema.Columns):
@@ -173,7 +169,7 @@ class TokenClassification(TextTask):
         return {split: [row(number) for number in range(count)] for split, count in rows.items()}
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: Tags | None) -> Dataset:
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: word_labels.Tags | None) -> Dataset:
     """Return one split's features, with `words_seen`, the numbers of the labelled words in their order.
 
     Without `tags` the labels, all 0, mark the token that answers for each word.
