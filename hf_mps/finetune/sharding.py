@@ -20,7 +20,7 @@ from hf_mps.distributed.world import World
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared, Task
+    from hf_mps.finetune.tasks._base import Prepared
 
 KEY = "sharding"
 WITHOUT = "next: the same recipe without training.fsdp, which trains a whole model on each rank"
@@ -71,10 +71,20 @@ def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, devi
             f"FSDP ({asker}) divides a model over several processes, and this is one; next: torchrun --nproc_per_node 2"
             " -m hf_mps.finetune RECIPE; what each would hold: hf-mps plan RECIPE --ranks 2"
         )
-    if why := _obstacle(recipe, training, prepared.task):
+    why = f"of task {recipe.task}: {prepared.task.unsharded}" if prepared.task.unsharded else ""
+    for key, value in (("step_in_backward", recipe.step_in_backward or False), ("weights", recipe.weights)):
+        if value not in (False, "float32"):
+            whole = f"{key}={str(value).lower()} steps whole weights, and a rank has parts of them; leave it out"
+            why = why or whole
+    optimizer = str(training.get("optim", OPTIMIZERS[0]))
+    if optimizer not in OPTIMIZERS:
+        allowed = ", ".join(OPTIMIZERS)
+        why = why or f"training.optim={optimizer} keeps no state that can be divided; allowed: {allowed}"
+    if why:
         raise UserError(f"FSDP ({asker}): {why}; {WITHOUT}")
-    names = blocks(prepared.model)
-    told = f"{asker}; weights, gradients and the optimizer's state are divided {_gathered(names)}"
+    names = " and ".join(blocks(prepared.model))
+    gathered = f"each {names} is gathered while it computes" if names else "the whole model is gathered at once"
+    told = f"{asker}; weights, gradients and the optimizer's state are divided and {gathered}"
     return Choice(f"FSDP2 over {world.size} ranks", told)
 
 
@@ -83,24 +93,6 @@ def arguments(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
     if asked(training) == BY_FILE:
         return {}
     return {"fsdp": True, "fsdp_config": config(training, model)}
-
-
-def _obstacle(recipe: Recipe, training: Mapping[str, Any], task: Task) -> str:
-    if why := task.unsharded:
-        return f"of task {recipe.task}: {why}"
-    for key, value in (("step_in_backward", recipe.step_in_backward or False), ("weights", recipe.weights)):
-        if value not in (False, "float32"):
-            return f"{key}={str(value).lower()} steps whole weights, and a rank has parts of them; leave it out"
-    optimizer = str(training.get("optim", OPTIMIZERS[0]))
-    if optimizer not in OPTIMIZERS:
-        return f"training.optim={optimizer} keeps no state that can be divided; allowed: {', '.join(OPTIMIZERS)}"
-    return ""
-
-
-def _gathered(names: list[str]) -> str:
-    if not names:
-        return "and the whole model is gathered at once"
-    return f"and each {' and '.join(names)} is gathered while it computes"
 
 
 def asked(training: Mapping[str, Any]) -> str:
@@ -141,25 +133,12 @@ def plugin(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
     from transformers import TrainingArguments
 
     given = config(training, model)
-    with nothing_written():
+    with patch.dict(os.environ):  # transformers writes there whether a model is still to be loaded
         # What the method reads of its object to make the plugin's arguments of `fsdp_config`.
         read = SimpleNamespace(fsdp=True, fsdp_config=dict(given))
         read.gradient_checkpointing = read.activation_checkpointing = False
         known: dict[str, Any] = TrainingArguments._process_fsdp_args(read)
     return known
-
-
-@contextmanager
-def nothing_written() -> Iterator[None]:
-    """Leave the variable as it was in which transformers and accelerate tell a model that is still to be loaded."""
-    name = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-    before = os.environ.get(name)
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
 
 
 def problem(key: str, value: Any) -> str:

@@ -71,10 +71,10 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         dataset=data.hub,
         dataset_config=data.config,
         dataset_name="made-up rows" if resolved.smoke else rows,
-        pipeline_tag=prepared.pipeline_tag,
-        auto_class=prepared.auto_class,
+        pipeline_tag=prepared.task.pipeline_tag,
+        auto_class=prepared.task.auto_class,
         snippet=prepared.snippet,
-        library=prepared.library,
+        library=prepared.task.library,
     )
 
 

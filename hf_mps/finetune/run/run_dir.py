@@ -56,11 +56,6 @@ def digest_rows(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
     }
 
 
-def store_digests(output: Path, data: Data, splits: Splits) -> Path:
-    """Write `splits`, of `digest_rows`, and the digest of each local file into a run's folder; return the path."""
-    return write_json(output / DIGESTS, {"splits": splits, "files": _files(data)})
-
-
 def row_differences(output: Path, splits: Splits) -> list[str]:
     """Return which `splits` differ from those of the run in `output`, as `train (48 rows then, 47 now)`.
 
@@ -115,6 +110,9 @@ def _digest(rows: Rows) -> str:
     digest, first = _hash(), 0
     media = [column for column in rows.dataset.column_names if column in MEDIA]
 
+    def as_text(value: Any) -> str:  # bytes, dates and times
+        return _hash(value).hexdigest() if isinstance(value, bytes) else str(value)
+
     def content(value: Any, index: int, role: str) -> Any:
         if isinstance(value, list):
             return [content(one, index, role) for one in value]
@@ -125,14 +123,9 @@ def _digest(rows: Rows) -> str:
         for role in media:
             block[role] = [content(block[role][place], first + place, role) for place in range(count)]
         # Of a text the letters, of a number the number: how Arrow cut and padded its buffers is no content.
-        digest.update(json.dumps(block, sort_keys=True, default=_plain_value).encode())
+        digest.update(json.dumps(block, sort_keys=True, default=as_text).encode())
         first += count
     return digest.hexdigest()
-
-
-def _plain_value(value: Any) -> str:
-    """Return bytes as their digest, dates and times as text."""
-    return _hash(value).hexdigest() if isinstance(value, bytes) else str(value)
 
 
 def _hash(content: bytes = b"") -> hashlib.blake2b:
@@ -194,9 +187,14 @@ class RunDir:
                 differs = changed_files(path, resolved.recipe.data)
             if differs == []:
                 return cls._same(path, named is not None)
-            unfinished = differs is not None and not (path / RESULTS).exists()
-            if unfinished or (named is not None and differs):
-                raise UserError(_changed(path, differs or []))
+            unfinished = not (path / RESULTS).exists()
+            if differs is not None and (unfinished or (named is not None and differs)):
+                listed = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
+                state = "an unfinished" if unfinished else "a finished"
+                raise UserError(
+                    f"{path} holds {state} run of a recipe that has changed since: {listed}; next: the recipe as it"
+                    f" was, or --fresh, which trains beside it in {next_free(path)}"
+                )
         if named is not None and used:
             way_on = f"output_dir={next_free(first)}"
             raise UserError(
@@ -317,11 +315,15 @@ class RunDir:
         return whole
 
 
-def store(output: Path, resolved: ResolvedRecipe) -> Path:
-    """Write a run's recipe, command-line words included, as a recipe that runs by itself; return its path."""
+def store(output: Path, resolved: ResolvedRecipe, splits: Splits) -> None:
+    """Write into a run's folder what a later call knows it by: the recipe, and digests of its rows and local files.
+
+    The recipe has the command line's words and runs by itself; `splits` are those of `digest_rows`.
+    """
     head = f"# The recipe of this run, as it was given: {resolved.command('finetune')}\n"
     text = yaml.safe_dump(stored_values(resolved), sort_keys=False, allow_unicode=True, width=120)
-    return write_atomic(output / RECIPE, head + text)
+    write_atomic(output / RECIPE, head + text)
+    write_json(output / DIGESTS, {"splits": splits, "files": _files(resolved.recipe.data)})
 
 
 def stored_values(resolved: ResolvedRecipe) -> dict[str, Any]:
@@ -417,10 +419,3 @@ def _lock(path: Path, held: ExitStack, patience: float = 0.0) -> bool:
 def _used(path: Path) -> bool:
     """Return whether a folder holds anything but hidden files: of a run that was killed as it began, or of Finder."""
     return path.exists() and (not path.is_dir() or any(inside.name[0] != "." for inside in path.iterdir()))
-
-
-def _changed(path: Path, differs: list[str]) -> str:
-    shown = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
-    state = "a finished" if (path / RESULTS).exists() else "an unfinished"
-    way_on = f"the recipe as it was, or --fresh, which trains beside it in {next_free(path)}"
-    return f"{path} holds {state} run of a recipe that has changed since: {shown}; next: {way_on}"

@@ -18,7 +18,7 @@ from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import failures, processes, stages
-from hf_mps.finetune.run.run_dir import RunDir, Splits, checkpoints, store, store_digests
+from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.layer.guards import resume
 
 
@@ -91,24 +91,21 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         run_dir = held.enter_context(processes.own_folder(locked, resolved))
         with failures.workers_ended(), _failures_in_one_line(resolved, run_dir):
-            if keep:
-                processes.by_writers(run_dir, lambda: _store(run_dir, prepared_run, splits))
+
+            def store_again() -> None:
+                if keep:
+                    store(run_dir.path, resolved, splits)
+
+            processes.by_writers(run_dir, store_again)
             if run_dir.pending:
                 record = stages.finish_report(prepared_run, run_dir)
             else:
-                store_again = (lambda: _store(run_dir, prepared_run, splits)) if keep else (lambda: None)
                 record = stages.run_stages(prepared_run, run_dir, store_again)
     from hf_mps.finetune import report
 
     results = report.results(record)
     _judge(results, run_dir.path)
     return results
-
-
-def _store(run_dir: RunDir, run: stages.PreparedRun, splits: Splits) -> None:
-    """Write into the run's folder what a later call knows it by."""
-    store(run_dir.path, run.resolved)
-    store_digests(run_dir.path, run.resolved.recipe.data, splits)
 
 
 def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:

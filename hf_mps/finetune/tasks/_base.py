@@ -14,7 +14,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.metrics.selection import Chosen, choose
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset as Dataset  # which tasks import from here
 
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
@@ -256,21 +256,6 @@ class Prepared:
     def answers(self, trainer: Any, rows: Rows, every: bool = False) -> Iterable[Mapping[str, Any]]:
         """Return `Task.answers` to rows that need no truth."""
         return self.task.answers(trainer, rows, self.task.inputs(rows), every)
-
-    @property
-    def auto_class(self) -> str:
-        """The class that loads the model."""
-        return self.task.auto_class
-
-    @property
-    def pipeline_tag(self) -> str:
-        """The hub's name of the task."""
-        return self.task.pipeline_tag
-
-    @property
-    def library(self) -> str:
-        """The library that loads the model, by its name on the hub."""
-        return self.task.library
 
     @property
     def train(self) -> Any:

@@ -48,8 +48,13 @@ class Data(schema.Data):
         files = values.get("files") if isinstance(values, dict) else None
         if not isinstance(files, dict) or values.get("field") is not None:
             return values
-        nested = any(isinstance(name, str) and _is_squad(Path(name).expanduser()) for name in files.values())
-        return {**values, "field": SQUAD} if nested else values
+        paths = [Path(name).expanduser() for name in files.values() if isinstance(name, str)]
+        for path in paths:
+            if path.suffix == ".json" and path.is_file():
+                with path.open("rb") as file:
+                    if b'"paragraphs"' in file.read(4096):
+                        return {**values, "field": SQUAD}
+        return values
 
 
 class Recipe(lengths.Padded):
@@ -172,13 +177,6 @@ class QuestionAnswering(TextTask):
             if named.id:
                 rows[-1][named.id] = f"q{len(rows)}"
         return {"train": rows[:32], "validation": rows[32:]}
-
-
-def _is_squad(path: Path) -> bool:
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return b'"paragraphs"' in file.read(4096)
 
 
 def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:

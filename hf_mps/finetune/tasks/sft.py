@@ -15,7 +15,7 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.tasks._base import Dataset, Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask
+from hf_mps.finetune.tasks._language import Asked, ChatTask, mapped
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
 
@@ -116,25 +116,11 @@ def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the model's tokenizer is no fast one (tokenizer.json), so words cannot be found in its tokens")
 
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        usable: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
-        for place, index in enumerate(indices):
-            row = {role: column[place] for role, column in batch.items()}
-            try:
-                example = _encoded(tokenizer, longest, conversations.conversation(row))
-            except chat.ConversationError as error:
-                raise conversations.row_error(rows, index, error) from error
-            for name, values in (example or {}).items():
-                usable[name].append(values)
-        return usable
+    def make(row: Mapping[str, Any]) -> dict[str, list[int]] | None:
+        return _encoded(tokenizer, longest, conversations.conversation(row))
 
-    key = ("sft", longest)
-    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=language.labelled())
-    if len(features) == 0:
-        raise UserError(
-            f"{rows.where}: no row holds a word of the assistant within max_length {longest}; give a longer one"
-        )
-    return features
+    empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one"
+    return mapped(rows, loaded, ("sft", longest), language.labelled(), make, empty)
 
 
 def _encoded(tokenizer: Any, longest: int, conversation: list[dict[str, str]]) -> dict[str, list[int]] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -43,20 +43,6 @@ class Recipe(lengths.Padded):
     task: Literal["token-classification"]
     data: Data
     config_overrides: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_tag_a_word(cls, values: Any) -> Any:
-        """Refuse the keys that earlier releases had for several labels a word."""
-        data = values.get("data") if isinstance(values, dict) else None
-        found = [key for key in ("problem_type", "threshold") if key in values]
-        found += ["data.separator"] if isinstance(data, dict) and "separator" in data else []
-        if found:
-            raise ValueError(
-                f"has {found[0]}, which was for several labels a word and was removed; leave it out, and join the"
-                " labels of a word into one tag"
-            )
-        return values
 
 
 class TokenClassification(TextTask):

@@ -143,7 +143,7 @@ def test_the_same_recipe_trains_in_the_same_precision_whatever_the_clock_says_ne
         return [Trial("bf16", bf16, False), Trial("fp32", fp32, False)]
 
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
-    monkeypatch.setattr(precision, "can_gain", lambda device: True)
+    monkeypatch.setattr("hf_mps.finetune.features.precision.can_gain", lambda device: True)
     monkeypatch.setattr(precision, "measure", timed)
     monkeypatch.setattr("hf_mps.finetune.features.precision.WORTH_STEPS", {"cpu": 1})
     for folder in ("first", "second"):

@@ -7,10 +7,12 @@ answers every collective at once with whatever lies in the output.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
@@ -128,7 +130,7 @@ def shard(model: Any, mesh: Any, plugin: Mapping[str, Any], precision: str) -> A
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
     try:
-        with sharding.nothing_written():
+        with patch.dict(os.environ):  # accelerate writes there whether a model is still to be loaded
             made = FullyShardedDataParallelPlugin(**plugin)
         if precision != "no":
             made.set_mixed_precision(precision)
