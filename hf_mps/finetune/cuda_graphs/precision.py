@@ -1,4 +1,4 @@
-"""The faster precision of a run by timing it, on a batch of its own: on CUDA bfloat16 against TF32, on a CPU float32.
+"""The faster precision of a run, timed on one of its batches: on CUDA bfloat16 or TF32, on a CPU bfloat16 or float32.
 
 Autocast saves arithmetic and adds casts: on one H100 an eager BERT trains fastest in TF32, and as CUDA graphs in
 bfloat16; a CPU that multiplies bfloat16 (AVX512_BF16, AMX) trains MiniLM twice as fast in it. Forward and backward

@@ -56,7 +56,7 @@ class Plan:
     choices: dict[str, Choice[Any]]
     arguments: dict[str, Any]
     bucket_pool_size: int | None = None
-    """Rows of like length that are drawn at a time, where a run goes on in another number of processes."""
+    """Rows that are drawn together to be sorted by length, where a run resumes in another number of processes."""
 
     def shown(self) -> dict[str, Choice[Any]]:
         """Return every choice, as the header and results.json have them."""

@@ -1,4 +1,4 @@
-"""A run whose weights step in the backward pass, or lie in bfloat16: when it can, and how Trainer does it."""
+"""Runs whose weights step in the backward pass or are stored in bfloat16: when that works, and how Trainer does it."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class FusedStep(Feature):
 
 
 class Smoke(Feature):
-    """What --smoke has changed in the recipe (`hf_mps.finetune.smoke`) is said to be its doing."""
+    """Names --smoke as the reason for what it has changed in the recipe (`hf_mps.finetune.smoke`)."""
 
     def decide(self, draft: Draft) -> None:
         """Choose the key `smoke`, in a smoke run alone."""

@@ -1,4 +1,4 @@
-"""The run directory: a folder of its own, never one that holds another run, and locked against a second process.
+"""The run directory: a separate folder for each run, locked against a second process.
 
 It holds the recipe and a digest of the rows from the start: they tell whether a later call asks for the same run.
 """
@@ -35,7 +35,7 @@ from hf_mps.finetune.run.failures import PENDING, RESULTS
 DIGESTS = "data.json"
 # Rows that are read at once, and bytes of a file.
 BLOCK, CHUNK = 1000, 2**20
-# Columns whose texts name files: what is in the files counts, not where they lie.
+# Columns whose texts name files: their content counts, not their location.
 MEDIA = ("image", "images", "mask", "audio")
 
 Splits = Mapping[str, Mapping[str, Any]]
@@ -122,7 +122,7 @@ def _digest(rows: Rows) -> str:
         count = len(next(iter(block.values()), ()))
         for role in media:
             block[role] = [content(block[role][place], first + place, role) for place in range(count)]
-        # Of a text the letters, of a number the number: how Arrow cut and padded its buffers is no content.
+        # Values and not Arrow's buffers, whose cuts and padding depend on how the rows were read.
         digest.update(json.dumps(block, sort_keys=True, default=as_text).encode())
         first += count
     return digest.hexdigest()
@@ -144,9 +144,9 @@ OURS = (RECIPE, DIGESTS)
 MODEL_FILES = ("config.json", "adapter_config.json", "modules.json")
 STATE = "trainer_state.json"
 """The file that Trainer writes last of all into a checkpoint."""
-# What may differ between two calls of one run: where it lies, what it promises, who hears of it.
+# What may differ between two calls of one run: its folder, its expectation, its trackers.
 FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
-# And what may differ where an unfinished one goes on: an evaluation that did not fit takes fewer rows at a time.
+# An unfinished run may also change this: an evaluation that ran out of memory is repeated with fewer rows at a time.
 FREE_UNFINISHED = (*FREE, "training.per_device_eval_batch_size")
 
 
@@ -169,7 +169,7 @@ class RunDir:
 
     @classmethod
     def choose(cls, resolved: ResolvedRecipe, *, fresh: bool = False) -> RunDir:
-        """The folder for a run of a recipe: that of the same recipe's run where there is one, else one not used yet.
+        """Return the folder for a run of a recipe: that of the same recipe's earlier run, or else one not used yet.
 
         By default that is `runs/NAME`, with a number behind where a run of another recipe lies there. `fresh` never
         resumes a run. Raises UserError for a folder that the user named and that holds anything else, and for an
@@ -255,7 +255,7 @@ class RunDir:
                     raise UserError(
                         f"output_dir {path}: cannot be made: {error.strerror}; next: output_dir=~/{path.name}"
                     ) from error
-                held.close()
+                held.close()  # another run took the folder between the choice and the lock
                 if self.named or self.checkpoint:
                     raise UserError(GOING_ON.format(path, next_free(path)))
                 path = next_free(path)
@@ -364,7 +364,7 @@ def checkpoints(output: Path) -> list[Path]:
 
 
 def numbered(path: Path) -> list[Path]:
-    """Yield the folder itself, NAME-2, NAME-3, … as long as they exist."""
+    """Return the folder itself, NAME-2, NAME-3, … as long as they exist."""
     there = [path]
     while (following := path.with_name(f"{path.name}-{len(there) + 1}")).exists():
         there.append(following)

@@ -67,7 +67,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         print(f"{run_dir.path} holds this recipe's finished run{scored}; to train again beside it: {again}")
         _judge(results, run_dir.path)
         return results
-    # Sooner than the lock, for a person who would wait minutes for rows and model to be told so.
+    # Before the rows and the model are read, which can take minutes; `lock` checks again.
     ranks.from_main(run_dir.refuse_held)
     from hf_mps.finetune.run.logging import no_bars
     from hf_mps.layer.activation import activate
@@ -87,7 +87,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
 
                 adjustments = ranks.from_main(lambda: adjust.estimate_fit(prepared_run))
                 prepared_run = replace(prepared_run, adjustments=adjustments)
-        # The main rank locks for all: another one would meet the lock of its own run.
+        # Only the main rank locks: the others would find its lock and take it for another run.
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         run_dir = held.enter_context(processes.own_folder(locked, resolved))
         with failures.workers_ended(), _failures_in_one_line(resolved, run_dir):

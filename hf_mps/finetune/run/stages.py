@@ -93,7 +93,7 @@ class Trained:
 def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -> RunRecord:
     """Plan, train and report a run whose rows and task are prepared (`prepare_run`); every rank does.
 
-    What took hours is stored before anything is made of it. `store_again` is called where the folder was deleted.
+    The model is stored before its report is made. `store_again` is called where the folder was deleted.
     """
     from hf_mps.finetune.run.callbacks import FolderKept, Stopwatch
 

@@ -57,7 +57,13 @@ def processor(family: processors.Family, folder: Path, texts: Sequence[str]) -> 
         return processors.spoken(texts, folder) if family.name == "whisper" else processors.letters(texts, folder)
     tokenizer = processors.train(family.words, texts, parts=family.name in PARTS)
     tokenizer.save_pretrained(folder)
-    return _token_ids(tokenizer)
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in SPECIAL}
+    ids: dict[str, Any] = {key: value for key, value in special.items() if value is not None}
+    ids["vocab_size"] = len(tokenizer)
+    ids["decoder_start_token_id"] = ids.get("bos_token_id", ids.get("pad_token_id"))
+    ids["forced_eos_token_id"] = ids.get("eos_token_id")
+    # None replaces ids among the architecture's defaults that this vocabulary does not have.
+    return ids | {key: None for key in ("bos_token_id", "pad_token_id") if key not in ids}
 
 
 def tiny_copy(model: Any) -> Any:
@@ -73,17 +79,6 @@ def tiny_copy(model: Any) -> Any:
         return None
     with torch.device("cpu"):
         return type(inner)(config)
-
-
-def _token_ids(tokenizer: Any) -> dict[str, Any]:
-    """Return what a configuration says of the tokenizer: the size of the vocabulary and the special tokens' ids."""
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in SPECIAL}
-    ids: dict[str, Any] = {key: value for key, value in special.items() if value is not None}
-    ids["vocab_size"] = len(tokenizer)
-    ids["decoder_start_token_id"] = ids.get("bos_token_id", ids.get("pad_token_id"))
-    ids["forced_eos_token_id"] = ids.get("eos_token_id")
-    # None replaces ids among the architecture's defaults that this vocabulary does not have.
-    return ids | {key: None for key in ("bos_token_id", "pad_token_id") if key not in ids}
 
 
 def _auto_class(config: Any) -> Any:

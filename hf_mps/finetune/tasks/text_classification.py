@@ -106,9 +106,9 @@ class TextClassification(TextTask):
         recipe, train = self.recipe, rows["train"]
         classes = self.classes = self._labels(train, [some for split, some in rows.items() if split != "train"])
         classification.refuse_smoothing(recipe.training, classes.problem_type)
-        self.least = multi_label.threshold(recipe.threshold)
         measured: metrics.Metrics | SetMetrics
         if isinstance(classes, label_sets.LabelSets):
+            self.least = multi_label.threshold(recipe.threshold)
             measured = of_sets(recipe.metrics, recipe.task)
             self.choices = {**label_sets.described(classes, train), "threshold": self.least}
             self.snippet = multi_label.SNIPPET.format(threshold=self.least.value)
