@@ -56,34 +56,6 @@ def digest_rows(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
     }
 
 
-def row_differences(output: Path, splits: Splits) -> list[str]:
-    """Return which `splits` differ from those of the run in `output`, as `train (48 rows then, 47 now)`.
-
-    A run of a release that stored no digests matches any rows.
-    """
-    before, differing = _stored_digests(output).get("splits", {}), []
-    for split in dict.fromkeys((*before, *splits)) if before else ():
-        then, now = before.get(split), splits.get(split)
-        if then == now:
-            continue
-        counts = [f"{one['rows']:,}" if one and "rows" in one else "no" for one in (then, now)]
-        how = f"{counts[0]} rows then, {counts[1]} now" if counts[0] != counts[1] else "other content"
-        if any("bytes" in one for one in (then, now) if one is not None):
-            how = "other files"
-        differing.append(f"{split} ({how})")
-    return differing
-
-
-def changed_files(output: Path, data: Data) -> list[str]:
-    """Return the recipe's files that changed since the run in `output`, as `data.files.train has other content`.
-
-    Rows of the hub and of folders are not compared: that takes as long as loading them.
-    """
-    before: dict[str, str] = _stored_digests(output).get("files", {})
-    now = _files(data) if before else {}
-    return [f"data.files.{split} has other content" for split in before if now.get(split) != before[split]]
-
-
 def _stored_digests(output: Path) -> dict[str, Any]:
     try:
         stored = json.loads((output / DIGESTS).read_text(encoding="utf-8"))
@@ -184,7 +156,12 @@ class RunDir:
         for path in reversed(used):
             differs = differences(path, resolved)
             if differs == [] and (path / RESULTS).exists():
-                differs = changed_files(path, resolved.recipe.data)
+                # Only local files are compared: to compare rows of the hub would take as long as loading them.
+                stored = _stored_digests(path).get("files", {})
+                now = _files(resolved.recipe.data) if stored else {}
+                differs = [
+                    f"data.files.{split} has other content" for split in stored if now.get(split) != stored[split]
+                ]
             if differs == []:
                 return cls._same(path, named is not None)
             unfinished = not (path / RESULTS).exists()
@@ -222,8 +199,21 @@ class RunDir:
         return cls(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
 
     def refuse_other_rows(self, splits: Splits) -> None:
-        """Raise UserError where the run to resume was on other rows than `splits`."""
-        others = row_differences(self.path, splits) if self.checkpoint is not None or self.pending else []
+        """Raise UserError where the run to resume was on other rows than `splits`, with those that differ.
+
+        A run of a release that stored no digests matches any rows.
+        """
+        resumes = self.checkpoint is not None or self.pending
+        before, others = _stored_digests(self.path).get("splits", {}) if resumes else {}, []
+        for split in dict.fromkeys((*before, *splits)) if before else ():
+            then, now = before.get(split), splits.get(split)
+            if then == now:
+                continue
+            counts = [f"{one['rows']:,}" if one and "rows" in one else "no" for one in (then, now)]
+            how = f"{counts[0]} rows then, {counts[1]} now" if counts[0] != counts[1] else "other content"
+            if any("bytes" in one for one in (then, now) if one is not None):
+                how = "other files"
+            others.append(f"{split} ({how})")
         if others:
             raise UserError(
                 f"{self.path} holds an unfinished run on other rows: {', '.join(others)}; next: the rows as they were,"
@@ -247,7 +237,7 @@ class RunDir:
                     if locked and (self.named or self.checkpoint or not _used(path)):
                         taken = dataclasses.replace(self, path=path)
                         taken._refuse_changed()
-                        sweep(path)
+                        sweep(path)  # half-written files of a killed run
                         shutil.rmtree(taken.staging, ignore_errors=True)  # of a run that was killed
                         taken.staging.mkdir()
                         break

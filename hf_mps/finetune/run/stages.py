@@ -102,6 +102,7 @@ def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None
     # What one rank refuses all refuse, in one line; without run_on_all the others would wait in the first collective.
     plan = ranks.run_on_all(lambda: processes.go_on(make_plan(run, output), run_dir.checkpoint, ranks.world.size))
     plan = ranks.run_on_all(lambda: processes.saved_on_each(plan, run_dir))
+    # After `go_on`: what was measured when the run began holds for the rest of it.
     for feature in FEATURES:
         feature.try_out(plan, prepared, run_dir.checkpoint)
     trainer = ranks.run_on_all(lambda: make_trainer(plan, prepared, watch))
@@ -228,6 +229,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
     from hf_mps.finetune.run.trainer import recipe_trainer
 
     with ExitStack() as held:
+        # Trainer prepares the model while it is made, so attention and sharding must be settled before.
         for feature in FEATURES:
             held.enter_context(feature.making(plan, prepared))
         args = training_arguments(plan, prepared)
@@ -297,7 +299,7 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_di
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
-    interruption.trainer, trainer.interruption = trainer, interruption
+    interruption.trainer, trainer.interruption = trainer, interruption  # each saves through the other
     trainer.add_callback(interruption)
     lines = StepLines(
         memory=lambda: (peak.sample(), peak.result.value),

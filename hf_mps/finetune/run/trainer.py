@@ -244,6 +244,7 @@ def due(args: Any, state: Any) -> TrainerControl:
     control, flow = TrainerControl(), DefaultFlowCallback()
     if state.global_step:
         flow.on_step_end(args, state, control)
+        # At the end of an epoch Trainer asks once more, for the strategies named epoch.
         if float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps:
             flow.on_epoch_end(args, state, control)
     return control

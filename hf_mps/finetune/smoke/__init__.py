@@ -48,6 +48,7 @@ SETTLED = {
     "evaluation": "eval_strategy",
     "checkpoints": "save_strategy",
 }
+# Keys of a long run that would exclude or outlast max_steps.
 DROPPED = ("num_train_epochs", "eval_steps", "eval_delay", "save_steps", "warmup_steps", "resume_from_checkpoint")
 
 
