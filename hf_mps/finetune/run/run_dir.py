@@ -159,9 +159,8 @@ class RunDir:
                 # Only local files are compared: to compare rows of the hub would take as long as loading them.
                 stored = _stored_digests(path).get("files", {})
                 now = _files(resolved.recipe.data) if stored else {}
-                differs = [
-                    f"data.files.{split} has other content" for split in stored if now.get(split) != stored[split]
-                ]
+                other = [split for split in stored if now.get(split) != stored[split]]
+                differs = [f"data.files.{split} has other content" for split in other]
             if differs == []:
                 return cls._same(path, named is not None)
             unfinished = not (path / RESULTS).exists()

@@ -299,7 +299,7 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_di
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
-    interruption.trainer, trainer.interruption = trainer, interruption  # each saves through the other
+    interruption.trainer, trainer.interruption = trainer, interruption  # each calls the other
     trainer.add_callback(interruption)
     lines = StepLines(
         memory=lambda: (peak.sample(), peak.result.value),
