@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -200,11 +201,6 @@ def as_they_are(inputs: Mapping[str, Any]) -> Iterator[None]:
     def find_packed_sequence_indices(position_ids: Any) -> Any:
         return stock["find_packed_sequence_indices"](position_ids) if "position_ids" in inputs else None
 
-    ours = {"is_tracing": is_tracing, "find_packed_sequence_indices": find_packed_sequence_indices}
-    for name in stock:
-        setattr(masking_utils, name, ours[name])
-    try:
+    ours: dict[str, Any] = {"is_tracing": is_tracing, "find_packed_sequence_indices": find_packed_sequence_indices}
+    with patch.multiple(masking_utils, **{name: ours[name] for name in stock}):
         yield
-    finally:
-        for name, function in stock.items():
-            setattr(masking_utils, name, function)

@@ -1,4 +1,4 @@
-"""The faster precision of a run by timing it, on a batch of its own: on CUDA bfloat16 against TF32, on a CPU float32.
+"""The faster precision of a run, timed on one of its batches: on CUDA bfloat16 or TF32, on a CPU bfloat16 or float32.
 
 Autocast saves arithmetic and adds casts: on one H100 an eager BERT trains fastest in TF32, and as CUDA graphs in
 bfloat16; a CPU that multiplies bfloat16 (AVX512_BF16, AMX) trains MiniLM twice as fast in it. Forward and backward
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -28,18 +28,11 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.finetune.cuda_graphs.graphs import Graphs, Unmasked, as_they_are
 from hf_mps.finetune.run.callbacks import finish
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.metal.device import machine
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
-
 
 CANDIDATES = {"cuda": ("bf16", "tf32"), "cpu": ("bf16", "fp32")}
 SETTINGS: dict[str, dict[str, bool]] = {"bf16": {"bf16": True}, "tf32": {"tf32": True}, "fp32": {}}
-WORTH_STEPS = {"cuda": 1000, "cpu": 200}
-"""Optimizer steps from which on the saving repays the trial: on CUDA about a second in a new process, which loads each
-candidate's kernels, against 1 to 3 ms a step for a BERT; on a CPU six passes, of which the chosen one may save half."""
-USERS = ("bf16", "fp16", "tf32", "bf16_full_eval", "fp16_full_eval")
 WARM, TIMED = {"cuda": 2, "cpu": 0}, {"cuda": 5, "cpu": 2}
 """Passes beside the first, which loads kernels. A CPU takes its time over each: 6 in all, of 200 steps or more."""
 LEAST_GAIN = 0.15
@@ -81,29 +74,6 @@ def stored(checkpoint: Path) -> Choice[str] | None:
     content = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     found = content.get("stateful_callbacks", {}).get(MeasuredPrecision.__name__)
     return Choice(found["args"]["value"], found["args"]["reason"]) if found else None
-
-
-def can_gain(device: str) -> bool:
-    """Return whether there is something to choose on this device: Metal has no autocast that saves time for sure."""
-    if device != "cpu":
-        return device in CANDIDATES
-    supported = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
-    return any(ask is not None and ask() for ask in supported)
-
-
-def skipped(training: Mapping[str, Any], prepared: Prepared, steps: int, device: str) -> str:
-    """Return why a run is not timed before it begins, as a clause; empty where it is."""
-    from transformers import Trainer
-
-    if said := [key for key in USERS if training.get(key) is not None]:
-        return f"training.{said[0]} in the recipe"
-    if steps < WORTH_STEPS[device]:
-        return f"{steps} steps are too few to repay a trial of others"
-    if getattr(prepared.trainer, "compute_loss", Trainer.compute_loss) is not Trainer.compute_loss:
-        return "the task's trainer computes its own loss"
-    if any(parameter.dtype != torch.float32 for parameter in prepared.model.parameters()):
-        return "the model's weights are not float32"
-    return ""
 
 
 def decide(trials: Sequence[Trial], shape: str) -> Choice[str]:

@@ -306,7 +306,7 @@ class StepCapture(StepMethod):
         self._rates = [torch.zeros((), device=self._trainer.args.device) for _ in groups]
         stepping = optimizer.step
 
-        @functools.wraps(stepping)  # the schedule looks for a mark of its own on it
+        @functools.wraps(stepping)  # the schedule has marked the wrapped method and looks for the mark
         def step(*arguments: Any, **settings: Any) -> Any:
             return None if self.stepped else stepping(*arguments, **settings)
 

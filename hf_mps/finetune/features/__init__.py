@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hf_mps.finetune.features.arguments import Evaluation, KeptModel, Loading, Optimizer, Seed
+from hf_mps.finetune.features.arguments import Evaluation, KeptModel, Loading, Optimizer, Output, Seed
 from hf_mps.finetune.features.attention import Attention, AttentionKernels
 from hf_mps.finetune.features.base import Feature
 from hf_mps.finetune.features.batches import Batches
@@ -13,10 +13,10 @@ from hf_mps.finetune.features.early_steps import EarlySteps
 from hf_mps.finetune.features.machine import ExpectedFallback, NoSleep, OneGpu
 from hf_mps.finetune.features.memory_fit import MemoryFit
 from hf_mps.finetune.features.precision import Precision
-from hf_mps.finetune.features.weights import FusedStep, QuantizedWeights, Sharding
+from hf_mps.finetune.features.weights import FusedStep, QuantizedWeights, Sharding, Smoke
 
-# Evaluation counts by the steps of Batches, and CudaGraphs is ruled out by EarlySteps; the rest of the order is that of
-# the header.
+# Evaluation counts by the steps of Batches, and CudaGraphs is ruled out by EarlySteps; Smoke explains what
+# others have chosen; the rest of the order is that of the header.
 FEATURES: Sequence[Feature] = (
     Precision(),
     Sharding(),
@@ -36,4 +36,6 @@ FEATURES: Sequence[Feature] = (
     Seed(),
     ExpectedFallback(),
     NoSleep(),
+    Output(),
+    Smoke(),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -11,10 +11,8 @@ from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
 from hf_mps.finetune.recipe.expect import LOSS
 from hf_mps.finetune.stream import pace
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.metrics.table import LOWER_IS_BETTER
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
 
 LOGGED_ROWS = 50
 """Step lines that a run prints at most, about."""
@@ -148,6 +146,17 @@ class Optimizer(Feature):
         found = draft.setting("optim", str(TrainingArguments.default_optim), "Trainer's default")
         rate = draft.training.get("learning_rate", 5e-5)
         draft.choices["optimizer"] = Choice(found.value, f"{found.reason}; learning rate {rate:g}")
+
+
+class Output(Feature):
+    """The run's folder and device; no tracker and no bar but those that the recipe asks for."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `output`."""
+        folder = str(draft.output.value)
+        draft.choices["output"] = Choice(folder, draft.output.reason)
+        draft.arguments["report_to"] = "none"
+        draft.fixed |= {"output_dir": folder, "disable_tqdm": True, "use_cpu": draft.device == "cpu"}
 
 
 class Seed(Feature):

@@ -6,19 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune.features.base import Draft, Feature, Plan
 from hf_mps.finetune.models.checkpoint import text_config
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.layer.fused_step.attention import NAME
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
-
 
 KEY, AUTO = "attention", "auto"
 SAID = "attention in the recipe"
@@ -87,7 +84,7 @@ MASKED, PLAIN = 12e-12, 2e-12
 """Seconds that cuDNN saves for each score of a layer's forward and backward, with a padding mask and without."""
 HALVES = ("bf16", "fp16")
 USERS = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
-"""PyTorch's own switch: a user who has set it has with_kernels."""
+"""PyTorch's own switch: a user who has set it has chosen."""
 
 
 class AttentionKernels(Feature):
@@ -119,7 +116,12 @@ def choose_kernels(plan: Plan, prepared: Prepared, recipe: Recipe) -> Choice[str
     """
     if plan.device.value != "cuda" or not recipe.optimizations or plan.choices["precision"].value not in HALVES:
         return None
-    if not _cudnn_comes_first() or recipe.attention not in ("auto", "sdpa"):
+    import torch
+
+    backends: Any = torch.backends.cuda
+    # On Hopper and newer PyTorch takes cuDNN's kernels first.
+    first = backends.cudnn_sdp_enabled() and torch.cuda.get_device_capability()[0] >= 9
+    if USERS in os.environ or not first or recipe.attention not in ("auto", "sdpa"):
         return None
     lengths = _lengths(plan, prepared)
     layers = _number(prepared.model, "num_hidden_layers")
@@ -153,15 +155,6 @@ def with_kernels(choice: Choice[str] | None) -> Iterator[None]:
         yield
     finally:
         backends.enable_cudnn_sdp(True)
-
-
-def _cudnn_comes_first() -> bool:
-    """Return whether PyTorch takes cuDNN's kernels on this GPU, and nobody has told it otherwise."""
-    import torch
-
-    backends: Any = torch.backends.cuda
-    enabled = USERS not in os.environ and bool(backends.cudnn_sdp_enabled())
-    return enabled and torch.cuda.get_device_capability()[0] >= 9
 
 
 def _lengths(plan: Plan, prepared: Prepared) -> list[int]:

@@ -12,6 +12,7 @@ from hf_mps.core.choice import Choice
 
 if TYPE_CHECKING:
     from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
     from hf_mps.finetune.recipe.schema import Recipe
     from hf_mps.finetune.tasks._base import Prepared
 
@@ -26,14 +27,20 @@ class Draft:
     these wins. `arguments` are keywords where `training` says nothing, `fixed` those that nobody may change.
     """
 
-    recipe: Recipe
+    resolved: ResolvedRecipe
     prepared: Prepared
     device: str
+    output: Choice[Path]
     adjustments: MemoryAdjustments
     training: dict[str, Any]
     choices: dict[str, Choice[Any]]
     arguments: dict[str, Any] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe as it runs."""
+        return self.resolved.recipe
 
     def setting(self, key: str, default: Any, reason: str) -> Choice[Any]:
         """Return what `training` says of `key`, or else the default with its reason."""
@@ -49,7 +56,7 @@ class Plan:
     choices: dict[str, Choice[Any]]
     arguments: dict[str, Any]
     bucket_pool_size: int | None = None
-    """Rows of like length that are drawn at a time, where a run goes on in another number of processes."""
+    """Rows that are drawn together to be sorted by length, where a run resumes in another number of processes."""
 
     def shown(self) -> dict[str, Choice[Any]]:
         """Return every choice, as the header and results.json have them."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune import sharding
 from hf_mps.finetune.features import early_steps
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
-from hf_mps.finetune.sharding import settings
 
 if TYPE_CHECKING:
     from hf_mps.finetune.cuda_graphs.steps import StepCapture
@@ -87,7 +87,7 @@ def decide(recipe: Recipe, training: Mapping[str, Any], device: str) -> Choice[s
         return Choice(OFF, SAID)
     if asked is None and not recipe.optimizations:
         return Choice(OFF, "optimizations is false in the recipe")
-    if settings.asked(training):
+    if sharding.asked(training):
         return refused(asked, FSDP)
     for key, why in OBSTACLES.items():
         if training.get(key):

@@ -1,21 +1,19 @@
-"""A run whose weights step in the backward pass, or lie in bfloat16: when it can, and how Trainer does it."""
+"""Runs whose weights step in the backward pass or are stored in bfloat16: when that works, and how Trainer does it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
+from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.trainer import StepMethod
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 
 KEY, WEIGHTS, HALVES = "step_in_backward", "weights", "bfloat16"
 # PyTorch's own optimizers and transformers' Adafactor, whose step of a weight looks at that weight alone.

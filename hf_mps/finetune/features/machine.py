@@ -91,7 +91,7 @@ def awake() -> Iterator[None]:
         yield
         return
     quiet, words = subprocess.DEVNULL, [CAFFEINATE, "-is", "-w", str(os.getpid())]
-    # In a session of its own: Ctrl-C in the terminal is meant for the run, which saves first.
+    # In a new session: Ctrl-C in the terminal would end it before the run has saved.
     process = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
         yield

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.features.base import Draft, Feature
 from hf_mps.finetune.models.checkpoint import text_config
+from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 
 TRAINING = "training."
 

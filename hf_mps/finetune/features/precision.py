@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import sharding
 from hf_mps.finetune.features import cuda_graphs
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 
 KEY = "precision"
+WORTH_STEPS = {"cuda": 1000, "cpu": 200}
+"""Optimizer steps from which on the saving repays the trial: on CUDA about a second in a new process, which loads each
+candidate's kernels, against 1 to 3 ms a step for a BERT; on a CPU six passes, of which the chosen one may save half."""
+USERS = ("bf16", "fp16", "tf32", "bf16_full_eval", "fp16_full_eval")
 
 
 class Precision(Feature):
@@ -29,10 +31,11 @@ class Precision(Feature):
 
     def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
         """Keep what was measured in every checkpoint, and count the time that it took."""
-        from hf_mps.finetune.cuda_graphs import precision
-        from hf_mps.finetune.run.callbacks import Stopwatch
+        found = plan.choices[KEY]
+        if hasattr(found, "seconds"):
+            from hf_mps.finetune.cuda_graphs import precision
+            from hf_mps.finetune.run.callbacks import Stopwatch
 
-        if isinstance(found := plan.choices[KEY], precision.Measured):
             trainer.add_callback(precision.MeasuredPrecision(found.value, found.reason))
             for watch in trainer.callback_handler.callbacks:
                 if isinstance(watch, Stopwatch):
@@ -48,16 +51,16 @@ class Precision(Feature):
         recipe, device = plan.recipe, plan.device.value
         if device == "mps" or recipe.weights != "float32" or not recipe.optimizations or sharding.KEY in plan.choices:
             return
-        from hf_mps.distributed.ranks import Ranks
-        from hf_mps.finetune.cuda_graphs import precision
-
-        if not precision.can_gain(device):
+        if not can_gain(device):
             return
-        if why := precision.skipped(recipe.training, prepared, plan.choices["steps"].value, device):
+        if why := skipped(recipe.training, prepared, plan.choices["steps"].value, device):
             if device == "cuda":  # float32 on a CPU is what everybody expects, and needs no excuse
                 default = plan.choices[KEY]
                 plan.choices[KEY] = Choice(default.value, f"{default.reason}; not measured: {why}")
             return
+        from hf_mps.distributed.ranks import Ranks
+        from hf_mps.finetune.cuda_graphs import precision
+
         begun = checkpoint or recipe.training.get("resume_from_checkpoint")
         found, seconds = precision.stored(Path(begun)) if begun else None, 0.0
         if found is None:
@@ -76,6 +79,32 @@ class Precision(Feature):
         plan.arguments.update(precision.SETTINGS[found.value])
         if found.value == "tf32":
             precision.products_in_tf32()
+
+
+def can_gain(device: str) -> bool:
+    """Return whether there is something to choose on this device: Metal has no autocast that saves time for sure."""
+    if device != "cpu":
+        return device == "cuda"
+    import torch
+
+    supported = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
+    return any(ask is not None and ask() for ask in supported)
+
+
+def skipped(training: Mapping[str, Any], prepared: Prepared, steps: int, device: str) -> str:
+    """Return why a run is not timed before it begins, as a clause; empty where it is."""
+    import torch
+    from transformers import Trainer
+
+    if said := [key for key in USERS if training.get(key) is not None]:
+        return f"training.{said[0]} in the recipe"
+    if steps < WORTH_STEPS[device]:
+        return f"{steps} steps are too few to repay a trial of others"
+    if getattr(prepared.trainer, "compute_loss", Trainer.compute_loss) is not Trainer.compute_loss:
+        return "the task's trainer computes its own loss"
+    if any(parameter.dtype != torch.float32 for parameter in prepared.model.parameters()):
+        return "the model's weights are not float32"
+    return ""
 
 
 def precision_of(training: Mapping[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:

@@ -1,19 +1,16 @@
-"""Features that other rooms carry out: FSDP2, quantized weights and the fused step."""
+"""Features that other rooms carry out: FSDP2, quantized weights, the fused step and a smoke run's settings."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import sharding
 from hf_mps.finetune.features.base import Draft, Feature, Plan
 from hf_mps.finetune.models import quantization
-from hf_mps.finetune.sharding import settings
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.layer.fused_step import switch
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
 
 
 class QuantizedWeights(Feature):
@@ -37,11 +34,11 @@ class Sharding(Feature):
     def making(self, plan: Plan, prepared: Prepared) -> AbstractContextManager[Any]:
         """Let the trainer's accelerator take the plugin."""
         sharded = sharding.KEY in plan.choices
-        return settings.ready(prepared.model, plan.device.value) if sharded else nullcontext()
+        return sharding.ready(prepared.model, plan.device.value) if sharded else nullcontext()
 
     def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
         """Suppress a warning of FSDP's that is none."""
-        return settings.quiet() if trainer.is_fsdp_enabled else nullcontext()
+        return sharding.quiet() if trainer.is_fsdp_enabled else nullcontext()
 
 
 KEY = "fused_step"
@@ -60,3 +57,15 @@ class FusedStep(Feature):
     def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
         """Switch the parts on."""
         return switch.running(plan.choices[KEY], plan.device.value)
+
+
+class Smoke(Feature):
+    """Names --smoke as the reason for what it has changed in the recipe (`hf_mps.finetune.smoke`)."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `smoke`, in a smoke run alone."""
+        if draft.resolved.smoke is not None:
+            from hf_mps.finetune import smoke
+
+            draft.choices["smoke"] = draft.resolved.smoke
+            smoke.explain(draft.resolved, draft.choices)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.finetune.sharding import settings
+from hf_mps.finetune import sharding
 from hf_mps.layer.compat import removed_arguments
 
 Source = tuple[str, str]
@@ -276,7 +276,7 @@ def problems(
             wrong.append((key, removed if key in REMOVED else hint))
         elif RENAMED.get(key) in training:
             wrong.append((key, f"is the newer name of {RENAMED[key]}, which is here too; give one of them"))
-        elif problem := settings.problem(key, value) if key in FSDP else _mismatch(known[name], value):
+        elif problem := sharding.problem(key, value) if key in FSDP else _mismatch(known[name], value):
             wrong.append((key, problem))
     return wrong
 

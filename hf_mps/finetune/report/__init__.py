@@ -12,6 +12,7 @@ from hf_mps.core.files import write_atomic, write_json
 from hf_mps.finetune.recipe.expect import Expectation
 from hf_mps.finetune.report.predictions import FILE, Written
 from hf_mps.finetune.report.results import SCHEMA, RunRecord, results, versions, without_paths
+from hf_mps.finetune.report.verdict import doubt
 from hf_mps.finetune.run import failures
 from hf_mps.metrics import Baseline
 
@@ -27,14 +28,14 @@ def write(
 
     results.json, by which a run counts as finished, comes last; until then a hidden file holds the record, which
     `pending` reads. Any of the others may fail: a line on stderr says so, and no file mentions it. An earlier run's
-    files of these names are replaced. Local paths stand there by their last part. Raises OSError where the disk refuses
-    the record or results.json.
+    files of these names are replaced. `record.doubt` is set. Local paths are written as their last part. Raises OSError
+    where the disk refuses the record or results.json.
     """
     from hf_mps.finetune.report.card import card
     from hf_mps.finetune.report.plot import draw
 
     folder = Path(output_dir)
-    record = without_paths(record, folder)
+    whole, record = record, without_paths(record, folder)
     hidden = write_json(folder / failures.PENDING, record)
     files, written = [folder / failures.RESULTS], Written()
     if answer is not None:
@@ -42,6 +43,7 @@ def write(
             written = answer()
             record.predictions = written.predictions.name if written.predictions else None
             record.pictures = [picture.name for picture in written.pictures]
+    whole.doubt = record.doubt = doubt(record, written.answer)
     record.drawn = False
     with failures.optional(PICTURE):
         files.append(write_atomic(folder / PICTURE, draw(record)))

@@ -114,6 +114,7 @@ def _results(record: RunRecord) -> str:
     table = _table(heads, rows) if base else _table(heads[:2], [row[:2] for row in rows])
     notes = [f"The baseline {_cell(record.baseline.what)}."] if record.baseline and base else []
     notes += [f"Expected by the recipe: {record.expectation}."] if record.expectation else []
+    notes += [f"**To look at:** {_cell(record.doubt)}."] if record.doubt else []
     return "\n\n".join([table, *notes])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.files import plain, write_atomic
+from hf_mps.finetune.report.verdict import only_answer
 from hf_mps.finetune.run import failures
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class Written:
 
     predictions: Path | None = None
     pictures: tuple[Path, ...] = ()
+    answer: str | None = None
+    """The answer that all rows have, where they have one."""
 
     @property
     def files(self) -> list[Path]:
@@ -44,7 +47,7 @@ def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
     with failures.optional("a picture of the predictions"):
         drawn = prepared.figures(rows) if prepared.figures is not None else {}
         pictures = [write_atomic(output / name, png) for name, png in drawn.items()]
-    return Written(predictions, tuple(pictures))
+    return Written(predictions, tuple(pictures), only_answer(rows))
 
 
 def take_part(prepared: Prepared, trainer: Any) -> None:

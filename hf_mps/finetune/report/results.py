@@ -63,6 +63,8 @@ class RunRecord:
     """The processes that trained together, `record.of_all`; None for one alone."""
     versions: dict[str, str] = field(default_factory=lambda: versions())
     expectation: Expectation | None = None
+    doubt: str | None = None
+    """Why the run seems to have learnt nothing (`report.verdict`); None where all is well."""
     model: str | None = None
     """The checkpoint that was fine-tuned; what is no hub id (a folder) stays out of the card's front matter."""
     dataset: str | None = None
@@ -125,6 +127,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `metrics`: {name: number}; `main_metric`: its name; `greater_is_better`: bool; `split`: str
     - `baseline`: {"what": str, "metrics": {name: number}} or null
     - `expectation`: {"metric": str, "low": number | null, "high": number | null, "met": bool} or null
+    - `doubt`: str or null, why the run seems to have learnt nothing, and what to try
     - `train_seconds`, `samples_per_second`: numbers; `peak_memory_bytes`: int or null
     - `fallback`: [object]; `unexpected_fallback`: [str]
     - `metal_kernels`: {"release": str, "launches": int, "kernels": int, "share": number, "missing": [{"operator": str,
@@ -138,7 +141,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     """
     names = (
         *("name", "recipe", "device", "simulated", "choices", "metrics", "main_metric", "greater_is_better", "split"),
-        *("baseline", "expectation", "train_seconds", "samples_per_second", "peak_memory", "fallback"),
+        *("baseline", "expectation", "doubt", "train_seconds", "samples_per_second", "peak_memory", "fallback"),
         *("unexpected_fallback", "metal_kernels", "predictions", "pictures", "stream", "world", "guards", "sentinels"),
         *("log_history", "versions"),
     )

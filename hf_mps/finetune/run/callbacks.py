@@ -63,7 +63,7 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         stored = state.stateful_callbacks.get(name) if state.global_step else None
         before = stored["attributes"] if stored else {"seconds": self.before, "first_step": state.global_step}
         self.seconds, self.first_step = before["seconds"], before["first_step"]
-        state.stateful_callbacks.setdefault(name, self.state())  # Trainer saves those alone that stand there
+        state.stateful_callbacks.setdefault(name, self.state())  # Trainer saves only the callbacks listed there
         self.sent_before = (state.global_step, traffic())
         self._mark = time.perf_counter()
 
@@ -124,7 +124,7 @@ class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
 
 
 class OwnDraws(TrainerCallback):  # type: ignore[misc]
-    """Gives each of several processes draws of its own, from the run's seed and its rank.
+    """Seeds each of several processes differently, from the run's seed and the rank.
 
     Trainer seeds all of them alike, for equal weights, and their rows would have one dropout mask. A run that resumes
     gets each rank's own state from its checkpoint afterwards; the order of the rows has a generator of its own.

@@ -12,7 +12,6 @@ from typing import Any
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import first_line
 from hf_mps.finetune.models import checkpoint, quantization
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import catalogue, expect, overrides
 from hf_mps.finetune.recipe.resolve import Problem, examine, read
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
@@ -65,10 +64,11 @@ def _of_recipe(recipe: Recipe, document: Document) -> Iterator[tuple[str, str]]:
         "model": stored,
         "model_type": lambda: refuse_another_type(recipe.model_type, checkpoint.resolve(recipe.model)),
         "data": lambda: load.check(recipe.data),
-        "data.streaming": lambda: pace.refuse_endless(recipe),
         "early_stopping_patience": lambda: refuse_early_stopping(recipe.training, patience),
         "chat_template": lambda: template in (None, PLAIN_TEMPLATE) or chat.read_template(str(template)),
     }
+    if recipe.data.streaming:
+        checks["data.streaming"] = lambda: pace.refuse_endless(recipe)
     for key, check in checks.items():
         try:
             check()
@@ -78,7 +78,10 @@ def _of_recipe(recipe: Recipe, document: Document) -> Iterator[tuple[str, str]]:
 
 
 def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
-    """Raise UserError for a `training` option that the present device would ignore or cannot honour."""
+    """Raise UserError for a `training` option that the present device would ignore or cannot honour.
+
+    Also for a tracker that Trainer does not know, or whose package is not installed.
+    """
     for key, why in CUDA_ALONE.items():
         if training.get(key) and device_type != "cuda":
             raise UserError(f"training.{key}: {why} and the device is {device_type}; leave it out")
@@ -92,7 +95,21 @@ def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
 
         if against := reason_against(optimizer):
             raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")
-    _refuse_trackers(training.get("report_to"))
+    asked = training.get("report_to")
+    trackers = [asked] if isinstance(asked, str) else list(asked or ())
+    if trackers in ([], ["none"], ["all"]):
+        return
+    from transformers.integrations import integration_utils as theirs
+
+    known = sorted(theirs.INTEGRATION_TO_CALLBACK)
+    # Flyte's is the one that the library's own list of what is installed leaves out.
+    installed = {*theirs.get_available_reporting_integrations(), "flyte"}
+    for name in trackers:
+        if name not in known:
+            allowed = f"none, all, {', '.join(known)}"
+            raise UserError(f"training.report_to is '{name}'; allowed: {allowed}{nearest(name, known)}")
+        if name not in installed:
+            raise UserError(f"training.report_to={name}: it is not installed; next: pip install {PIP.get(name, name)}")
 
 
 def refuse_early_stopping(training: dict[str, Any], patience: int | None) -> None:
@@ -106,7 +123,7 @@ def refuse_early_stopping(training: dict[str, Any], patience: int | None) -> Non
             )
 
 
-def refuse_another_type(model_type: str | None, source: Checkpoint) -> None:
+def refuse_another_type(model_type: str | None, source: checkpoint.Checkpoint) -> None:
     """Raise UserError for a `model_type` that contradicts the checkpoint's configuration.
 
     Reads the configuration of a local folder; that of a hub id is the hub's.
@@ -140,24 +157,6 @@ def refuse_caches() -> None:
             raise UserError(
                 f"{name} is {path}, which cannot be made: {error.strerror}; allowed: a folder that can be written"
             ) from error
-
-
-def _refuse_trackers(asked: Any) -> None:
-    """Raise UserError for a tracker that Trainer does not know, or whose package is not installed."""
-    trackers = [asked] if isinstance(asked, str) else list(asked or ())
-    if trackers in ([], ["none"], ["all"]):
-        return
-    from transformers.integrations import integration_utils as theirs
-
-    known = sorted(theirs.INTEGRATION_TO_CALLBACK)
-    # Flyte's is the one that the library's own list of what is installed leaves out.
-    installed = {*theirs.get_available_reporting_integrations(), "flyte"}
-    for name in trackers:
-        if name not in known:
-            allowed = f"none, all, {', '.join(known)}"
-            raise UserError(f"training.report_to is '{name}'; allowed: {allowed}{nearest(name, known)}")
-        if name not in installed:
-            raise UserError(f"training.report_to={name}: it is not installed; next: pip install {PIP.get(name, name)}")
 
 
 def refuse_unusable(args: Any, model: Any, steps: int) -> None:

@@ -32,7 +32,7 @@ FULL = {
     errno.EROFS: "the disk is read-only",
     errno.EACCES: "permission is denied",
 }
-# What to do before the command that goes on; anything else of FULL wants room.
+# What to do before the run can resume; all other errors in FULL need free space.
 CURES = {
     errno.EFBIG: "ulimit -f unlimited",
     errno.EROFS: "make the disk writable",

@@ -112,7 +112,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
         # A checkpoint behind an epoch's last step may come before that epoch's evaluation, which decides.
         over = float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps
         to_come = args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0)
-        awaits = over and to_come and self._evaluated != state.global_step and _decides(args)
+        awaits = over and to_come and self._evaluated != state.global_step and args.metric_for_best_model is not None
         if self._stops() and not awaits:
             self._end(state)
 
@@ -124,12 +124,12 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
     def on_prediction_step(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         if not self._stops(args.device):
             return
-        if self._training and _decides(args):
+        if self._training and args.metric_for_best_model is not None:  # it decides which weights are kept
             if not self._waits and Ranks.here().world.main:
                 os.write(2, WAITS)
             self._waits = control.should_save = True
             return
-        if self._training and self.trainer is not None:  # the weights are whole: an evaluation stands between steps
+        if self._training and self.trainer is not None:  # between two steps, so the weights are whole
             self._leave_evaluation(train_dataloader)
             self.trainer._save_checkpoint(self.trainer.model, trial=None)
         self._end(state)
@@ -179,7 +179,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
                 if stat.S_ISCHR(os.fstat(shown).st_mode):
                     os.dup2(nowhere, shown)
             os.close(nowhere)
-        # Of a closed terminal both the system and the shell may tell.
+        # Both the system and the shell may report a closed terminal, so a second SIGHUP is no second request.
         if self._asked and number != signal.SIGHUP and (self._alone or now - self._asked > ONE):
             raise KeyboardInterrupt
         self._asked = self._asked or now
@@ -278,8 +278,3 @@ def outlive(loader: Any) -> None:
 def _say(number: int) -> None:
     if number == signal.SIGINT:
         os.write(2, SAID)  # not print: the signal may have come in the middle of one
-
-
-def _decides(args: Any) -> bool:
-    """Return whether evaluations decide which weights are kept, or when the run ends."""
-    return args.metric_for_best_model is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from hf_mps.core.notices import ignoring
 
@@ -56,26 +57,24 @@ def _no_advice(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def errors_only() -> Iterator[None]:
-    """Let transformers log only errors: for loading, whose report of new weights the header replaces."""
-    from transformers.utils import logging as transformers_logging
-
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+def _at(level: int, library: Any) -> Iterator[None]:
+    before = library.get_verbosity()
+    library.set_verbosity(level)
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(level)
+        library.set_verbosity(before)
 
 
-@contextmanager
-def datasets_silent() -> Iterator[None]:
+def errors_only() -> AbstractContextManager[None]:
+    """Let transformers log only errors: for loading, whose report of new weights the header replaces."""
+    from transformers.utils import logging as theirs
+
+    return _at(logging.ERROR, theirs)
+
+
+def datasets_silent() -> AbstractContextManager[None]:
     """Keep `datasets` from logging an error that is about to be printed in one line."""
     import datasets
 
-    level = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(level)
+    return _at(logging.CRITICAL, datasets.logging)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.features import attention
@@ -13,9 +13,7 @@ from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
 from hf_mps.finetune.run.stages import REFUSALS, one_gpu, refused
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 
 # Beginnings of arguments that say how weights change and what is kept of them: nothing here does either.
 OF_TRAINING = (

@@ -92,7 +92,7 @@ def _state(path: Path, resolved: ResolvedRecipe) -> HostState:
 
 @contextmanager
 def own_folder(run_dir: RunDir, resolved: ResolvedRecipe) -> Iterator[RunDir]:
-    """Give the main process's locked folder, or where this host does not see it one of its own, locked as well.
+    """Yield the main process's locked folder, or a locked one on this host where the host does not see that one.
 
     Called by every rank. The path is the same on all hosts, but for a smoke run, whose folder is a temporary one.
     """
@@ -140,7 +140,7 @@ ACCUMULATION = "gradient_accumulation_steps"
 
 
 def go_on(plan: Plan, checkpoint: Path | None, processes: int) -> Plan:
-    """Return the plan of a run that goes on from `checkpoint` in `processes` processes, also others than it began in.
+    """Return the plan of a run that resumes from `checkpoint`, perhaps in another number of processes.
 
     Raises UserError where they cannot share the rows of a step.
     """
@@ -171,6 +171,6 @@ def go_on(plan: Plan, checkpoint: Path | None, processes: int) -> Plan:
         "steps": Choice(state["max_steps"], "as the run began"),
     }
     arguments = plan.arguments | {SIZE: batch, ACCUMULATION: passes, "logging_steps": state["logging_steps"]}
-    if arguments.get("max_steps", -1) > 0:  # of a stream, whose plan counts its rows by the steps of today
+    if arguments.get("max_steps", -1) > 0:  # a stream's plan counted its steps by today's batch
         arguments["max_steps"] = state["max_steps"]
     return replace(plan, choices=choices, arguments=arguments, bucket_pool_size=before.processes * before.batch)

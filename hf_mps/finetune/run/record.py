@@ -71,10 +71,10 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         dataset=data.hub,
         dataset_config=data.config,
         dataset_name="made-up rows" if resolved.smoke else rows,
-        pipeline_tag=prepared.pipeline_tag,
-        auto_class=prepared.auto_class,
+        pipeline_tag=prepared.task.pipeline_tag,
+        auto_class=prepared.task.auto_class,
         snippet=prepared.snippet,
-        library=prepared.library,
+        library=prepared.task.library,
     )
 
 
@@ -173,7 +173,8 @@ def header(resolved: ResolvedRecipe, plan: Plan, verb: str = "finetune") -> None
 
 def closing_table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -> None:
     """Print how the run ended, its folder and the files in it, and the command that uploads it to the hub."""
-    notes = [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
+    notes = [("look at", record.doubt)] if record.doubt else []
+    notes += [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
     if (stream := record.stream) is not None:
         waited = f"{stream['waited_seconds']:.1f} s, {stream['waited_share']:.1%} of the training"
         broken = f"; {stream['rows_broken']:,} broken ones skipped" if stream["rows_broken"] else ""

@@ -1,4 +1,4 @@
-"""The run directory: a folder of its own, never one that holds another run, and locked against a second process.
+"""The run directory: a separate folder for each run, locked against a second process.
 
 It holds the recipe and a digest of the rows from the start: they tell whether a later call asks for the same run.
 """
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -26,21 +26,17 @@ from hf_mps.core.checkpoint_files import locked, sweep, torn
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain, replace_file, write_atomic, write_json
 from hf_mps.distributed.world import World
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
-from hf_mps.finetune.recipe.schema import map_paths
+from hf_mps.finetune.recipe.schema import Data, map_paths
 from hf_mps.finetune.recipe.yaml import read_yaml
 from hf_mps.finetune.run.failures import PENDING, RESULTS
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.recipe.schema import Data
-
 
 DIGESTS = "data.json"
 # Rows that are read at once, and bytes of a file.
 BLOCK, CHUNK = 1000, 2**20
-# Columns whose texts name files: what is in the files counts, not where they lie.
+# Columns whose texts name files: their content counts, not their location.
 MEDIA = ("image", "images", "mask", "audio")
 
 Splits = Mapping[str, Mapping[str, Any]]
@@ -59,39 +55,6 @@ def digest_rows(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
         else {"rows": len(one.dataset), "digest": _digest(one)}
         for split, one in rows.items()
     }
-
-
-def store_digests(output: Path, data: Data, splits: Splits) -> Path:
-    """Write `splits`, of `digest_rows`, and the digest of each local file into a run's folder; return the path."""
-    return write_json(output / DIGESTS, {"splits": splits, "files": _files(data)})
-
-
-def row_differences(output: Path, splits: Splits) -> list[str]:
-    """Return which `splits` differ from those of the run in `output`, as `train (48 rows then, 47 now)`.
-
-    A run of a release that stored no digests matches any rows.
-    """
-    before, differing = _stored_digests(output).get("splits", {}), []
-    for split in dict.fromkeys((*before, *splits)) if before else ():
-        then, now = before.get(split), splits.get(split)
-        if then == now:
-            continue
-        counts = [f"{one['rows']:,}" if one and "rows" in one else "no" for one in (then, now)]
-        how = f"{counts[0]} rows then, {counts[1]} now" if counts[0] != counts[1] else "other content"
-        if any("bytes" in one for one in (then, now) if one is not None):
-            how = "other files"
-        differing.append(f"{split} ({how})")
-    return differing
-
-
-def changed_files(output: Path, data: Data) -> list[str]:
-    """Return the recipe's files that changed since the run in `output`, as `data.files.train has other content`.
-
-    Rows of the hub and of folders are not compared: that takes as long as loading them.
-    """
-    before: dict[str, str] = _stored_digests(output).get("files", {})
-    now = _files(data) if before else {}
-    return [f"data.files.{split} has other content" for split in before if now.get(split) != before[split]]
 
 
 def _stored_digests(output: Path) -> dict[str, Any]:
@@ -120,6 +83,9 @@ def _digest(rows: Rows) -> str:
     digest, first = _hash(), 0
     media = [column for column in rows.dataset.column_names if column in MEDIA]
 
+    def as_text(value: Any) -> str:  # bytes, dates and times
+        return _hash(value).hexdigest() if isinstance(value, bytes) else str(value)
+
     def content(value: Any, index: int, role: str) -> Any:
         if isinstance(value, list):
             return [content(one, index, role) for one in value]
@@ -129,15 +95,10 @@ def _digest(rows: Rows) -> str:
         count = len(next(iter(block.values()), ()))
         for role in media:
             block[role] = [content(block[role][place], first + place, role) for place in range(count)]
-        # Of a text the letters, of a number the number: how Arrow cut and padded its buffers is no content.
-        digest.update(json.dumps(block, sort_keys=True, default=_plain_value).encode())
+        # Values and not Arrow's buffers, whose cuts and padding depend on how the rows were read.
+        digest.update(json.dumps(block, sort_keys=True, default=as_text).encode())
         first += count
     return digest.hexdigest()
-
-
-def _plain_value(value: Any) -> str:
-    """Return bytes as their digest, dates and times as text."""
-    return _hash(value).hexdigest() if isinstance(value, bytes) else str(value)
 
 
 def _hash(content: bytes = b"") -> hashlib.blake2b:
@@ -156,9 +117,9 @@ OURS = (RECIPE, DIGESTS)
 MODEL_FILES = ("config.json", "adapter_config.json", "modules.json")
 STATE = "trainer_state.json"
 """The file that Trainer writes last of all into a checkpoint."""
-# What may differ between two calls of one run: where it lies, what it promises, who hears of it.
+# What may differ between two calls of one run: its folder, its expectation, its trackers.
 FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
-# And what may differ where an unfinished one goes on: an evaluation that did not fit takes fewer rows at a time.
+# An unfinished run may also change this: an evaluation that ran out of memory is repeated with fewer rows at a time.
 FREE_UNFINISHED = (*FREE, "training.per_device_eval_batch_size")
 
 
@@ -181,7 +142,7 @@ class RunDir:
 
     @classmethod
     def choose(cls, resolved: ResolvedRecipe, *, fresh: bool = False) -> RunDir:
-        """The folder for a run of a recipe: that of the same recipe's run where there is one, else one not used yet.
+        """Return the folder for a run of a recipe: that of the same recipe's earlier run, or else one not used yet.
 
         By default that is `runs/NAME`, with a number behind where a run of another recipe lies there. `fresh` never
         resumes a run. Raises UserError for a folder that the user named and that holds anything else, and for an
@@ -196,12 +157,21 @@ class RunDir:
         for path in reversed(used):
             differs = differences(path, resolved)
             if differs == [] and (path / RESULTS).exists():
-                differs = changed_files(path, resolved.recipe.data)
+                # Only local files are compared: to compare rows of the hub would take as long as loading them.
+                stored = _stored_digests(path).get("files", {})
+                now = _files(resolved.recipe.data) if stored else {}
+                other = [split for split in stored if now.get(split) != stored[split]]
+                differs = [f"data.files.{split} has other content" for split in other]
             if differs == []:
                 return cls._same(path, named is not None)
-            unfinished = differs is not None and not (path / RESULTS).exists()
-            if unfinished or (named is not None and differs):
-                raise UserError(_changed(path, differs or []))
+            unfinished = not (path / RESULTS).exists()
+            if differs is not None and (unfinished or (named is not None and differs)):
+                listed = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
+                state = "an unfinished" if unfinished else "a finished"
+                raise UserError(
+                    f"{path} holds {state} run of a recipe that has changed since: {listed}; next: the recipe as it"
+                    f" was, or --fresh, which trains beside it in {next_free(path)}"
+                )
         if named is not None and used:
             way_on = f"output_dir={next_free(first)}"
             raise UserError(
@@ -229,8 +199,21 @@ class RunDir:
         return cls(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
 
     def refuse_other_rows(self, splits: Splits) -> None:
-        """Raise UserError where the run to resume was on other rows than `splits`."""
-        others = row_differences(self.path, splits) if self.checkpoint is not None or self.pending else []
+        """Raise UserError where the run to resume was on other rows than `splits`, with those that differ.
+
+        A run of a release that stored no digests matches any rows.
+        """
+        resumes = self.checkpoint is not None or self.pending
+        before, others = _stored_digests(self.path).get("splits", {}) if resumes else {}, []
+        for split in dict.fromkeys((*before, *splits)) if before else ():
+            then, now = before.get(split), splits.get(split)
+            if then == now:
+                continue
+            counts = [f"{one['rows']:,}" if one and "rows" in one else "no" for one in (then, now)]
+            how = f"{counts[0]} rows then, {counts[1]} now" if counts[0] != counts[1] else "other content"
+            if any("bytes" in one for one in (then, now) if one is not None):
+                how = "other files"
+            others.append(f"{split} ({how})")
         if others:
             raise UserError(
                 f"{self.path} holds an unfinished run on other rows: {', '.join(others)}; next: the rows as they were,"
@@ -254,13 +237,13 @@ class RunDir:
                     if locked and (self.named or self.checkpoint or not _used(path)):
                         taken = dataclasses.replace(self, path=path)
                         taken._refuse_changed()
-                        sweep(path)
+                        sweep(path)  # half-written files of a killed run
                         shutil.rmtree(taken.staging, ignore_errors=True)  # of a run that was killed
                         taken.staging.mkdir()
                         break
                 except OSError as error:
                     raise _unmakable(path, error) from error
-                held.close()
+                held.close()  # another run took the folder between the choice and the lock
                 if self.named or self.checkpoint:
                     raise UserError(GOING_ON.format(path, next_free(path)))
                 path = next_free(path)
@@ -328,11 +311,15 @@ class RunDir:
         return whole
 
 
-def store(output: Path, resolved: ResolvedRecipe) -> Path:
-    """Write a run's recipe, command-line words included, as a recipe that runs by itself; return its path."""
+def store(output: Path, resolved: ResolvedRecipe, splits: Splits) -> None:
+    """Write into a run's folder what a later call knows it by: the recipe, and digests of its rows and local files.
+
+    The recipe has the command line's words and runs by itself; `splits` are those of `digest_rows`.
+    """
     head = f"# The recipe of this run, as it was given: {resolved.command('finetune')}\n"
     text = yaml.safe_dump(stored_values(resolved), sort_keys=False, allow_unicode=True, width=120)
-    return write_atomic(output / RECIPE, head + text)
+    write_atomic(output / RECIPE, head + text)
+    write_json(output / DIGESTS, {"splits": splits, "files": _files(resolved.recipe.data)})
 
 
 def stored_values(resolved: ResolvedRecipe) -> dict[str, Any]:
@@ -373,7 +360,7 @@ def checkpoints(output: Path) -> list[Path]:
 
 
 def numbered(path: Path) -> list[Path]:
-    """Yield the folder itself, NAME-2, NAME-3, … as long as they exist."""
+    """Return the folder itself, NAME-2, NAME-3, … as long as they exist."""
     there = [path]
     while (following := path.with_name(f"{path.name}-{len(there) + 1}")).exists():
         there.append(following)
@@ -428,13 +415,6 @@ def _lock(path: Path, held: ExitStack, patience: float = 0.0) -> bool:
 def _used(path: Path) -> bool:
     """Return whether a folder holds anything but hidden files: of a run that was killed as it began, or of Finder."""
     return path.exists() and (not path.is_dir() or any(inside.name[0] != "." for inside in path.iterdir()))
-
-
-def _changed(path: Path, differs: list[str]) -> str:
-    shown = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
-    state = "a finished" if (path / RESULTS).exists() else "an unfinished"
-    way_on = f"the recipe as it was, or --fresh, which trains beside it in {next_free(path)}"
-    return f"{path} holds {state} run of a recipe that has changed since: {shown}; next: {way_on}"
 
 
 def _unmakable(path: Path, error: OSError) -> UserError:

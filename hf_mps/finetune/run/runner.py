@@ -18,8 +18,7 @@ from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import failures, processes, stages
-from hf_mps.finetune.run.run_dir import RunDir, Splits, checkpoints, store, store_digests
-from hf_mps.finetune.run.stages import PreparedRun, locate, prepare_run
+from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
 from hf_mps.layer.guards import resume
 
 
@@ -58,7 +57,7 @@ def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -
 def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -> dict[str, Any]:
     """Run a recipe as `run` does; without `keep` it is not stored, so that nothing resumes the run."""
     ranks = Ranks.here()
-    source, run_dir = locate(resolved, fresh=fresh)
+    source, run_dir = stages.locate(resolved, fresh=fresh)
     if run_dir.finished:
         results = ranks.from_main(run_dir.results)
         (run_dir.path / failures.PENDING).unlink(missing_ok=True)  # of a run that was killed as it removed it
@@ -70,7 +69,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         return results
     if resolved.smoke is None:
         ranks.from_main(source.refuse_absent)
-    # Sooner than the lock, for a person who would wait minutes for rows and model to be told so.
+    # Before the rows and the model are read, which can take minutes; `lock` checks again.
     ranks.from_main(run_dir.refuse_held)
     from hf_mps.finetune.run.logging import no_bars
     from hf_mps.layer.activation import activate
@@ -80,7 +79,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         resume.arm_everywhere()
         with _failures_in_one_line(resolved, None):
             # The first rank of each host fills the caches of rows and models, and the others find its files.
-            prepared_run = ranks.main_first(lambda: prepare_run(resolved, source, run_dir))
+            prepared_run = ranks.main_first(lambda: stages.prepare_run(resolved, source, run_dir))
             if prepared_run.prepared.before_training is not None:
                 prepared_run.prepared.before_training()
             # Before the folder is there: a row that cannot be read leaves no trace.
@@ -90,28 +89,25 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
 
                 adjustments = ranks.from_main(lambda: adjust.estimate_fit(prepared_run))
                 prepared_run = replace(prepared_run, adjustments=adjustments)
-        # The main rank locks for all: another one would meet the lock of its own run.
+        # Only the main rank locks: the others would find its lock and take it for another run.
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         run_dir = held.enter_context(processes.own_folder(locked, resolved))
         with failures.workers_ended(), _failures_in_one_line(resolved, run_dir):
-            if keep:
-                processes.by_writers(run_dir, lambda: _store(run_dir, prepared_run, splits))
+
+            def store_again() -> None:
+                if keep:
+                    store(run_dir.path, resolved, splits)
+
+            processes.by_writers(run_dir, store_again)
             if run_dir.pending:
                 record = stages.finish_report(prepared_run, run_dir)
             else:
-                store_again = (lambda: _store(run_dir, prepared_run, splits)) if keep else (lambda: None)
                 record = stages.run_stages(prepared_run, run_dir, store_again)
     from hf_mps.finetune import report
 
     results = report.results(record)
     _judge(results, run_dir.path)
     return results
-
-
-def _store(run_dir: RunDir, run: PreparedRun, splits: Splits) -> None:
-    """Write into the run's folder what a later call knows it by."""
-    store(run_dir.path, run.resolved)
-    store_digests(run_dir.path, run.resolved.recipe.data, splits)
 
 
 def _loading(resolved: ResolvedRecipe) -> AbstractContextManager[None]:

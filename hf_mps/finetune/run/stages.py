@@ -39,7 +39,7 @@ from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run import checks, processes
 from hf_mps.finetune.run.record import closing_table, header, make_record
 from hf_mps.finetune.run.run_dir import RunDir, Splits, digest_rows
-from hf_mps.finetune.sharding.settings import save_whole
+from hf_mps.finetune.sharding import save_whole
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.layer.guards import resume
@@ -93,7 +93,7 @@ class Trained:
 def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None]) -> RunRecord:
     """Plan, train and report a run whose rows and task are prepared (`prepare_run`); every rank does.
 
-    What took hours is stored before anything is made of it. `store_again` is called where the folder was deleted.
+    The model is stored before its report is made. `store_again` is called where the folder was deleted.
     """
     from hf_mps.finetune.run.callbacks import FolderKept, Stopwatch
 
@@ -102,6 +102,7 @@ def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None
     # What one rank refuses all refuse, in one line; without run_on_all the others would wait in the first collective.
     plan = ranks.run_on_all(lambda: processes.go_on(make_plan(run, output), run_dir.checkpoint, ranks.world.size))
     plan = ranks.run_on_all(lambda: processes.saved_on_each(plan, run_dir))
+    # After `go_on`: what was measured when the run began holds for the rest of it.
     for feature in FEATURES:
         feature.try_out(plan, prepared, run_dir.checkpoint)
     trainer = ranks.run_on_all(lambda: make_trainer(plan, prepared, watch))
@@ -168,7 +169,8 @@ def prepare_run(
     if device.value == "mps" and run_dir is not None:
         claim(World.here())  # before a rank waits for the others
     checks.refuse_early_stopping(recipe.training, recipe.early_stopping_patience)
-    pace.refuse_endless(recipe)
+    if recipe.data.streaming:
+        pace.refuse_endless(recipe)
     checks.refuse_another_type(recipe.model_type, source)
     checks.refuse_caches()
     set_seed(recipe.seed)  # the new layers of the model are drawn while it is loaded
@@ -212,20 +214,10 @@ def make_plan(run: PreparedRun, output: Choice[Path], device: Choice[str] | None
     recipe, device, prepared = run.resolved.recipe, device or run.device, run.prepared
     said = {key: value for key, value in recipe.training.items() if value is not None}
     training = prepared.arguments_defaults | run.adjustments.training | said
-    draft = Draft(
-        recipe, prepared, device.value, run.adjustments, training, dict(prepared.choices), {"report_to": "none"}
-    )
+    draft = Draft(run.resolved, prepared, device.value, output, run.adjustments, training, dict(prepared.choices))
     for feature in FEATURES:
         feature.decide(draft)
-    choices = draft.choices
-    choices["output"] = Choice(str(output.value), output.reason)
-    if run.resolved.smoke is not None:
-        from hf_mps.finetune import smoke
-
-        choices["smoke"] = run.resolved.smoke
-        smoke.explain(run.resolved, choices)
-    ours = {"output_dir": str(output.value), "disable_tqdm": True, "use_cpu": device.value == "cpu"}
-    return Plan(recipe, device, choices, draft.arguments | draft.training | draft.fixed | ours)
+    return Plan(recipe, device, draft.choices, draft.arguments | draft.training | draft.fixed)
 
 
 # ---- trainer ----
@@ -237,6 +229,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
     from hf_mps.finetune.run.trainer import recipe_trainer
 
     with ExitStack() as held:
+        # Trainer prepares the model while it is made, so attention and sharding must be settled before.
         for feature in FEATURES:
             held.enter_context(feature.making(plan, prepared))
         args = training_arguments(plan, prepared)
@@ -306,7 +299,7 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_di
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
-    interruption.trainer, trainer.interruption = trainer, interruption
+    interruption.trainer, trainer.interruption = trainer, interruption  # each calls the other
     trainer.add_callback(interruption)
     lines = StepLines(
         memory=lambda: (peak.sample(), peak.result.value),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from hf_mps.core.checkpoint_files import removed_whole
 from hf_mps.finetune.run.run_dir import STATE
@@ -112,12 +112,12 @@ class RecipeTrainer:
 
     def get_eval_dataloader(self, *arguments: Any, **settings: Any) -> Any:
         """Return the loader of a validation split, without a row left out."""
-        with _keeping_last(self.args):
+        with patch.object(self.args, "dataloader_drop_last", False):
             return _dealt(super().get_eval_dataloader(*arguments, **settings))  # type: ignore[misc]
 
     def get_test_dataloader(self, *arguments: Any, **settings: Any) -> Any:
         """Return the loader of rows to predict, without a row left out."""
-        with _keeping_last(self.args):
+        with patch.object(self.args, "dataloader_drop_last", False):
             return _dealt(super().get_test_dataloader(*arguments, **settings))  # type: ignore[misc]
 
     def evaluation_loop(self, dataloader: Any, *arguments: Any, **settings: Any) -> Any:
@@ -136,11 +136,8 @@ class RecipeTrainer:
         rounds = _Rounds(dataloader)
         self.gather_function = lambda data: _gathered(self.accelerator, data, dealt.counts[rounds.given - 1])
         # Each batch's loss is over its own labels: those of a process that counts nothing would be among all others'.
-        over_all, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
-        try:
+        with patch.object(self.args, "average_tokens_across_devices", False):
             return stock(rounds, *arguments, **settings)  # it puts Trainer's own function back
-        finally:
-            self.args.average_tokens_across_devices = over_all
 
     def _evaluate(self, *arguments: Any, **settings: Any) -> Any:
         stock = super()._evaluate  # type: ignore[misc]
@@ -202,12 +199,8 @@ class RecipeTrainer:
     def _save_checkpoint(self, *given: Any, **settings: Any) -> None:
         of_stops = self._of_stops()
         limit, stopped = self.args.save_total_limit, self._between(self.state)
-        if limit:
-            self.args.save_total_limit = limit + len(of_stops) + stopped
-        try:
+        with patch.object(self.args, "save_total_limit", limit + len(of_stops) + stopped if limit else limit):
             super()._save_checkpoint(*given, **settings)  # type: ignore[misc]
-        finally:
-            self.args.save_total_limit = limit
         if self.args.should_save and not stopped:
             _remove(of_stops)
 
@@ -251,6 +244,7 @@ def due(args: Any, state: Any) -> TrainerControl:
     control, flow = TrainerControl(), DefaultFlowCallback()
     if state.global_step:
         flow.on_step_end(args, state, control)
+        # At the end of an epoch Trainer asks once more, for the strategies named epoch.
         if float(state.epoch or 0).is_integer() or state.global_step >= state.max_steps:
             flow.on_epoch_end(args, state, control)
     return control
@@ -260,16 +254,6 @@ def _remove(folders: list[Path]) -> None:
     with removed_whole():
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _keeping_last(args: Any) -> Iterator[None]:
-    """Keep the last, smaller batch of the loaders that are made in this block."""
-    dropped, args.dataloader_drop_last = args.dataloader_drop_last, False
-    try:
-        yield
-    finally:
-        args.dataloader_drop_last = dropped
 
 
 # accelerate gives each process a batch of every N and fills the last ones up with rows from the beginning; what was

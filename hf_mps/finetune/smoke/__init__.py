@@ -10,9 +10,10 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import tasks
@@ -47,6 +48,7 @@ SETTLED = {
     "evaluation": "eval_strategy",
     "checkpoints": "save_strategy",
 }
+# Keys of a long run that would exclude or outlast max_steps.
 DROPPED = ("num_train_epochs", "eval_steps", "eval_delay", "save_steps", "warmup_steps", "resume_from_checkpoint")
 
 
@@ -57,13 +59,17 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
     Without `weights` that folder holds the tiny model's tokenizer or processor alone, for a model from elsewhere.
     Raises UserError where no tiny model of the architecture can be made.
     """
+    import datasets
+
     from hf_mps.finetune.run.logging import errors_only, no_bars
     from hf_mps.finetune.smoke import tiny_model
 
     task = tasks.find(whole.recipe.task)
     family = family_of(whole.recipe)
-    with tempfile.TemporaryDirectory(prefix="hf-mps-smoke-") as place, _cache(Path(place) / "cache"):
-        folder = Path(place)
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hf-mps-smoke-")))
+        # A smoke run leaves nothing in the user's cache.
+        held.enter_context(patch.object(datasets.config, "HF_DATASETS_CACHE", folder / "cache"))
         rows = task.smoke_rows(whole.recipe, folder)
         said = list(texts(rows["train"]))
         with no_bars(), errors_only():
@@ -149,16 +155,3 @@ def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[
     values.pop("expect", None)
     values.setdefault("output_dir", str(folder / "run"))
     return values | {"model": str(folder / "model"), "data": data | {"files": files}, "training": training}
-
-
-@contextmanager
-def _cache(folder: Path) -> Iterator[None]:
-    """Let `datasets` cache in `folder`, so that a smoke run leaves nothing in the user's cache."""
-    import datasets
-
-    before = datasets.config.HF_DATASETS_CACHE
-    datasets.config.HF_DATASETS_CACHE = folder
-    try:
-        yield
-    finally:
-        datasets.config.HF_DATASETS_CACHE = before

@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.smoke import shrink
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Input, Words
+from hf_mps.finetune.tasks._base import Input, Words
 
 # Names and formats are data: processors.yaml says whose they are.
 FACTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))

@@ -52,7 +52,9 @@ def candidates(name: str, checkpoint_config: Mapping[str, Any], token_ids: Mappi
     except ValueError as error:
         raise UserError(f"--smoke: the installed transformers has no architecture '{name}'") from error
     for sizes in (DEPTHS | HEADS | WIDTHS, DEPTHS | WIDTHS, DEPTHS):
-        small = _with_own(_small(defaults, checkpoint_config, sizes), SIZES["own"].get(name, {}))
+        small = _small(defaults, checkpoint_config, sizes)
+        for key, value in SIZES["own"].get(name, {}).items():  # what this architecture alone needs
+            small[key] = small[key] | value if _is_config(small.get(key)) else value
         known_ids = {
             key: value for key, value in token_ids.items() if key in defaults or key == "decoder_start_token_id"
         }
@@ -132,11 +134,6 @@ def _small(
     if any(isinstance(defaults.get(key), (list, tuple)) for key in STAGES):
         small |= {key: size for key, size in STAGED.items() if isinstance(small.get(key), int) and key in sizes}
     return small
-
-
-def _with_own(small: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with what its architecture needs, also in the configurations inside it."""
-    return {**small, **{key: small[key] | one if _is_config(small.get(key)) else one for key, one in own.items()}}
 
 
 def _with_words(small: Mapping[str, Any], defaults: Mapping[str, Any], token_ids: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.smoke import processors, shrink
-from hf_mps.finetune.smoke.processors import Family
 
 SPECIAL = ("pad", "bos", "eos", "sep", "cls", "mask", "unk")
 # The image processor of each kind of input, as the architectures that are usual for it have it.
@@ -21,7 +20,7 @@ PICTURES = {
 PARTS = ("bert", "electra")  # their tokenizers tell the model which of two texts a token belongs to
 
 
-def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None:
+def write(family: processors.Family, folder: Path, texts: Sequence[str], seed: int) -> None:
     """Write a tiny `family` into `folder`: model, configuration and tokenizer (or processor).
 
     The tokenizer learns its words from `texts`. Raises UserError for an architecture that the installed transformers
@@ -46,7 +45,7 @@ def write(family: Family, folder: Path, texts: Sequence[str], seed: int) -> None
     model.save_pretrained(folder)
 
 
-def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+def processor(family: processors.Family, folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     """Write a tiny `family`'s tokenizer (or processor) into `folder`; return what the configuration says of it."""
     folder.mkdir(parents=True)
     if family.reads in PICTURES:
@@ -58,7 +57,13 @@ def processor(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, A
         return processors.spoken(texts, folder) if family.name == "whisper" else processors.letters(texts, folder)
     tokenizer = processors.train(family.words, texts, parts=family.name in PARTS)
     tokenizer.save_pretrained(folder)
-    return _token_ids(tokenizer)
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in SPECIAL}
+    ids: dict[str, Any] = {key: value for key, value in special.items() if value is not None}
+    ids["vocab_size"] = len(tokenizer)
+    ids["decoder_start_token_id"] = ids.get("bos_token_id", ids.get("pad_token_id"))
+    ids["forced_eos_token_id"] = ids.get("eos_token_id")
+    # None replaces ids among the architecture's defaults that this vocabulary does not have.
+    return ids | {key: None for key in ("bos_token_id", "pad_token_id") if key not in ids}
 
 
 def tiny_copy(model: Any) -> Any:
@@ -74,17 +79,6 @@ def tiny_copy(model: Any) -> Any:
         return None
     with torch.device("cpu"):
         return type(inner)(config)
-
-
-def _token_ids(tokenizer: Any) -> dict[str, Any]:
-    """Return what a configuration says of the tokenizer: the size of the vocabulary and the special tokens' ids."""
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in SPECIAL}
-    ids: dict[str, Any] = {key: value for key, value in special.items() if value is not None}
-    ids["vocab_size"] = len(tokenizer)
-    ids["decoder_start_token_id"] = ids.get("bos_token_id", ids.get("pad_token_id"))
-    ids["forced_eos_token_id"] = ids.get("eos_token_id")
-    # None replaces ids among the architecture's defaults that this vocabulary does not have.
-    return ids | {key: None for key in ("bos_token_id", "pad_token_id") if key not in ids}
 
 
 def _auto_class(config: Any) -> Any:

@@ -65,12 +65,12 @@ class ReaderState:
 
 
 def train(sample: Any, rows: Rows, making: Making) -> Any:
-    """Return what a task trains on: features of its rows, or where `rows` are streamed, the stream of all of them.
+    """Return the stream of all `rows`, which a task trains on.
 
     `sample` are the features of the rows at hand.
     """
-    if (stream := rows.stream) is None:
-        return sample
+    stream = rows.stream
+    assert stream is not None, "a task asks where its rows are streamed"
     return Streamed(stream.reading, making, stream.buffer, sample, len(rows.dataset))
 
 
@@ -96,6 +96,8 @@ class Streamed(IterableDataset[Message]):
     Of w workers of a DataLoader each takes every w-th of the assigned readers. Two streams with equal fields give equal
     batches, random draws of the collator included.
     """
+
+    streams = True
 
     def __init__(self, reading: Reading, making: Making, buffer: int, sample: Any, sampled: int = 1) -> None:
         super().__init__()

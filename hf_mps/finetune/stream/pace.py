@@ -27,8 +27,6 @@ CORES = 4
 def refuse_endless(recipe: Recipe) -> None:
     """Raise UserError for a run on streamed rows whose length nothing says."""
     training, data = recipe.training, recipe.data
-    if not data.streaming:
-        return
     if training.get("num_train_epochs") is not None:
         remedy = "next, in its place: training.max_steps=N, or data.rows.train=N for so many rows"
         raise UserError(f"training.num_train_epochs: nobody counts streamed rows, so an epoch has no length; {remedy}")

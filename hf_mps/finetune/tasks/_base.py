@@ -14,11 +14,15 @@ from hf_mps.core.choice import Choice
 from hf_mps.metrics.selection import Chosen, choose
 
 if TYPE_CHECKING:
+    from datasets import Dataset as Dataset  # which tasks import from here
+
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.recipe import schema
     from hf_mps.finetune.stream.dataset import Streamed
     from hf_mps.metrics import Baseline
+else:
+    Dataset = Any  # a recipe is validated without the library
 
 # Why some tasks cannot be sharded.
 GENERATES = "answers are generated between steps, token by token, and ranks would wait for each other's weights"
@@ -254,21 +258,6 @@ class Prepared:
         return self.task.answers(trainer, rows, self.task.inputs(rows), every)
 
     @property
-    def auto_class(self) -> str:
-        """The class that loads the model."""
-        return self.task.auto_class
-
-    @property
-    def pipeline_tag(self) -> str:
-        """The hub's name of the task."""
-        return self.task.pipeline_tag
-
-    @property
-    def library(self) -> str:
-        """The library that loads the model, by its name on the hub."""
-        return self.task.library
-
-    @property
     def train(self) -> Any:
         """The rows that are trained on."""
         return self.splits["train"]
@@ -276,9 +265,7 @@ class Prepared:
     @property
     def stream(self) -> Streamed | None:
         """The rows that are trained on where they are streamed."""
-        from hf_mps.finetune.stream.dataset import Streamed
-
-        return self.train if isinstance(self.train, Streamed) else None
+        return self.train if getattr(self.train, "streams", False) else None
 
     @property
     def sample(self) -> Any:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.data.load import SPLITS
+from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.tasks._base import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, Task
 from hf_mps.finetune.text import lengths, tokens
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.text.lengths import Lengths
+from hf_mps.finetune.text.lengths import Lengths
 
 
 class SentenceTask(Task):

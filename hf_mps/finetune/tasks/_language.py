@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._base import Input, Prepared, Shape, Task
+from hf_mps.finetune.tasks._base import Dataset, Input, Prepared, Shape, Task
 from hf_mps.finetune.text import chat, conversations, tokens
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.metrics.selection import Chosen
+from hf_mps.metrics.selection import Chosen
 
 Conversation = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+Made = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 Asked = tuple[list[dict[str, Any]], str | None]
 """The messages before an answer, and the answer in the data where it is known."""
 
@@ -135,3 +134,29 @@ def left_out(rows: Mapping[str, Rows], features: Mapping[str, Any], why: str, wh
     told = ", ".join(counted(count, f"{split} row") for split, count in left.items() if count)
     out = f"left out, {why}: {told}" if told else "no row is left out"
     return Choice(" + ".join(str(len(some)) for some in features.values()), f"{what}{out}")
+
+
+def mapped(
+    rows: Rows, loaded: language.Loaded, key: Sequence[Any], kinds: Mapping[str, Any], make: Made, empty: str
+) -> Dataset:
+    """Return the columns `kinds` that `make` returns of each row, without the rows for which it returns None.
+
+    Raises UserError, naming the row, where `make` raises ConversationError, and with `empty` where no row is left.
+    """
+    from datasets import Features
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        usable: dict[str, list[Any]] = {name: [] for name in kinds}
+        for place, index in enumerate(indices):
+            try:
+                made = make({role: column[place] for role, column in batch.items()})
+            except chat.ConversationError as error:
+                raise conversations.row_error(rows, index, error) from error
+            for name, value in (made or {}).items():
+                usable[name].append(value)
+        return usable
+
+    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=Features(kinds))
+    if len(features) == 0:
+        raise UserError(f"{rows.where}: {empty}")
+    return features

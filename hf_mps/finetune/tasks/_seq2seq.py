@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
+from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import GENERATES, Prepared
+from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import lengths, tokens
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.language import Loaded
 
 SOURCE = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
 SETTLED = {

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hf_mps.core.choice import Choice
+from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.tasks._base import Prepared, Task
 from hf_mps.finetune.text import lengths, tokens
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.text.lengths import Lengths
+from hf_mps.finetune.text.lengths import Lengths
 
 
 class TextTask(Task):

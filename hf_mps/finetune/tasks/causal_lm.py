@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import blocks, lengths, tokens
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class Recipe(language.Decoder):

@@ -6,22 +6,16 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.tasks._language import ChatTask, asked, left_out
+from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks._language import ChatTask, asked, left_out, mapped
 from hf_mps.finetune.text import chat, lengths, tokens
-from hf_mps.finetune.text.conversations import row_error
 from hf_mps.metrics import Baseline
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # TRL's default for all weights; adapters take ten times that (TRL's documentation, "Training adapters").
 RATE, RATE_OF_ADAPTERS = 1e-6, 1e-5
@@ -206,33 +200,21 @@ def _prompt(row: Mapping[str, Any]) -> list[dict[str, str]]:
     return chat.messages(row["prompt"])
 
 
-def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
+def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
     """Return prompt and answers of one split as ids, cut at their ends; rows whose prompt fills the length are
     dropped.
     """
-    from datasets import Features, List, Value
+    from datasets import List, Value
 
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        complete: dict[str, list[list[int]]] = {name: [] for name in IDS}
-        for place, index in enumerate(indices):
-            row = {role: column[place] for role, column in batch.items()}
-            try:
-                prompt, better, worse = conversation(row)
-                (asked, chosen), (_, rejected) = (_split(loaded.tokenizer, prompt, one) for one in (better, worse))
-            except chat.ConversationError as error:
-                raise row_error(rows, index, error) from error
-            room = loaded.longest - len(asked)
-            if room > 0:
-                for name, ids in zip(IDS, (asked, chosen[:room], rejected[:room]), strict=True):
-                    complete[name].append(ids)
-        return complete
+    def make(row: Mapping[str, Any]) -> dict[str, list[int]] | None:
+        prompt, better, worse = conversation(row)
+        (asked, chosen), (_, rejected) = (_split(loaded.tokenizer, prompt, one) for one in (better, worse))
+        room = loaded.longest - len(asked)
+        return dict(zip(IDS, (asked, chosen[:room], rejected[:room]), strict=True)) if room > 0 else None
 
-    kinds = Features({name: List(Value("int32")) for name in IDS})
-    key = ("dpo", loaded.longest)
-    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
-    if len(features) == 0:
-        raise UserError(f"{rows.where}: every prompt is {loaded.longest} tokens or longer; give a longer max_length")
-    return features
+    kinds = dict.fromkeys(IDS, List(Value("int32")))
+    empty = f"every prompt is {loaded.longest} tokens or longer; give a longer max_length"
+    return mapped(rows, loaded, ("dpo", loaded.longest), kinds, make, empty)
 
 
 def _split(tokenizer: Any, prompt: Sequence[chat.Message], answer: str) -> tuple[list[int], list[int]]:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,18 +17,12 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import groups, language
-from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.rewards import choose
-from hf_mps.finetune.tasks._base import GENERATES, Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out
+from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
+from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out, mapped
 from hf_mps.finetune.text import chat, lengths, tokens
-from hf_mps.finetune.text.conversations import row_error
 from hf_mps.metrics import selection
-from hf_mps.metrics.selection import Chosen
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # Rows on which the rewards are tried before a run trains.
 TRIED = 2
@@ -205,7 +199,7 @@ class GRPO(ChatTask):
                     **{name: value for name, value in numbers.items() if not math.isnan(value)},
                 }
 
-    def _measures(self, means: Sequence[str]) -> Chosen:
+    def _measures(self, means: Sequence[str]) -> selection.Chosen:
         """Return the measures with each reward's mean, and without KL where nothing is there to measure it from."""
         recipe = self.recipe
         names = self.measures().names
@@ -254,9 +248,9 @@ def conversation(row: Mapping[str, Any], system_prompt: str | None = None) -> li
     return [{"role": "system", "content": system_prompt}, *prompt]
 
 
-def _prompts(rows: Rows, loaded: Loaded, recipe: Recipe, drawn: groups.Groups) -> Dataset:
+def _prompts(rows: Rows, loaded: language.Loaded, recipe: Recipe, drawn: groups.Groups) -> Dataset:
     """Return one split's prompts as messages and ids, with their answers; prompts that leave no room are dropped."""
-    from datasets import Features, List, Value
+    from datasets import List, Value
 
     tokenizer, room = loaded.tokenizer, loaded.longest - drawn.longest
     settings = dict(recipe.training.get("chat_template_kwargs") or {})
@@ -265,32 +259,21 @@ def _prompts(rows: Rows, loaded: Loaded, recipe: Recipe, drawn: groups.Groups) -
     if recipe.data.columns.answer is not None:
         kinds["answer"] = text
 
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        complete: dict[str, list[Any]] = {name: [] for name in kinds}
-        for place, index in enumerate(indices):
-            row = {role: column[place] for role, column in batch.items()}
-            try:
-                prompt = conversation(row, recipe.system_prompt)
-                rendered = chat.render(tokenizer, prompt, prompt=True, **settings)
-                made: dict[str, Any] = {"prompt": prompt}
-                if "answer" in kinds:
-                    answer = row["answer"]
-                    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-                        raise chat.ConversationError("has no answer; allowed: a text or a number in every row")
-                    made["answer"] = str(answer)
-            except chat.ConversationError as error:
-                raise row_error(rows, index, error) from error
-            made["prompt_ids"] = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
-            if len(made["prompt_ids"]) <= room:
-                for name, value in made.items():
-                    complete[name].append(value)
-        return complete
+    def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
+        prompt = conversation(row, recipe.system_prompt)
+        rendered = chat.render(tokenizer, prompt, prompt=True, **settings)
+        made: dict[str, Any] = {"prompt": prompt}
+        if "answer" in kinds:
+            answer = row["answer"]
+            if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+                raise chat.ConversationError("has no answer; allowed: a text or a number in every row")
+            made["answer"] = str(answer)
+        made["prompt_ids"] = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
+        return made if len(made["prompt_ids"]) <= room else None
 
     key = ("grpo", room, recipe.system_prompt, sorted(settings.items()), sorted(kinds))
-    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=Features(kinds))
-    if len(features) == 0:
-        raise UserError(
-            f"{rows.where}: every prompt has more than {room} tokens, which max_length {loaded.longest} leaves beside"
-            f" completions of {drawn.longest}; give a longer max_length"
-        )
-    return features
+    empty = (
+        f"every prompt has more than {room} tokens, which max_length {loaded.longest} leaves beside completions of"
+        f" {drawn.longest}; give a longer max_length"
+    )
+    return mapped(rows, loaded, key, kinds, make, empty)

@@ -13,7 +13,6 @@ from hf_mps import metrics
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import images
-from hf_mps.finetune.media.images import Augmentation, Images
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared, Task
@@ -45,7 +44,7 @@ class Recipe(schema.Recipe):
     task: Literal["image-classification"]
     """What the model learns to do."""
     data: Data
-    augmentation: Augmentation | None = Augmentation()
+    augmentation: images.Augmentation | None = images.Augmentation()
     config_overrides: dict[str, Any] = Field(default_factory=dict)
     """Keys of the model's configuration."""
 
@@ -109,11 +108,11 @@ class ImageClassification(Task):
         self.load(config)
         self.collator = default_data_collator
 
-    def inputs(self, rows: Rows) -> Images:
+    def inputs(self, rows: Rows) -> images.Images:
         images.refuse_missing(rows)
         known = "label" in rows.dataset.column_names
         ids = [int(self.classes.encode(raw)) for raw in rows.dataset["label"]] if known else None
-        return Images(rows, ids, self.processing_class, None, self.recipe.seed)
+        return images.Images(rows, ids, self.processing_class, None, self.recipe.seed)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
         evaluated = trainer.predict(inputs)

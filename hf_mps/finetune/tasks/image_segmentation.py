@@ -14,8 +14,6 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images, masks
-from hf_mps.finetune.media.images import Augmentation
-from hf_mps.finetune.media.masks import IGNORED, Masks
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Picture, Prepared, Task
@@ -54,7 +52,7 @@ class Recipe(schema.Recipe):
     task: Literal["image-segmentation"]
     """What the model learns to do."""
     data: Data
-    augmentation: Augmentation | None = Augmentation(crop=[0.25, 1.0])
+    augmentation: images.Augmentation | None = images.Augmentation(crop=[0.25, 1.0])
     reduce_labels: bool = False
     """true where class 0 of the masks means no class."""
     config_overrides: dict[str, Any] = Field(default_factory=dict)
@@ -85,7 +83,7 @@ class ImageSegmentation(Task):
         config = self.checkpoint.config()
         names, told = self._named(config)
         config = labels.configure(config, names, recipe.config_overrides)
-        config.semantic_loss_ignore_index = IGNORED
+        config.semantic_loss_ignore_index = masks.IGNORED
         self._begin(config, names)
         self.processing_class.do_reduce_labels = False  # of masks of the data, and the saved one is for images alone
         splits = {split: self.inputs(some) for split, some in rows.items()}
@@ -118,10 +116,10 @@ class ImageSegmentation(Task):
         self.load(config)
         self.collator = default_data_collator
 
-    def inputs(self, rows: Rows) -> Masks:
+    def inputs(self, rows: Rows) -> masks.Masks:
         images.refuse_missing(rows)
         reduce = self.recipe.reduce_labels
-        return Masks(rows, self.processing_class, len(self.names), reduce=reduce, seed=self.recipe.seed)
+        return masks.Masks(rows, self.processing_class, len(self.names), reduce=reduce, seed=self.recipe.seed)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each image's classes with their share: with its scores, or without a mask with the model's own."""
@@ -160,7 +158,7 @@ class ImageSegmentation(Task):
             total = numpy.zeros(len(self.names))
             for at in range(len(rows[split].dataset))[:most]:  # a mask at a time: all do not fit into memory
                 mask = masks.mask_of(rows[split], at, reduce=self.recipe.reduce_labels)
-                total += pixels.areas(mask, mask, len(self.names), IGNORED)[0]
+                total += pixels.areas(mask, mask, len(self.names), masks.IGNORED)[0]
             return total
 
         seen, total = present("train", SEEN), present("validation")
@@ -206,7 +204,7 @@ def _areas(classes: int) -> Callable[[Any, Any], Any]:
 
         answers = _answers(classification.logits_of(logits), truths.shape[-2:]).cpu().numpy()
         pairs = zip(answers, truths.cpu().numpy(), strict=True)
-        found = [torch.from_numpy(pixels.areas(one, truth, classes, IGNORED)) for one, truth in pairs]
+        found = [torch.from_numpy(pixels.areas(one, truth, classes, masks.IGNORED)) for one, truth in pairs]
         return torch.stack(found).to(truths.device)
 
     return areas

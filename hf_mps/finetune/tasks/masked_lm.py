@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,12 +13,9 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks.causal_lm import BlockTask
 from hf_mps.finetune.text import blocks, lengths
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class Recipe(lengths.Padded):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import string
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,15 +13,11 @@ from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
-from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class Columns(schema.Columns):
@@ -85,7 +81,7 @@ class MultipleChoice(TextTask):
     has_probabilities = True
     recipe: Recipe
 
-    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+    def prepare(self, rows: dict[str, load.Rows]) -> Prepared:
         recipe, count = self.recipe, _count(rows["train"])
         for split in rows.values():
             _refuse_misfits(split, count)
@@ -113,11 +109,11 @@ class MultipleChoice(TextTask):
         """Return the tokens of each row's longest choice, to which the row is padded."""
         return [max(map(len, row)) for row in features["input_ids"]]
 
-    def inputs(self, rows: Rows) -> Dataset:
+    def inputs(self, rows: load.Rows) -> Dataset:
         _refuse_misfits(rows, _count(rows))
         return _tokenised(rows, self.tokenizer, self.content, self.longest)
 
-    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
+    def answers(self, trainer: Any, rows: load.Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
         evaluated, there = trainer.predict(inputs), rows.dataset.column_names
         truths = evaluated.label_ids if "label" in there else None  # rows without a label carry 0 (`_tokenised`)
         given = rows.dataset.select_columns([role for role in ("context", "start") if role in there])
@@ -148,19 +144,19 @@ class MultipleChoice(TextTask):
         }
 
 
-def _roles(rows: Rows) -> list[str]:
+def _roles(rows: load.Rows) -> list[str]:
     """The roles of the choices, in their order."""
     return [role for role in rows.dataset.column_names if role.startswith("choice")]
 
 
-def _choices(rows: Rows) -> list[list[Any]]:
+def _choices(rows: load.Rows) -> list[list[Any]]:
     """Return each row's choices."""
     table = rows.dataset.select_columns(_roles(rows))[:]
     columns = list(table.values())
     return columns[0] if "choices" in table else [list(row) for row in zip(*columns, strict=True)]
 
 
-def _count(rows: Rows) -> int:
+def _count(rows: load.Rows) -> int:
     """Return the number of choices of the first row. Raises UserError for columns of another kind."""
     texts = [role for role in rows.dataset.column_names if role in ("context", "start") or role.startswith("choice_")]
     tokens.refuse_other_than_text(rows, texts)
@@ -176,7 +172,7 @@ def _count(rows: Rows) -> int:
     return len(rows.dataset[0]["choices"] or ())
 
 
-def _refuse_misfits(rows: Rows, count: int) -> None:
+def _refuse_misfits(rows: load.Rows, count: int) -> None:
     """Raise UserError for the first row with another number of choices, without a text, or with an unusable label."""
     known = rows.dataset["label"] if "label" in rows.dataset.column_names else [0] * len(rows.dataset)
     for index, (choices, raw) in enumerate(zip(_choices(rows), known, strict=True)):
@@ -200,7 +196,7 @@ def _choice_number(raw: Any) -> int:
     return string.ascii_uppercase.find(said.upper()) if len(said) == 1 else -1
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int) -> Dataset:
+def _tokenised(rows: load.Rows, tokenizer: Any, content: str, longest: int) -> Dataset:
     """Return one split's features: each column a list for each choice, and the number of the right one.
 
     Where nobody knows it, it is 0: transformers' collator asks for one.

@@ -15,7 +15,6 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import boxes, images
-from hf_mps.finetune.media.boxes import Boxes, Object
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared, Task
 from hf_mps.metrics.boxes import NUMBERS, average_precision
@@ -100,7 +99,7 @@ class ObjectDetection(Task):
         varied, empty = varied if recipe.flip else "not varied", f"; {without} images have none" if without else ""
         flips = {"train": recipe.flip}
         splits = {
-            split: Boxes(one, processor, found[split], flip=flips.get(split, 0.0), seed=recipe.seed)
+            split: boxes.Boxes(one, processor, found[split], flip=flips.get(split, 0.0), seed=recipe.seed)
             for split, one in rows.items()
         }
         return self.made(
@@ -131,9 +130,9 @@ class ObjectDetection(Task):
         self.names, self.processing_class, self.trainer = names, processor, DetectionTrainer
         self.load(config)
 
-    def inputs(self, rows: Rows) -> Boxes:
+    def inputs(self, rows: Rows) -> boxes.Boxes:
         images.refuse_missing(rows)
-        return Boxes(rows, self.processing_class, None)
+        return boxes.Boxes(rows, self.processing_class, None)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each image's boxes, the best first, as transformers' pipeline has them."""
@@ -173,7 +172,7 @@ class ObjectDetection(Task):
         return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
 
 
-def _objects(rows: Rows, names: Sequence[str], form: boxes.Format) -> list[list[Object]]:
+def _objects(rows: Rows, names: Sequence[str], form: boxes.Format) -> list[list[boxes.Object]]:
     """Return the objects of every row. Raises UserError for what is none, and for a split without any."""
     found = [boxes.objects(rows, index, raw, names, form) for index, raw in enumerate(rows.dataset["objects"])]
     if not any(found):

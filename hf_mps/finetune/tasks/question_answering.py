@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.tasks._text import TextTask
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +12,12 @@ from pydantic import Field, model_validator
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import buckets, lengths, tokens, windows
-from hf_mps.finetune.text.windows import Answer, QAWindowing, Window
 from hf_mps.metrics import Metrics
 from hf_mps.metrics.selection import choose
 from hf_mps.metrics.squad import exact_match, f1
@@ -60,8 +52,13 @@ class Data(schema.Data):
         files = values.get("files") if isinstance(values, dict) else None
         if not isinstance(files, dict) or values.get("field") is not None:
             return values
-        nested = any(isinstance(name, str) and _is_squad(Path(name).expanduser()) for name in files.values())
-        return {**values, "field": SQUAD} if nested else values
+        paths = [Path(name).expanduser() for name in files.values() if isinstance(name, str)]
+        for path in paths:
+            if path.suffix == ".json" and path.is_file():
+                with path.open("rb") as file:
+                    if b'"paragraphs"' in file.read(4096):
+                        return {**values, "field": SQUAD}
+        return values
 
 
 class Recipe(lengths.Padded):
@@ -169,9 +166,9 @@ class QuestionAnswering(TextTask):
         evaluator = QAEvaluator(self.recipe, rows, inputs, self.measured, self.negative)
         return evaluator.rows(evaluator.answers(trainer.predict(inputs.select_columns(columns)).predictions))
 
-    def _windowing(self) -> QAWindowing:
+    def _windowing(self) -> windows.QAWindowing:
         stride = self.recipe.stride_of(self.longest)
-        return QAWindowing(self.tokenizer, self.content, self.longest, stride, self.negative)
+        return windows.QAWindowing(self.tokenizer, self.content, self.longest, stride, self.negative)
 
     @staticmethod
     def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -190,13 +187,6 @@ class QuestionAnswering(TextTask):
             if named.id:
                 rows[-1][named.id] = f"q{len(rows)}"
         return {"train": rows[:32], "validation": rows[32:]}
-
-
-def _is_squad(path: Path) -> bool:
-    if path.suffix != ".json" or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return b'"paragraphs"' in file.read(4096)
 
 
 def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
@@ -227,10 +217,10 @@ class QAEvaluator:
         )
         self._places = features.select_columns(["row", "starts", "ends", "null"]).with_format("numpy")
 
-    def answers(self, logits: Sequence[Any]) -> list[Answer]:
+    def answers(self, logits: Sequence[Any]) -> list[windows.Answer]:
         """Return the answer to each question; `logits` are start and end, each of shape (windows, width)."""
         found = (
-            (int(place["row"]), Window(start, end, place["starts"], place["ends"], int(place["null"])))
+            (int(place["row"]), windows.Window(start, end, place["starts"], place["ends"], int(place["null"])))
             for place, start, end in zip(self._places, *logits, strict=True)
         )
         return [
@@ -263,7 +253,7 @@ class QAEvaluator:
         firsts = [context.partition(". ")[0] for context in self._contexts]
         return metrics.Baseline("always answers with the first sentence of the text", self.score(firsts))
 
-    def rows(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
+    def rows(self, answers: Sequence[windows.Answer]) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv, without the truth where nothing is measured."""
         for number, predicted in enumerate(answers):
             judged: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,17 +17,13 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, queries, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.data.queries import Query
 from hf_mps.finetune.models import embeddings, in_batch, reranking
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._embeddings import SentenceTask
 from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.metrics.selection import choose
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 Loss = Literal["BinaryCrossEntropyLoss", "LambdaLoss", "ListNetLoss", "RankNetLoss"]
 # Documents of a generated query: about as many as MS MARCO has, for a plan counts them.
@@ -204,7 +200,7 @@ class Rerank(SentenceTask):
         return {split: [row(kind) for kind in synthetic.classes(n, 4, draw)] for split, n in synthetic.splits().items()}
 
 
-def _described(train: Sequence[Query], without: int) -> Choice[str]:
+def _described(train: Sequence[queries.Query], without: int) -> Choice[str]:
     documents = sum(len(query.documents) for query in train)
     relevant = sum(value > 0 for query in train for value in query.relevance)
     reason = f"{relevant / documents:.0%} of the training documents are relevant"
@@ -213,7 +209,7 @@ def _described(train: Sequence[Query], without: int) -> Choice[str]:
     return Choice(f"{len(train)} with {documents / len(train):.1f} documents each", reason)
 
 
-def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[Query]], loss: str) -> None:
+def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[queries.Query]], loss: str) -> None:
     """Raise UserError for a relevance above 1, which `loss` takes for a probability."""
     for split, some in found.items():
         for query in some:
@@ -224,7 +220,7 @@ def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[
                 )
 
 
-def _encoded(rows: Rows, found: Sequence[Query], tokenizer: Any, longest: int) -> Dataset:
+def _encoded(rows: Rows, found: Sequence[queries.Query], tokenizer: Any, longest: int) -> Dataset:
     """Return the model's columns, each a list with an entry for each document of a row, and their relevance."""
     from datasets import Features, List, Value
 

@@ -6,22 +6,18 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema, training_section
-from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask
+from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks._language import Asked, ChatTask, mapped
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 ASK = "Say it in other words: "
 
@@ -114,7 +110,7 @@ class SFT(ChatTask):
         return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
 
 
-def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
+def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
     """Return one split's conversations, with labels -100 for all but the assistant's words.
 
     Rows are cut to the longest length; a row without any of the assistant's words left is dropped.
@@ -123,25 +119,11 @@ def _tokenised(rows: Rows, loaded: Loaded) -> Dataset:
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the model's tokenizer is no fast one (tokenizer.json), so words cannot be found in its tokens")
 
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        usable: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
-        for place, index in enumerate(indices):
-            row = {role: column[place] for role, column in batch.items()}
-            try:
-                example = _encoded(tokenizer, longest, conversations.conversation(row))
-            except chat.ConversationError as error:
-                raise conversations.row_error(rows, index, error) from error
-            for name, values in (example or {}).items():
-                usable[name].append(values)
-        return usable
+    def make(row: Mapping[str, Any]) -> dict[str, list[int]] | None:
+        return _encoded(tokenizer, longest, conversations.conversation(row))
 
-    key = ("sft", longest)
-    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=language.labelled())
-    if len(features) == 0:
-        raise UserError(
-            f"{rows.where}: no row holds a word of the assistant within max_length {longest}; give a longer one"
-        )
-    return features
+    empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one"
+    return mapped(rows, loaded, ("sft", longest), language.labelled(), make, empty)
 
 
 def _encoded(tokenizer: Any, longest: int, conversation: list[dict[str, str]]) -> dict[str, list[int]] | None:
@@ -154,8 +136,10 @@ def _encoded(tokenizer: Any, longest: int, conversation: list[dict[str, str]]) -
     return {"input_ids": ids, "labels": [one if said else IGNORED for one, said in zip(ids, mask, strict=True)]}
 
 
-def _streamed(rows: Rows, sample: Any, loaded: Loaded, *, packed: bool) -> Any:
+def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool) -> Any:
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
+    if rows.stream is None:
+        return sample
     from hf_mps.finetune.stream.batches import Encoded, Making
     from hf_mps.finetune.stream.dataset import train
     from hf_mps.finetune.stream.readers import Broken

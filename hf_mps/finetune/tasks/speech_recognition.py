@@ -48,11 +48,6 @@ class Recipe(schema.Recipe):
     """Keys of the model's configuration."""
 
 
-def _best_letters(logits: Any, labels: Any) -> Any:
-    """Return each frame's likeliest letter; on the device, because logits are larger by the vocabulary's size."""
-    return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
-
-
 class SpeechRecognition(Task):
     """Learns to write down sound, letter by letter."""
 
@@ -65,9 +60,13 @@ class SpeechRecognition(Task):
     architectures = ("ForCTC",)
     shape = "sound"
     unsharded = GENERATES
-    keep = staticmethod(_best_letters)
     family = ("wav2vec2", "sound")
     recipe: Recipe
+
+    @staticmethod
+    def keep(logits: Any, labels: Any) -> Any:
+        """Keep each frame's likeliest letter; on the device, because logits are larger by the vocabulary's size."""
+        return (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe = self.recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,12 +17,9 @@ from hf_mps.finetune.media import audio, ctc_vocabulary, transcripts, whisper
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import GENERATES, Prepared, Task
+from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared, Task
 from hf_mps.finetune.tasks._seq2seq import SETTLED, SOURCE
 from hf_mps.finetune.text import lengths, tokens
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # What transformers' run_speech_recognition_seq2seq.py generates at most (its README's generation_max_length).
 TARGET = 225

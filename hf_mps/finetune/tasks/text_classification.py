@@ -5,24 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import label_sets, labels, synthetic
-from hf_mps.finetune.data.label_sets import LabelSets
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import of_sets
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class Columns(schema.Columns):
@@ -120,7 +116,7 @@ class TextClassification(TextTask):
         classification.refuse_smoothing(recipe.training, classes.problem_type)
         self.least = classification.threshold(recipe.threshold)
         measured: metrics.Metrics
-        if isinstance(classes, LabelSets):
+        if isinstance(classes, label_sets.LabelSets):
             measured = of_sets(recipe.metrics, recipe.task)
             self.choices = {**label_sets.described(classes, train), "threshold": self.least}
             self.snippet = classification.SETS_SNIPPET.format(threshold=self.least.value)
@@ -161,7 +157,7 @@ class TextClassification(TextTask):
         evaluated, classes = trainer.predict(inputs), self.classes
         given = list(rows.dataset.select_columns(_texts(rows)))
         logits, truths = classification.logits_of(evaluated.predictions), evaluated.label_ids
-        if isinstance(classes, LabelSets):
+        if isinstance(classes, label_sets.LabelSets):
             return classification.set_rows(given, truths, logits, classes, self.least.value, every=every)
         if classes.names:
             return classification.rows(given, truths, logits, classes.names, every=every)
@@ -186,12 +182,14 @@ class TextClassification(TextTask):
 
         Several labels a row come as a table of that shape.
         """
-        if isinstance(self.classes, LabelSets):
+        if isinstance(self.classes, label_sets.LabelSets):
             return classification.set_answers(logits, self.least.value)
         return logits.argmax(axis=-1) if self.classes.names else logits.squeeze(-1)
 
     def _streamed(self, rows: Rows, sample: Dataset) -> Any:
         """Return the features to train on: `sample`, or the stream of all rows where they have one."""
+        if rows.stream is None:
+            return sample
         from hf_mps.finetune.stream.batches import Making
         from hf_mps.finetune.stream.dataset import by_rows, train
 
@@ -210,7 +208,7 @@ class TextClassification(TextTask):
         from hf_mps.finetune.report import classes
 
         pairs, names = [(row["label"], row["prediction"]) for row in predicted], self.classes.names
-        if isinstance(self.classes, LabelSets):
+        if isinstance(self.classes, label_sets.LabelSets):
             return classes.by_label(pairs, names)
         return classes.confusion(pairs, names) if names else classes.scatter(*zip(*pairs, strict=True))
 
@@ -258,7 +256,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: 
     # Features said outright, and a new column for the ids: a `map` that overwrites a text column with integers casts
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
     label: dict[str, Any] = {}
-    if isinstance(classes, LabelSets):
+    if isinstance(classes, label_sets.LabelSets):
         label = {"labels": List(Value("float32"))}
     elif classes is not None:
         label = {"labels": ClassLabel(names=list(classes.names)) if classes.names else Value("float32")}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -15,15 +15,11 @@ from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens, word_labels
 from hf_mps.finetune.text.padding import IGNORED
-from hf_mps.finetune.text.word_labels import Tags
 from hf_mps.metrics.selection import of_tags
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class Columns(schema.Columns):
@@ -51,20 +47,6 @@ class Recipe(lengths.Padded):
     data: Data
     config_overrides: dict[str, Any] = Field(default_factory=dict)
     """Keys of the model's configuration."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_tag_a_word(cls, values: Any) -> Any:
-        """Refuse the keys that earlier releases had for several labels a word."""
-        data = values.get("data") if isinstance(values, dict) else None
-        found = [key for key in ("problem_type", "threshold") if key in values]
-        found += ["data.separator"] if isinstance(data, dict) and "separator" in data else []
-        if found:
-            raise ValueError(
-                f"has {found[0]}, which was for several labels a word and was removed; leave it out, and join the"
-                " labels of a word into one tag"
-            )
-        return values
 
 
 class TokenClassification(TextTask):
@@ -177,7 +159,7 @@ class TokenClassification(TextTask):
         return {split: [row(number) for number in range(count)] for split, count in rows.items()}
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: Tags | None) -> Dataset:
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: word_labels.Tags | None) -> Dataset:
     """Return one split's features, with `words_seen`, the numbers of the labelled words in their order.
 
     Without `tags` the labels, all 0, mark the token that answers for each word.

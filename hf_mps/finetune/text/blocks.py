@@ -92,6 +92,8 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
 
     A stream's texts are joined on and on: only whole blocks are trained on, and none ends early.
     """
+    if rows.stream is None:
+        return sample
     from hf_mps.finetune.stream.batches import Making
     from hf_mps.finetune.stream.dataset import train
 

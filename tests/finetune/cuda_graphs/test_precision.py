@@ -15,6 +15,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.cuda_graphs import precision
 from hf_mps.finetune.cuda_graphs.graphs import Graphs, RecordingFailed
 from hf_mps.finetune.cuda_graphs.precision import Trial
+from hf_mps.finetune.features.precision import can_gain, skipped
 from tests.finetune.cuda_graphs.recorders import Rerun, model, trainer
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
@@ -48,9 +49,9 @@ def test_a_cpu_that_does_not_multiply_bfloat16_is_not_asked(
     for name in ("avx512_bf16", "amx_tile"):
         answer = name in supported
         monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda answer=answer: answer, raising=False)
-    assert precision.can_gain("cpu") is gains
-    assert precision.can_gain("cuda")
-    assert not precision.can_gain("mps")
+    assert can_gain("cpu") is gains
+    assert can_gain("cuda")
+    assert not can_gain("mps")
 
 
 class Prepared:
@@ -71,15 +72,15 @@ class Prepared:
     ],
 )
 def test_the_users_word_wins_and_a_short_run_is_not_timed(training: dict[str, Any], steps: int, why: str) -> None:
-    assert precision.skipped(training, Prepared(model()), steps, "cuda") == why  # type: ignore[arg-type]
+    assert skipped(training, Prepared(model()), steps, "cuda") == why  # type: ignore[arg-type]
 
 
 def test_what_a_trial_would_not_measure_is_not_timed() -> None:
     from hf_mps.finetune.models.preference_trainer import PreferenceTrainer
 
-    own = precision.skipped({}, Prepared(model(), PreferenceTrainer), 5000, "cuda")  # type: ignore[arg-type]
+    own = skipped({}, Prepared(model(), PreferenceTrainer), 5000, "cuda")  # type: ignore[arg-type]
     assert own == snapshot("the task's trainer computes its own loss")
-    half = precision.skipped({}, Prepared(model().bfloat16()), 5000, "cuda")  # type: ignore[arg-type]
+    half = skipped({}, Prepared(model().bfloat16()), 5000, "cuda")  # type: ignore[arg-type]
     assert half == snapshot("the model's weights are not float32")
 
 
@@ -142,9 +143,9 @@ def test_the_same_recipe_trains_in_the_same_precision_whatever_the_clock_says_ne
         return [Trial("bf16", bf16, False), Trial("fp32", fp32, False)]
 
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
-    monkeypatch.setattr(precision, "can_gain", lambda device: True)
+    monkeypatch.setattr("hf_mps.finetune.features.precision.can_gain", lambda device: True)
     monkeypatch.setattr(precision, "measure", timed)
-    monkeypatch.setattr(precision, "WORTH_STEPS", {"cpu": 1})
+    monkeypatch.setattr("hf_mps.finetune.features.precision.WORTH_STEPS", {"cpu": 1})
     for folder in ("first", "second"):
         ended = finetune("my.yaml", "training.max_steps=2", f"output_dir={folder}")
         assert ended.code == 0, ended.err

@@ -79,6 +79,7 @@ def test_results_json_has_its_schema_and_every_number_of_the_run(tmp_path: Path)
         "samples_per_second": 57.24,
         "peak_memory_bytes": 2_085_000_000,
         "fallback": [{"operator": "aten::_ctc_loss", "calls": 3}],
+        "doubt": None,
         "unexpected_fallback": [],
         "metal_kernels": None,
         "predictions": None,

@@ -25,7 +25,7 @@ from transformers import Trainer
 
 from hf_mps.cli.main import main
 from hf_mps.core.files import replace_file
-from hf_mps.finetune.run import callbacks, runner
+from hf_mps.finetune.run import callbacks, stages
 from tests.finetune.run import broken_disk
 from tests.finetune.tiny import Command, Ended, Stop
 
@@ -217,7 +217,7 @@ def test_a_run_in_a_folder_in_use_is_refused_in_one_line_before_anything_is_read
     def starts(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 3:
             with monkeypatch.context() as patch:
-                patch.setattr(runner, "prepare_run", pytest.fail)
+                patch.setattr(stages, "prepare_run", pytest.fail)
                 capfd.readouterr()
                 second.extend((main(["finetune", *words]), capfd.readouterr().err))
 
@@ -234,14 +234,14 @@ def test_a_run_that_ends_while_a_second_one_loads_is_not_trained_over(
     words = ("my.yaml", *SAVING, "training.save_total_limit=1")
     stop(3)
     assert finetune(*words).code == 130
-    stock = runner.prepare_run
+    stock = stages.prepare_run
 
     def overtaken(*given: Any) -> Any:
-        monkeypatch.setattr(runner, "prepare_run", stock)
+        monkeypatch.setattr(stages, "prepare_run", stock)
         assert main(["finetune", *words]) == 0
         return stock(*given)
 
-    monkeypatch.setattr(runner, "prepare_run", overtaken)
+    monkeypatch.setattr(stages, "prepare_run", overtaken)
     ended = finetune(*words)
     assert (ended.code, ended.err) == (
         2,

@@ -197,7 +197,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(desk: Pa
     run = desk / "runs/my"
     (run / ".saving").mkdir(parents=True)
     (run / ".saving" / "half").write_text("x", encoding="utf-8")
-    run_dir.store(run, load_recipe("my.yaml"))
+    run_dir.store(run, load_recipe("my.yaml"), {})
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")
     assert "this recipe's run left no checkpoint there and begins again" in ended.out
@@ -212,7 +212,7 @@ def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk
         (run / f"checkpoint-{step}" / run_dir.STATE).write_text("{}", encoding="utf-8")
         (run / f"checkpoint-{step}" / "pytorch_model.bin").write_bytes(b"weights")
     resolved = load_recipe("my.yaml")
-    run_dir.store(run, resolved)
+    run_dir.store(run, resolved, {})
     assert RunDir.choose(resolved).reason == snapshot("this recipe's run goes on from checkpoint-4")
     (run / "checkpoint-4" / "optimizer.pt").write_text("", encoding="utf-8")
     place = RunDir.choose(resolved)

@@ -9,9 +9,8 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune import sharding
+from hf_mps.finetune import sharding, tasks
 from hf_mps.finetune.recipe.resolve import load_recipe
-from hf_mps.finetune.sharding import settings
 
 BY_FILE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
@@ -25,7 +24,8 @@ def bert() -> Any:
 
 def chosen(*words: str, name: str = "glue/mrpc", device: str = "cpu") -> Any:
     recipe = load_recipe(name, words).recipe
-    return sharding.choose(recipe, recipe.training, SimpleNamespace(model=bert()), device)  # type: ignore[arg-type]
+    prepared: Any = SimpleNamespace(model=bert(), task=tasks.find(recipe.task))
+    return sharding.choose(recipe, recipe.training, prepared, device)
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_the_section_is_checked_word_by_word(word: str, why: str) -> None:
 
 
 def test_the_users_word_beats_the_defaults() -> None:
-    said = {"fsdp": True, "fsdp_config": {"fsdp_state_dict_type": settings.FULL, "reshard_after_forward": False}}
-    assert settings.plugin(said, bert()) == {
+    said = {"fsdp": True, "fsdp_config": {"fsdp_state_dict_type": sharding.FULL, "reshard_after_forward": False}}
+    assert sharding.plugin(said, bert()) == {
         "fsdp_version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "transformer_cls_names_to_wrap": "BertLayer",
@@ -123,4 +123,4 @@ def test_the_users_word_beats_the_defaults() -> None:
 def test_a_block_that_holds_the_word_embedding_is_none() -> None:
     model = bert()
     assert "BertEmbeddings" in model._no_split_modules
-    assert settings.blocks(model) == ["BertLayer"]
+    assert sharding.blocks(model) == ["BertLayer"]

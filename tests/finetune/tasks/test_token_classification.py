@@ -230,15 +230,6 @@ def test_a_tokenizer_that_cannot_tell_words_is_refused(tagging: Path, finetune: 
 
 
 def test_several_labels_a_word_are_refused_in_one_line(tagging: Path, finetune: Command) -> None:
-    for word, key in (
-        ("problem_type=multi_label_classification", "problem_type"),
-        ("threshold=0.4", "threshold"),
-        ("data.separator=|", "data.separator"),
-    ):
-        ended = finetune("my.yaml", word)
-        assert ended.code == 2
-        assert f"has {key}, which was for several labels a word and was removed; leave it out" in ended.err
-        assert ended.err.count("\n") == 1
     nested = [{**row, "ner_tags": [[tag] for tag in row["ner_tags"]]} for row in rows(8)]
     tiny.write_jsonl(tagging / "train.jsonl", nested)
     ended = finetune("my.yaml")

@@ -7,17 +7,19 @@ answers every collective at once with whatever lies in the output.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
-from hf_mps.finetune.sharding import settings
+from hf_mps.finetune import sharding
 from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.memory.machine import Machine, largest, of_ranks
 from hf_mps.tools.dryrun.memory.trace import Peak, Tracer, peak
@@ -53,8 +55,8 @@ class ShardedTracer(Tracer):
         with fake_ranks(self._ranks) as mesh:
             step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
             with step.fake:
-                shard(step.model, mesh, settings.plugin(self._training, step.model), precision)
-            with settings.quiet():
+                shard(step.model, mesh, sharding.plugin(self._training, step.model), precision)
+            with sharding.quiet():
                 return step, peak(step, device=DEVICE.value)
 
 
@@ -69,7 +71,7 @@ def plan(target: Target, ranks: int, machine: Machine | None = None, *, length: 
 
     activate()
     training = target.resolved.recipe.training
-    if not settings.asked(training):
+    if not sharding.asked(training):
         raise UserError(
             f"--ranks {ranks} divides a model by FSDP, and the recipe does not say so; next: training.fsdp=true"
             " (without it each rank holds what one process holds, and the gradients twice)"
@@ -79,7 +81,7 @@ def plan(target: Target, ranks: int, machine: Machine | None = None, *, length: 
         tracer = ShardedTracer(parts, ranks, training, length)
         estimate = tracer()
         most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
-    told = f"of each rank; {settings.asked(training)} divides weights, gradients and the optimizer's state"
+    told = f"of each rank; {sharding.asked(training)} divides weights, gradients and the optimizer's state"
     facts = {"device": DEVICE, **estimate.facts, "ranks": Choice(ranks, told)}
     if (precision := _precision(training)) != "no":
         facts["precision"] = Choice(precision, "weights are gathered in it, and kept and stepped in float32")
@@ -128,7 +130,7 @@ def shard(model: Any, mesh: Any, plugin: Mapping[str, Any], precision: str) -> A
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
     try:
-        with settings.nothing_written():
+        with patch.dict(os.environ):  # accelerate writes there whether a model is still to be loaded
             made = FullyShardedDataParallelPlugin(**plugin)
         if precision != "no":
             made.set_mixed_precision(precision)

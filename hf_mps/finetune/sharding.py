@@ -1,4 +1,7 @@
-"""What a recipe and accelerate's file say about FSDP: which of them does, and the settings that the engines get."""
+"""FSDP2: whether a model is divided over the ranks of a run, how, and what of a recipe does not go with it.
+
+Accelerate and PyTorch divide it: weights, gradients and the state of the optimizer.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.notices import ignoring
+from hf_mps.distributed.world import World
 
+if TYPE_CHECKING:
+    from hf_mps.finetune.recipe.schema import Recipe
+    from hf_mps.finetune.tasks._base import Prepared
+
+KEY = "sharding"
+WITHOUT = "next: the same recipe without training.fsdp, which trains a whole model on each rank"
+# Optimizers whose state PyTorch makes of the weights' parts; others look at a weight's rows and columns, or pack it.
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
 ASKED = "ACCELERATE_USE_FSDP"
 VERSION = "FSDP_VERSION"
 BY_BLOCKS = "TRANSFORMER_BASED_WRAP"
@@ -32,6 +45,54 @@ KEYS: Mapping[str, tuple[Any, ...]] = {
     "cpu_ram_efficient_loading": (True, False),
 }
 OF_FSDP1 = ("forward_prefetch", "backward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
+BLOCKS = "FSDP_TRANSFORMER_CLS_TO_WRAP"
+
+
+def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, device: str) -> Choice[str] | None:
+    """Return how the model is divided; None where nobody asks for it.
+
+    Raises UserError for what cannot be divided: on this device, in one process, of this task.
+    """
+    asker = asked(training)
+    if not asker:
+        if training.get("fsdp_config"):
+            raise UserError("training.fsdp_config says how FSDP divides a model; next: training.fsdp=true")
+        return None
+    if asker == BY_FILE:
+        refuse_fsdp1()
+    world = World.here()
+    if device == "mps":
+        raise UserError(
+            "recipes have FSDP on CUDA and the CPU: on mps PyTorch cannot free a storage, and gathered weights would"
+            " stay; next: LoRA, or training.gradient_checkpointing=true, which make room in one Mac"
+        )
+    if world.alone:
+        raise UserError(
+            f"FSDP ({asker}) divides a model over several processes, and this is one; next: torchrun --nproc_per_node 2"
+            " -m hf_mps.finetune RECIPE; what each would hold: hf-mps plan RECIPE --ranks 2"
+        )
+    why = f"of task {recipe.task}: {prepared.task.unsharded}" if prepared.task.unsharded else ""
+    for key, value in (("step_in_backward", recipe.step_in_backward or False), ("weights", recipe.weights)):
+        if value not in (False, "float32"):
+            whole = f"{key}={str(value).lower()} steps whole weights, and a rank has parts of them; leave it out"
+            why = why or whole
+    optimizer = str(training.get("optim", OPTIMIZERS[0]))
+    if optimizer not in OPTIMIZERS:
+        allowed = ", ".join(OPTIMIZERS)
+        why = why or f"training.optim={optimizer} keeps no state that can be divided; allowed: {allowed}"
+    if why:
+        raise UserError(f"FSDP ({asker}): {why}; {WITHOUT}")
+    names = " and ".join(blocks(prepared.model))
+    gathered = f"each {names} is gathered while it computes" if names else "the whole model is gathered at once"
+    told = f"{asker}; weights, gradients and the optimizer's state are divided and {gathered}"
+    return Choice(f"FSDP2 over {world.size} ranks", told)
+
+
+def arguments(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """TrainingArguments' keywords for a run under FSDP; accelerate reads its file's settings itself."""
+    if asked(training) == BY_FILE:
+        return {}
+    return {"fsdp": True, "fsdp_config": config(training, model)}
 
 
 def asked(training: Mapping[str, Any]) -> str:
@@ -72,25 +133,12 @@ def plugin(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
     from transformers import TrainingArguments
 
     given = config(training, model)
-    with nothing_written():
+    with patch.dict(os.environ):  # transformers writes there whether a model is still to be loaded
         # What the method reads of its object to make the plugin's arguments of `fsdp_config`.
         read = SimpleNamespace(fsdp=True, fsdp_config=dict(given))
         read.gradient_checkpointing = read.activation_checkpointing = False
         known: dict[str, Any] = TrainingArguments._process_fsdp_args(read)
     return known
-
-
-@contextmanager
-def nothing_written() -> Iterator[None]:
-    """Leave the variable as it was in which transformers and accelerate tell a model that is still to be loaded."""
-    name = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-    before = os.environ.get(name)
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)
-        if before is not None:
-            os.environ[name] = before
 
 
 def problem(key: str, value: Any) -> str:
@@ -121,9 +169,6 @@ def refuse_fsdp1() -> None:
             f"accelerate's configuration file asks for FSDP {os.environ.get(VERSION, '1')}; allowed: 2; next:"
             " fsdp_version: 2 in its fsdp_config"
         )
-
-
-BLOCKS = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 
 
 @contextmanager
