@@ -10,7 +10,7 @@ from pathlib import Path
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.finetune.recipe.expect import Expectation
-from hf_mps.finetune.report.predictions import FILE, Written
+from hf_mps.finetune.report.predictions import FILE
 from hf_mps.finetune.report.results import SCHEMA, RunRecord, results, versions, without_paths
 from hf_mps.finetune.run import failures
 from hf_mps.metrics import Baseline
@@ -21,7 +21,7 @@ PICTURE = "training.png"
 
 
 def write(
-    output_dir: str | os.PathLike[str], record: RunRecord, answer: Callable[[], Written] | None = None
+    output_dir: str | os.PathLike[str], record: RunRecord, answer: Callable[[], list[Path]] | None = None
 ) -> list[Path]:
     """Write results.json, training.png, README.md and what `answer` writes, each atomically; return their paths.
 
@@ -36,12 +36,12 @@ def write(
     folder = Path(output_dir)
     record = without_paths(record, folder)
     hidden = write_json(folder / failures.PENDING, record)
-    files, written = [folder / failures.RESULTS], Written()
+    files, written = [folder / failures.RESULTS], list[Path]()
     if answer is not None:
         with failures.optional(FILE):
             written = answer()
-            record.predictions = written.predictions.name if written.predictions else None
-            record.pictures = [picture.name for picture in written.pictures]
+            record.predictions = written[0].name if written else None
+            record.pictures = [picture.name for picture in written[1:]]
     record.drawn = False
     with failures.optional(PICTURE):
         files.append(write_atomic(folder / PICTURE, draw(record)))
@@ -50,7 +50,7 @@ def write(
         files.append(write_atomic(folder / "README.md", card(record)))
     write_json(folder / failures.RESULTS, results(record))
     hidden.unlink()
-    return [*files, *written.files]
+    return [*files, *written]
 
 
 def pending(output_dir: Path) -> RunRecord:

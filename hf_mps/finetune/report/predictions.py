@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,32 +18,21 @@ if TYPE_CHECKING:
 FILE = "predictions.csv"
 
 
-@dataclass(frozen=True)
-class Written:
-    """The files beside the model: predictions.csv where the task predicts, and its pictures."""
+def write(output: Path, prepared: Prepared, trainer: Any) -> list[Path]:
+    """Write what the task offers into `output`, each file atomically, and return the files: predictions.csv, pictures.
 
-    predictions: Path | None = None
-    pictures: tuple[Path, ...] = ()
-
-    @property
-    def files(self) -> list[Path]:
-        """All of them, predictions first."""
-        return [*([self.predictions] if self.predictions else []), *self.pictures]
-
-
-def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
-    """Write what the task offers into `output`, each file atomically; a picture that fails is left out.
+    The list is empty where the task predicts nothing. A picture that fails is left out.
 
     Raises whatever the task's `predict` does, and OSError where the disk refuses.
     """
     if prepared.predict is None:
-        return Written()
+        return []
     rows = [dict(row) for row in prepared.predict(trainer)]
-    predictions, pictures = write_atomic(output / FILE, text(rows)), []
+    files = [write_atomic(output / FILE, text(rows))]
     with failures.optional("a picture of the predictions"):
         drawn = prepared.figures(rows) if prepared.figures is not None else {}
-        pictures = [write_atomic(output / name, png) for name, png in drawn.items()]
-    return Written(predictions, tuple(pictures))
+        files += [write_atomic(output / name, png) for name, png in drawn.items()]
+    return files
 
 
 def take_part(prepared: Prepared, trainer: Any) -> None:

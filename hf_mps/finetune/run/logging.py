@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from hf_mps.core.notices import ignoring
 
@@ -55,27 +56,25 @@ def _no_advice(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(KNOWN_ADVICE)
 
 
-@contextmanager
-def errors_only() -> Iterator[None]:
+def errors_only() -> AbstractContextManager[None]:
     """Let transformers log only errors: for loading, whose report of new weights the header replaces."""
-    from transformers.utils import logging as transformers_logging
+    from transformers.utils import logging as theirs
 
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
+    return _verbosity(theirs, logging.ERROR)
 
 
-@contextmanager
-def datasets_silent() -> Iterator[None]:
+def datasets_silent() -> AbstractContextManager[None]:
     """Keep `datasets` from logging an error that is about to be printed in one line."""
     import datasets
 
-    level = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    return _verbosity(datasets.logging, logging.CRITICAL)
+
+
+@contextmanager
+def _verbosity(theirs: Any, level: int) -> Iterator[None]:
+    before = theirs.get_verbosity()
+    theirs.set_verbosity(level)
     try:
         yield
     finally:
-        datasets.logging.set_verbosity(level)
+        theirs.set_verbosity(before)

@@ -107,7 +107,7 @@ def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None
     trainer = ranks.run_on_all(lambda: make_trainer(plan, prepared, watch))
     if run_dir.writes:
         trainer.add_callback(FolderKept(run_dir.staging, store_again))
-    header(run.resolved, plan)
+    header(run.resolved, plan, brief=True)
     trained = train(plan, prepared, trainer, watch, run_dir)
     record = make_record(run.resolved, plan, prepared, trained)
     report(run, record, trained.trainer, run_dir)
@@ -381,7 +381,7 @@ def report(
     """
     from hf_mps.finetune.report import predictions, write
 
-    def answer() -> predictions.Written:
+    def answer() -> list[Path]:
         trainer.remove_stop_checkpoints()
         if load is not None:
             load()
