@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hf_mps.core import extras
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.sharding import settings
 from hf_mps.layer.compat import removed_arguments
@@ -24,7 +25,7 @@ Source = tuple[str, str]
 
 TRAINING_ARGUMENTS: Source = ("transformers/training_args.py", "TrainingArguments")
 UTILITIES = "transformers/trainer_utils.py"
-PIP = {"transformers": "'transformers>=5.3'", "sentence_transformers": "sentence-transformers"}
+EXTRA = {"sentence_transformers": "embeddings", "trl": "preference"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def _file(place: str) -> Path:
     package, _, rest = place.partition("/")
     spec = find_spec(package)  # finds the folder without running the package's code
     if spec is None or spec.origin is None:
-        raise UserError(f"{package} is not installed; next: pip install {PIP.get(package, package)}")
+        way_on = extras.install(EXTRA[package]) if package in EXTRA else f"pip install {package}"
+        raise UserError(f"{package} is not installed; next: {way_on}")
     path = Path(spec.origin).parent / rest
     if not path.is_file():
         raise UserError(f"{path} is not there in the installed {package}; next: pip install --upgrade hf-mps")
