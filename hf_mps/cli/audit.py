@@ -46,7 +46,7 @@ def audit(
     form = render.form(json=json, github=github, badge=badge)
     if is_command(words):
         if task is not None:
-            raise UserError("--task belongs to a model, and a script has its own; leave it out")
+            raise UserError("--task is for a model, not for a script; leave it out")
         result = audit_script(words, torch_table, release)
     else:
         with status.shown("tracing a training step …"):

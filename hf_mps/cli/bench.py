@@ -61,9 +61,9 @@ def bench(
     timed_only = {"--output": output, "--sign": sign, "--warm-up": warm_up, "--repetitions": repetitions}
     unused = [name for name, value in timed_only.items() if value is not None]
     if launches and unused:
-        raise UserError(f"{unused[0]} belongs to a measurement, and --launches counts; leave one of them out")
+        raise UserError(f"{unused[0]} cannot be combined with --launches, which measures no time; give one")
     if release is not None and not launches:
-        raise UserError("--torch says whose launches are counted; next: --launches, or leave it out")
+        raise UserError("--torch works only with --launches; add --launches, or leave it out")
     words = {"--recipe": recipe, "--model": model, "--task": task, "--warm-up": warm_up, "--repetitions": repetitions}
     command = ["hf-mps", "bench", *(["--quick"] if quick else [])]
     command += [str(word) for pair in words.items() if pair[1] is not None for word in pair] + list(overrides or [])

@@ -32,5 +32,5 @@ def doctor(
         run(trials=trials, json=json)
         return
     if trials:
-        raise UserError("--trials tries the installed torch, --torch reads about another; give one of them")
+        raise UserError("--trials cannot be combined with --torch: it tries the installed release; give one of them")
     run_upgrade(release, json=json)

@@ -62,11 +62,11 @@ def finetune(
     """
     asked = [name for name, on in (("--plan", plan), ("--smoke", smoke), ("--sweep", sweep)) if on]
     if len(asked) > 1:
-        raise UserError(f"{asked[0]} and {asked[1]} are two things to ask for; give one of them")
+        raise UserError(f"{asked[0]} cannot be combined with {asked[1]}; give one of them")
     if as_json and not plan:
-        raise UserError("--json belongs to --plan; a run leaves results.json in its folder")
+        raise UserError("--json works only with --plan; a run writes results.json into its folder")
     if check_parity and asked:
-        raise UserError(f"--check-parity belongs to a run, and {asked[0]} is another thing; leave one of them out")
+        raise UserError(f"--check-parity cannot be combined with {asked[0]}; give one of them")
     from hf_mps.distributed.ranks import Ranks
     from hf_mps.distributed.voice import one_voice
     from hf_mps.finetune.recipe.resolve import load_recipe

@@ -79,8 +79,8 @@ def _parse(argv: list[str], program: str) -> Callable[[], int | None] | int | No
         option = getattr(error, "option_name", "")
         if option in REMOVED:
             raise UserError(f"{option} was removed; {REMOVED[option]}") from error
-        first = " ".join(words().split()).rstrip(".")
-        raise UserError(f"{first}; next: {program} --help") from error
+        first, context = " ".join(words().split()).rstrip("."), getattr(error, "ctx", None)
+        raise UserError(f"{first}; next: {context.command_path if context else program} --help") from error
     return work
 
 
@@ -105,16 +105,7 @@ def run(
     raise AssertionError("main() runs it")
 
 
-app.command()(audit)
-app.command()(bench)
-app.command()(chat)
-app.command()(config)
-app.command()(doctor)
-app.command()(evaluate)
-app.command()(export)
-app.command()(parity)
-app.command()(plan)
-app.command()(predict)
-app.command()(push)
+for verb in (audit, bench, chat, config, doctor, evaluate, export, parity, plan, predict, push):
+    app.command()(verb)
 app.add_typer(kernels, name="kernels")
 app.add_typer(recipes, name="recipes")

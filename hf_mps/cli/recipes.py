@@ -47,7 +47,8 @@ def copy_recipe(
     """Write a recipe's YAML into a file of your own, to change it. Never over a file that is there."""
     from hf_mps.finetune.recipe import catalogue
 
-    print(f"{catalogue.copy(recipe, file)} written; next: hf-mps finetune {_quoted(file, recipe)}")
+    written = shlex.quote(str(file or catalogue.own_name(recipe)))
+    print(f"{catalogue.copy(recipe, file)} written; next: hf-mps finetune {written}")
 
 
 @recipes.command("keys")
@@ -84,9 +85,3 @@ def validate_recipes(
         if not certain:
             print(f"{name} is valid{unchecked}")
     return MISUSE if wrong else 0
-
-
-def _quoted(file: Path | None, recipe: str) -> str:
-    from hf_mps.finetune.recipe import catalogue
-
-    return shlex.quote(str(file or catalogue.own_name(recipe)))

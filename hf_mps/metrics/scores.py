@@ -81,6 +81,18 @@ def mse(predictions: Numbers, references: Numbers) -> float:
     return float(mean_squared_error(references, predictions)) if _finite(predictions, references) else float("nan")
 
 
+def rmse(predictions: Numbers, references: Numbers) -> float:
+    """Return the root of the mean squared error, in the unit of the values; NaN where a value is not finite."""
+    return math.sqrt(mse(predictions, references))
+
+
+def mae(predictions: Numbers, references: Numbers) -> float:
+    """Return the mean absolute error: sklearn.metrics.mean_absolute_error; NaN where a value is not finite."""
+    from sklearn.metrics import mean_absolute_error
+
+    return float(mean_absolute_error(references, predictions)) if _finite(predictions, references) else float("nan")
+
+
 def mean_reciprocal_rank(ranks: Sequence[int], wanted: Sequence[int]) -> float:
     """Return the mean of one over the rank of the right text; a rank beyond 10 counts as 0."""
     return sum(1 / rank for rank in ranks if rank <= TOP) / len(ranks)

@@ -130,7 +130,10 @@ METRICS: dict[str, Metric] = {
     "mse": _numbers(
         {"mse": scores.mse}, ("labels", "values"), Interface(labels.mse, _VALUES, _LISTS), lower_is_better=True
     ),
-    "mae": Metric(evaluate=Interface(labels.mae, _VALUES, _LISTS)),
+    "rmse": _numbers({"rmse": scores.rmse}, ("labels", "values"), lower_is_better=True),
+    "mae": _numbers(
+        {"mae": scores.mae}, ("labels", "values"), Interface(labels.mae, _VALUES, _LISTS), lower_is_better=True
+    ),
     **{
         name: _numbers({name: _averaged(name)}, ("labels",), Interface(getattr(labels, name), _LABELS, _MULTILABEL))
         for name in TWO_LABELS

@@ -98,10 +98,10 @@ def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["finetune"], "Missing argument 'RECIPE'; next: hf-mps --help"),
+        (["finetune"], "Missing argument 'RECIPE'; next: hf-mps finetune --help"),
         (
             ["finetune", "quickstart", "--freshh"],
-            "No such option: --freshh (Possible options: --fresh); next: hf-mps --help",
+            "No such option: --freshh (Possible options: --fresh); next: hf-mps finetune --help",
         ),
         (
             ["doctor", "--peers", "mac-0"],

@@ -41,6 +41,8 @@ VALUES: dict[str, Oracle] = {
     "pearsonr": lambda r, p: stats.pearsonr(p, r)[0],
     "spearmanr": lambda r, p: stats.spearmanr(p, r)[0],
     "mse": sk.mean_squared_error,
+    "rmse": sk.root_mean_squared_error,
+    "mae": sk.mean_absolute_error,
 }
 
 

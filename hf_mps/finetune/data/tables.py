@@ -19,6 +19,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
+from hf_mps.core import extras
 from hf_mps.core.errors import UserError, brief
 from hf_mps.core.text import counted, first_line
 from hf_mps.finetune.data import formats
@@ -276,7 +277,7 @@ def _book(path: Path, name: str, *, values: bool) -> Iterator[Any]:
     try:
         import openpyxl
     except ImportError as error:
-        raise UserError(f"{name}: reading .xlsx needs openpyxl; next: pip install openpyxl") from error
+        raise UserError(f"{name}: reading .xlsx needs openpyxl; next: {extras.install('excel')}") from error
     from openpyxl.utils.exceptions import InvalidFileException
 
     try:

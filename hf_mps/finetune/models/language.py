@@ -156,7 +156,8 @@ def saved(recipe: Recipe, auto_class: str = AUTO_CLASS) -> dict[str, Any]:
     def write(trainer: Any, folder: Path) -> None:
         save(trainer, folder, adapters)
 
-    return {"save": write, "snippet": snippet(adapters, auto_class, getattr(recipe, quantization.KEY, None))}
+    needed = snippet(adapters, auto_class, getattr(recipe, quantization.KEY, None))
+    return {"save": write, **({} if needed is None else {"snippet": needed})}
 
 
 def untrained(recipe: lengths.Padded) -> tuple[dict[str, Any], Baseline | None]:
@@ -166,7 +167,7 @@ def untrained(recipe: lengths.Padded) -> tuple[dict[str, Any], Baseline | None]:
     """
     if recipe.training.get("eval_on_start") is False:
         return {}, None
-    return {"eval_on_start": True}, Baseline("the model before its first step", {})
+    return {"eval_on_start": True}, Baseline("is the model before its first step", {})
 
 
 def labelled() -> Features:

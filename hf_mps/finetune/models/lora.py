@@ -133,8 +133,8 @@ def plain_name(name: str) -> str | None:
 
 
 def snippet(lora: Lora, auto_class: str, quantized: str | None = None) -> str | None:
-    """Return three lines that load an adapter with its base model, `quantized` as it was; None where the auto class
-    itself reads the folder.
+    """Return lines that load an adapter with its base model, `quantized` as it was, and generate a text; None where
+    the auto class itself reads the folder.
     """
     if lora.export == "merged":
         return None
@@ -145,7 +145,8 @@ def snippet(lora: Lora, auto_class: str, quantized: str | None = None) -> str | 
         settings, more = f", quantization_config=BitsAndBytesConfig({how})", ", BitsAndBytesConfig"
     return (
         f"from peft import {kind}\nfrom transformers import AutoTokenizer{more}\n"
-        f'model, tokenizer = {kind}.from_pretrained("."{settings}), AutoTokenizer.from_pretrained(".")'
+        f'model, tokenizer = {kind}.from_pretrained("."{settings}), AutoTokenizer.from_pretrained(".")\n'
+        'print(tokenizer.decode(model.generate(**tokenizer("A text", return_tensors="pt"), max_new_tokens=32)[0]))'
     )
 
 

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hf_mps.core import extras
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import sharding
 from hf_mps.layer.compat import removed_arguments
@@ -28,7 +29,7 @@ TRAINING_ARGUMENTS: Source = ("transformers/training_args.py", "TrainingArgument
 # Ends a first sentence, and no abbreviation: `e.g.` goes on in small letters.
 SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])")
 UTILITIES = "transformers/trainer_utils.py"
-PIP = {"transformers": "'transformers>=5.3'", "sentence_transformers": "sentence-transformers"}
+EXTRA = {"sentence_transformers": "embeddings", "trl": "preference"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def _file(place: str) -> Path:
     package, _, rest = place.partition("/")
     spec = find_spec(package)  # finds the folder without running the package's code
     if spec is None or spec.origin is None:
-        raise UserError(f"{package} is not installed; next: pip install {PIP.get(package, package)}")
+        way_on = extras.install(EXTRA[package]) if package in EXTRA else f"pip install {package}"
+        raise UserError(f"{package} is not installed; next: {way_on}")
     path = Path(spec.origin).parent / rest
     if not path.is_file():
         raise UserError(f"{path} is not there in the installed {package}; next: pip install --upgrade hf-mps")

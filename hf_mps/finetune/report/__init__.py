@@ -37,12 +37,12 @@ def write(
     folder = Path(output_dir)
     whole, record = record, without_paths(record, folder)
     hidden = write_json(folder / failures.PENDING, record)
-    files, written = [folder / failures.RESULTS], Written()
+    files, written = [folder / failures.RESULTS], Written([])
     if answer is not None:
         with failures.optional(FILE):
             written = answer()
-            record.predictions = written.predictions.name if written.predictions else None
-            record.pictures = [picture.name for picture in written.pictures]
+            record.predictions = written.files[0].name if written.files else None
+            record.pictures = [picture.name for picture in written.files[1:]]
     whole.doubt = record.doubt = doubt(record, written.answer)
     record.drawn = False
     with failures.optional(PICTURE):

@@ -114,7 +114,17 @@ def transcripts(rows: Rows) -> dict[str, bytes]:
 
 def _page(draw: Callable[[Any, Any], None]) -> bytes:
     """Return a page of two panels side by side."""
-    return png((11, 4.2), lambda figure: draw(*figure.subplots(1, 2)), layout="constrained")
+
+    def paint(figure: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        panels = figure.subplots(1, 2)
+        draw(*panels)
+        for axes in panels:
+            if axes.patches:  # bars count rows: no ticks at quarters of one
+                axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return png((11, 4.2), paint, layout="constrained")
 
 
 def _words(text: str) -> int:

@@ -6,9 +6,8 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_mps.core.files import plain, write_atomic
 from hf_mps.finetune.report.verdict import only_answer
@@ -20,34 +19,28 @@ if TYPE_CHECKING:
 FILE = "predictions.csv"
 
 
-@dataclass(frozen=True)
-class Written:
-    """The files beside the model: predictions.csv where the task predicts, and its pictures."""
+class Written(NamedTuple):
+    """The files beside the model, predictions.csv first and then its pictures, and the answer that all rows have."""
 
-    predictions: Path | None = None
-    pictures: tuple[Path, ...] = ()
+    files: list[Path]
     answer: str | None = None
-    """The answer that all rows have, where they have one."""
-
-    @property
-    def files(self) -> list[Path]:
-        """All of them, predictions first."""
-        return [*([self.predictions] if self.predictions else []), *self.pictures]
 
 
 def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
-    """Write what the task offers into `output`, each file atomically; a picture that fails is left out.
+    """Write what the task offers into `output`, each file atomically; no file where the task predicts nothing.
+
+    A picture that fails is left out.
 
     Raises whatever the task's `predict` does, and OSError where the disk refuses.
     """
     if prepared.predict is None:
-        return Written()
+        return Written([])
     rows = [dict(row) for row in prepared.predict(trainer)]
-    predictions, pictures = write_atomic(output / FILE, text(rows)), []
+    files = [write_atomic(output / FILE, text(rows))]
     with failures.optional("a picture of the predictions"):
         drawn = prepared.figures(rows) if prepared.figures is not None else {}
-        pictures = [write_atomic(output / name, png) for name, png in drawn.items()]
-    return Written(predictions, tuple(pictures), only_answer(rows))
+        files += [write_atomic(output / name, png) for name, png in drawn.items()]
+    return Written(files, only_answer(rows))
 
 
 def take_part(prepared: Prepared, trainer: Any) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hf_mps.core import status
@@ -27,21 +28,45 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, ...]]
 DRAWN = "▲▼╭━"
-WIDE = 100
-"""Columns from which on reasons have a column of their own; in a narrower terminal each follows its value."""
+FRAME = 4
+"""Columns that the box around a header takes, or in a file the indentation."""
+GAP = "  "
 
 
-def header(rows: Iterable[tuple[str, Any, str]], *, title: str = "hf_mps", stream: TextIO | None = None) -> None:
-    """Print a run's choices: each row is a name, its value and the reason (may be empty). Default stream: stdout."""
+def header(
+    rows: Iterable[tuple[str, Any, str]], *, title: str = "hf_mps", brief: bool = False, stream: TextIO | None = None
+) -> None:
+    """Print a run's choices: each row is a name, its value and the reason (may be empty). Default stream: stdout.
+
+    A `brief` header has one line a row: as wide as the terminal, 80 columns in a file.
+    """
     status.over()
     stream = stream or sys.stdout
     cells: Rows = [tuple(" ".join(str(cell).split()) for cell in row) for row in rows]
-    if console := terminal(stream):
+    console = terminal(stream)
+    if brief:
+        cells = _one_line_each(cells, (console.width if console else 80) - FRAME)
+    if console:
         _draw_header(console, title, cells)
         return
     say(stream, title)
+    if brief:
+        cells = [(name, GAP.join(filter(None, rest))) for name, *rest in cells]
     for line in aligned(cells):
         say(stream, f"  {line}")
+
+
+def _one_line_each(rows: Rows, width: int) -> Rows:
+    """Return the rows with values and reasons cut, so that name, value and reason fit into `width` columns."""
+    width -= max(len(name) for name, *_ in rows) + len(GAP)
+    cut: Rows = []
+    for name, value, reason in rows:
+        if len(value) > width:
+            value = f"{value[: width - 1]}…"
+        # shorten drops whole words, and leaves the placeholder alone where not even the first one fits.
+        reason = shorten(reason, max(1, width - len(value) - len(GAP)), placeholder="…")
+        cut.append((name, value, reason.strip("…") and reason))
+    return cut
 
 
 def note(line: str, *, stream: TextIO | None = None, console: Console | None = None) -> None:
@@ -59,12 +84,12 @@ def note(line: str, *, stream: TextIO | None = None, console: Console | None = N
 def final_table(
     record: RunRecord,
     notes: Sequence[tuple[str, str]] = (),
-    files: Sequence[str | Path] = (),
+    files: Sequence[Path] = (),
+    commands: Sequence[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Print how a run ended: metrics against the baseline, what the training took, notes and files.
-
-    Default stream: stdout.
+    """Print how a run ended: metrics against the baseline, what the training took, notes, the run's folder and the
+    `files` in it, and the commands that a person may want next. Default stream: stdout.
     """
     stream, expectation = stream or sys.stdout, record.expectation
     base = record.baseline.metrics if record.baseline else {}
@@ -74,14 +99,22 @@ def final_table(
     cost = f"{duration(record.train_seconds)}, {record.samples_per_second:.1f} samples/s"
     cost += f", {memory(record.peak_memory)} at peak" if record.peak_memory is not None else ""
     below: Rows = [("baseline", record.baseline.what)] if record.baseline and base else []
+    if record.doubt:
+        below.append(("verdict", record.doubt))
+    elif base and (main := record.main_metric) in base and main in record.metrics:
+        gain = (record.metrics[main] - base[main]) * (1 if record.greater_is_better else -1)
+        below.append(("verdict", f"{main} is {'better than' if gain > 0 else 'no better than'} the baseline's"))
     below += [("expected", str(expectation))] if expectation else []
     below += [("training", cost), *notes]
-    below += [("written" if not index else "", str(file)) for index, file in enumerate(files)]
+    below += [("model", f"{files[0]}, with {', '.join(file.name for file in files[1:])}")] if files else []
+    below += [("" if index else "next", command) for index, command in enumerate(commands)]
+    heads = ("metric", "this run", "baseline")[: 3 if base else 2]
     if console := terminal(stream):
-        _draw_final(console, cells, below, failed=expectation is not None and not expectation.met)
+        shown = [row[: len(heads)] for row in cells]
+        console.print(_table("", heads, shown, right=(1, 2)))
+        console.print(_notes(below, failed=expectation is not None and not expectation.met))
         return
-    heads: Rows = [("metric", "this run", "baseline" if base else "")]
-    for line in [*aligned(heads + cells, right=(1, 2)), *aligned(below)]:
+    for line in [*aligned([heads, *cells], right=(1, 2)), *aligned(below)]:
         say(stream, line)
 
 
@@ -94,7 +127,8 @@ def comparison(
     heads = [*heads, *[""] * (wide - len(heads))]
     cells: Rows = [(*row, *[""] * (wide - len(row))) for row in rows]
     if console := terminal(stream):
-        _draw_comparison(console, title, heads, cells)
+        best = [number for number, row in enumerate(cells) if row[-1] == "best"]
+        console.print(_table(title, heads, cells, bold=best))
     else:
         say(stream, title)
         for line in aligned([tuple(heads), *cells]):
@@ -110,51 +144,37 @@ def _draw_header(console: Console, title: str, rows: Rows) -> None:
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
-    narrow = console.width < WIDE
-    grid.add_column(overflow="fold", max_width=None if narrow else console.width * 2 // 5)
-    if not narrow:
-        grid.add_column(style="dim", overflow="fold")
+    grid.add_column(overflow="fold")
     for name, value, reason in rows:
-        cells = [Text(name), Text(value, style="cyan")]  # Text, not str: a path may hold [brackets], rich's markup
-        if narrow and reason:
-            cells[1].append(f"  {reason}", style="dim default")
-        grid.add_row(*cells, *([] if narrow else [Text(reason)]))
+        told = Text(value, style="cyan")  # Text, not str: a path may hold [brackets], rich's markup
+        grid.add_row(Text(name), told.append(f"{GAP}{reason}" if reason else "", style="dim default"))
     console.print(Panel(grid, title=Text(title, style="bold"), title_align="left", border_style="dim", expand=False))
 
 
-def _draw_comparison(console: Console, title: str, heads: Sequence[str], rows: Rows) -> None:
+def _table(title: str, heads: Sequence[str], rows: Rows, *, right: Sequence[int] = (), bold: Sequence[int] = ()) -> Any:
+    """Return a table for a terminal: the columns numbered in `right` aligned to the right, the rows in `bold` bold."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, title_justify="left", box=box.ROUNDED, border_style="dim", header_style="dim")
-    for head in heads:
-        table.add_column(Text(head))
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row), style="bold" if row[-1] == "best" else "")
-    console.print(table)
+    for number, head in enumerate(heads):
+        table.add_column(Text(head), justify="right" if number in right else "left")
+    for number, row in enumerate(rows):
+        table.add_row(*(Text(cell) for cell in row), style="bold" if number in bold else "")
+    return table
 
 
-def _draw_final(console: Console, metrics: Rows, notes: Rows, *, failed: bool) -> None:
-    from rich import box
+def _notes(rows: Rows, *, failed: bool) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.ROUNDED, border_style="dim", header_style="dim")
-    table.add_column("metric", style="bold")
-    table.add_column("this run", justify="right", style="cyan")
-    with_baseline = any(row[2] for row in metrics)
-    if with_baseline:
-        table.add_column("baseline", justify="right")
-    for row in metrics:
-        table.add_row(*(Text(cell) for cell in (row if with_baseline else row[:2])))
-    console.print(table)
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, value in notes:
+    for name, value in rows:
         grid.add_row(name, Text(value, style="bold red" if failed and name == "expected" else ""))
-    console.print(grid)
+    return grid
 
 
 def takes(stream: TextIO, letters: str = DRAWN) -> bool:
@@ -216,7 +236,6 @@ class _MayClose:
             self._stream.flush()
 
 
-GAP = "  "
 WIDEST = 160
 """Columns of a line in a log file: a tagger has measures for each of its classes, the closing table lists them."""
 
@@ -230,24 +249,6 @@ class Field:
     colour: str = ""
 
 
-@dataclass(frozen=True)
-class Step:
-    """The numbers of one training line; None drops the field. Memory in bytes, eta in seconds."""
-
-    step: int
-    total: int
-    loss: float
-    last_loss: float | None = None
-    reward: float | None = None
-    epoch: float | None = None
-    learning_rate: float | None = None
-    grad_norm: float | None = None
-    samples_per_second: float | None = None
-    memory: int | None = None
-    peak: int | None = None
-    eta: float | None = None
-
-
 def arrow(now: float, last: float | None, *, drawn: bool = True) -> str:
     """Return ▲ or ▼ (^ or v where those cannot be written) for a rise or fall, `=` for no change, a space at first."""
     if last is None or not math.isfinite(now) or not math.isfinite(last):
@@ -256,29 +257,42 @@ def arrow(now: float, last: float | None, *, drawn: bool = True) -> str:
     return up if now > last else down if now < last else "="
 
 
-def step_fields(row: Step, *, drawn: bool = True) -> list[Field]:
-    """Return the fields of a training line, left to right."""
-    colour = _judge(row.loss, row.last_loss, greater_is_better=False)
-    fields = [Field(_progress("step", row.step, row.total))]
-    if row.epoch is not None:
-        fields.append(Field(f"epoch {row.epoch:5.2f}", leave=2))
-    fields.append(Field(f"loss {row.loss:7.4f} {arrow(row.loss, row.last_loss, drawn=drawn)}", colour=colour))
-    if row.reward is not None:
-        fields.append(Field(f"reward {row.reward:.4f}"))
-    if row.learning_rate is not None:
-        fields.append(Field(f"lr {row.learning_rate:.2e}", leave=3))
-    if row.grad_norm is not None:
-        small = abs(row.grad_norm) < 10_000 or not math.isfinite(row.grad_norm)
-        fields.append(Field(f"grad {row.grad_norm:{'7.2f' if small else '7.1e'}}", leave=1))
-    if row.samples_per_second is not None:
-        fields.append(Field(f"{row.samples_per_second:6.1f} samples/s", leave=5))
-    if row.memory is not None:
-        small = max(row.memory, row.peak or 0) < GIB / 10
-        size, unit, digits = (MIB, "MiB", 0) if small else (GIB, "GiB", 2)
-        peak = f"/{row.peak / size:.{digits}f}" if row.peak is not None else ""
-        fields.append(Field(f"{row.memory / size:.{digits}f}{peak} {unit}", leave=4))
-    if row.eta is not None:
-        fields.append(Field(f"eta {clock(row.eta)}", leave=6))
+def step_fields(
+    logs: Mapping[str, Any],
+    last_loss: float | None = None,
+    *,
+    step: int,
+    total: int,
+    rate: float | None = None,
+    used: tuple[int, int | None] | None = None,
+    eta: float | None = None,
+    drawn: bool = True,
+) -> list[Field]:
+    """Return the fields of a training line from Trainer's log of it, left to right, without what is None or missing.
+
+    `rate` in samples per second, `used` memory and its peak in bytes, `eta` in seconds.
+    """
+    loss, norm = float(logs["loss"]), logs.get("grad_norm")
+    colour = _judge(loss, last_loss, greater_is_better=False)
+    fields = [Field(_progress("step", step, total))]
+    if logs.get("epoch") is not None:
+        fields.append(Field(f"epoch {logs['epoch']:5.2f}", leave=2))
+    fields.append(Field(f"loss {loss:7.4f} {arrow(loss, last_loss, drawn=drawn)}", colour=colour))
+    if logs.get("reward") is not None:
+        fields.append(Field(f"reward {logs['reward']:.4f}"))
+    if logs.get("learning_rate") is not None:
+        fields.append(Field(f"lr {logs['learning_rate']:.2e}", leave=3))
+    if norm is not None:
+        small = abs(norm) < 10_000 or not math.isfinite(norm)
+        fields.append(Field(f"grad {norm:{'7.2f' if small else '7.1e'}}", leave=1))
+    if rate is not None:
+        fields.append(Field(f"{rate:6.1f} samples/s", leave=5))
+    if used is not None:
+        size, unit, digits = (MIB, "MiB", 0) if max(used[0], used[1] or 0) < GIB / 10 else (GIB, "GiB", 2)
+        peak = f"/{used[1] / size:.{digits}f}" if used[1] is not None else ""
+        fields.append(Field(f"{used[0] / size:.{digits}f}{peak} {unit}", leave=4))
+    if eta is not None:
+        fields.append(Field(f"eta {clock(eta)}", leave=6))
     return fields
 
 

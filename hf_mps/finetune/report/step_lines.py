@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.utils import is_in_notebook
 
 from hf_mps.core import text
 from hf_mps.finetune.report import screen
@@ -38,6 +39,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         self._console, self._drawn = terminal(self.stream), takes(self.stream)
+        self._quiet = False
         self._last_loss: float | None = None
         self._last_eval: dict[str, Any] = {}
         self._bar: Progress | None = None
@@ -48,10 +50,15 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         self._trained = 0.0  # seconds in training steps since the last line
 
     def attach(self, trainer: Any) -> StepLines:
-        """Replace Trainer's own printer or tqdm bar, and return self."""
+        """Replace Trainer's printer or tqdm bar, and return self. A notebook shows Trainer's own table instead."""
         for theirs in (PrinterCallback, ProgressCallback):
             trainer.pop_callback(theirs)
         trainer.add_callback(self)
+        if is_in_notebook():
+            from transformers.utils.notebook import NotebookProgressCallback
+
+            trainer.add_callback(NotebookProgressCallback)
+            self._quiet, self._console = True, None
         return self
 
     def __enter__(self) -> StepLines:
@@ -84,22 +91,19 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         self._trained += now - self._mark
         self._mark = now
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=state.global_step, eta=text.clock(self._eta(state) or 0.0))
+            done, took = state.global_step - self._first_step, now - self._begun
+            rate = f"{done / took:.2f} steps/s" if took > 0 else ""
+            eta = text.clock(self._eta(state) or 0.0)
+            self._bar.update(self._task, completed=state.global_step, rate=rate, eta=f"eta {eta}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         logs = logs or {}
         if "loss" in logs:
             self._log_step(args, state, logs)
         elif screen.evaluated(logs):
-            fields = screen.eval_fields(
-                logs,
-                self._last_eval,
-                step=state.global_step,
-                total=state.max_steps,
-                main_metric=self.main_metric,
-                greater_is_better=self.greater_is_better,
-                drawn=self._drawn,
-            )
+            better: dict[str, Any] = {"main_metric": self.main_metric, "greater_is_better": self.greater_is_better}
+            at = {"step": state.global_step, "total": state.max_steps, "drawn": self._drawn}
+            fields = screen.eval_fields(logs, self._last_eval, **better, **at)
             self._last_eval = dict(logs)
             self._show(state, fields)
 
@@ -111,7 +115,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
                 batches = len(eval_dataloader)
             except TypeError:  # a streamed data set has no length
                 batches = None
-            self._eval_task = self._bar.add_task("evaluating", total=batches, eta="")
+            self._eval_task = self._bar.add_task("evaluating", total=batches, rate="", eta="")
         self._bar.advance(self._eval_task)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -134,27 +138,16 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         used = self.memory() if self.memory is not None else None
         steps = state.global_step - self._logged_step
         samples = steps * args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        row = screen.Step(
-            step=state.global_step,
-            total=state.max_steps,
-            loss=float(logs["loss"]),
-            last_loss=self._last_loss,
-            reward=logs.get("reward"),
-            epoch=logs.get("epoch"),
-            learning_rate=logs.get("learning_rate"),
-            grad_norm=logs.get("grad_norm"),
-            samples_per_second=samples / self._trained if self._trained > 0 and samples > 0 else None,
-            memory=used[0] if used else None,
-            peak=used[1] if used else None,
-            eta=self._eta(state),
-        )
+        rate = samples / self._trained if self._trained > 0 and samples > 0 else None
+        at = {"step": state.global_step, "total": state.max_steps, "drawn": self._drawn}
+        fields = screen.step_fields(logs, self._last_loss, rate=rate, used=used, eta=self._eta(state), **at)
         # The report plots memory and throughput over the steps; checkpoints keep them in log_history.
-        if state.log_history and state.log_history[-1].get("step") == row.step:
-            values = {"samples_per_second": row.samples_per_second, "memory_bytes": row.memory}
-            values["peak_memory_bytes"] = row.peak
+        if state.log_history and state.log_history[-1].get("step") == state.global_step:
+            memory, peak = used or (None, None)
+            values = {"samples_per_second": rate, "memory_bytes": memory, "peak_memory_bytes": peak}
             state.log_history[-1].update({name: value for name, value in values.items() if value is not None})
-        self._last_loss, self._logged_step, self._trained = row.loss, state.global_step, 0.0
-        self._show(state, screen.step_fields(row, drawn=self._drawn))
+        self._last_loss, self._logged_step, self._trained = float(logs["loss"]), state.global_step, 0.0
+        self._show(state, fields)
 
     def _eta(self, state: Any) -> float | None:
         done = state.global_step - self._first_step
@@ -163,7 +156,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         return float((self.clock() - self._begun) / done * (state.max_steps - state.global_step))
 
     def _show(self, state: Any, fields: list[screen.Field]) -> None:
-        if not state.is_world_process_zero:
+        if self._quiet or not state.is_world_process_zero:
             return
         if self._console is None:
             say(self.stream, screen.line(screen.fit(fields, screen.WIDEST)))
@@ -181,10 +174,12 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="cyan"),
             MofNCompleteColumn(),
-            TextColumn("eta {task.fields[eta]}", style="dim"),
+            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[eta]}", style="dim"),
             console=self._console,
             transient=True,  # the lines above say it all
             expand=True,
         )
-        self._task = self._bar.add_task("training", total=state.max_steps, completed=state.global_step, eta="--:--")
+        counts = {"total": state.max_steps, "completed": state.global_step}
+        self._task = self._bar.add_task("training", **counts, rate="", eta="eta --:--")
         self._bar.start()

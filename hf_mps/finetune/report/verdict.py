@@ -47,7 +47,7 @@ def doubt(record: RunRecord, answer: str | None = None) -> str | None:
 
     if base is not None and not above(came, base):
         what = record.baseline.what if record.baseline else ""
-        return f"{name} {came:.4f} is no better than a model that {what} ({base:.4f}); {LONGER}"
+        return f"{name} {came:.4f} is no better than the baseline ({base:.4f}), which {what}; {LONGER}"
     steps = [entry for entry in record.log_history if _finite([entry.get(f"eval_{name}")])]
     best = (max if greater else min)(steps, key=lambda entry: entry[f"eval_{name}"], default=None)
     if best is None or not above(best[f"eval_{name}"], came):

@@ -56,25 +56,25 @@ def _no_advice(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(KNOWN_ADVICE)
 
 
-@contextmanager
-def _at(level: int, library: Any) -> Iterator[None]:
-    before = library.get_verbosity()
-    library.set_verbosity(level)
-    try:
-        yield
-    finally:
-        library.set_verbosity(before)
-
-
 def errors_only() -> AbstractContextManager[None]:
     """Let transformers log only errors: for loading, whose report of new weights the header replaces."""
     from transformers.utils import logging as theirs
 
-    return _at(logging.ERROR, theirs)
+    return _verbosity(theirs, logging.ERROR)
 
 
 def datasets_silent() -> AbstractContextManager[None]:
     """Keep `datasets` from logging an error that is about to be printed in one line."""
     import datasets
 
-    return _at(logging.CRITICAL, datasets.logging)
+    return _verbosity(datasets.logging, logging.CRITICAL)
+
+
+@contextmanager
+def _verbosity(theirs: Any, level: int) -> Iterator[None]:
+    before = theirs.get_verbosity()
+    theirs.set_verbosity(level)
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(before)

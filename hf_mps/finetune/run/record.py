@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 # Names that would make the header's first column wider than all others do.
 SHORT_NAMES = {"logging_nan_inf_filter": "NaN filter"}
+MOST = 12
+"""Lines of a run's header below its title, which a person reads before the first step."""
+# What the header of a run shows, the most important first: what runs on what, for how long, and what is unusual.
+HEADLINES = (
+    *("smoke", "model", "data", "device", "processes", "precision", "batch", "lengths", "steps", "memory"),
+    *("unknown_tokens", "on_the_cpu", "early_stopping", "checkpointing", "attention", "step_in_backward"),
+    *("quantization", "lora", "sleep"),
+)
 
 
 def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, trained: Trained) -> RunRecord:
@@ -58,7 +66,7 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         train_seconds=watch.seconds,
         samples_per_second=samples / watch.seconds if watch.seconds > 0 else 0.0,
         stream=stream,
-        baseline=prepared.baseline,
+        baseline=prepared.baseline() if callable(prepared.baseline) else prepared.baseline,
         peak_memory=max([trained.peak, *peaks]),
         fallback=fallback,
         unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
@@ -159,22 +167,28 @@ def waited(trainer: Any, first_step: int) -> float | None:
     return float(max(0, sent - hidden) / 1e9 * (trainer.state.global_step - first_step))  # the clock's nanoseconds
 
 
-def header(resolved: ResolvedRecipe, plan: Plan, verb: str = "finetune") -> None:
-    """Print the decisions, each with its reason."""
-    words = {"True": "on", "False": "off"}
-    rows = []
-    for name, choice in plan.shown().items():
+def header(resolved: ResolvedRecipe, plan: Plan, verb: str = "finetune", *, brief: bool = False) -> None:
+    """Print the decisions, each with its reason; a `brief` header has the `HEADLINES` alone, at most `MOST` lines."""
+    words, choices = {"True": "on", "False": "off"}, plan.shown()
+    rows: list[tuple[str, str, str]] = []
+    below: list[tuple[str, str, str]] = []
+    promised = expect.applies(recipe := resolved.recipe, resolved.changed)
+    if recipe.expect and (promised.value or not brief):
+        below.append(("expected", expect.ranges(recipe), promised.reason))
+    if brief:
+        if resolved.smoke is None:
+            below.append(("more", "the same command with --plan", f"shows all {len(choices)} decisions"))
+        shown = [name for name in HEADLINES if name in choices][: MOST - 1 - len(below)]
+        choices = {name: choices[name] for name in (*shown, "output")}
+    for name, choice in choices.items():
         value = str(choice.value)
         rows.append((SHORT_NAMES.get(name, name.replace("_", " ")), words.get(value, value), choice.reason))
-    if (recipe := resolved.recipe).expect:
-        rows.append(("expected", expect.ranges(recipe), expect.applies(recipe, resolved.changed).reason))
-    screen.header(rows, title=f"hf_mps {verb} {resolved.name}")
+    screen.header([*rows, *below], title=f"hf_mps {verb} {resolved.name}", brief=brief)
 
 
 def closing_table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[Path]) -> None:
-    """Print how the run ended, its folder and the files in it, and the command that uploads it to the hub."""
-    notes = [("look at", record.doubt)] if record.doubt else []
-    notes += [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
+    """Print how the run ended, its folder with the files in it, and the commands that use the model."""
+    notes = [("device", "simulated: time and memory say nothing about a Mac")] if record.simulated else []
     if (stream := record.stream) is not None:
         waited = f"{stream['waited_seconds']:.1f} s, {stream['waited_share']:.1%} of the training"
         broken = f"; {stream['rows_broken']:,} broken ones skipped" if stream["rows_broken"] else ""
@@ -188,10 +202,12 @@ def closing_table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[P
         notes += [("on the CPU", f"{', '.join(needed)}, as the recipe names them")] if needed else []
         notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
         fallback.mark_reported()
-    if resolved.smoke is None:
-        notes.append(("to share", training_section.PUSH.format(shlex.quote(str(files[0])))))
-    else:
+    if resolved.smoke is not None:
         from hf_mps.finetune.smoke import files_stay
 
-        files = files if files_stay(resolved) else ()
-    screen.final_table(record, notes, files)
+        if not files_stay(resolved):
+            screen.final_table(record, notes)
+            return
+    folder = shlex.quote(str(files[0]))
+    commands = [f"hf-mps predict {folder} FILE", f"hf-mps evaluate {folder}", training_section.PUSH.format(folder)]
+    screen.final_table(record, notes, files, commands)

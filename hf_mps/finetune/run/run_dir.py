@@ -196,7 +196,7 @@ class RunDir:
         because = f": {clauses}" if clauses else ""
         if whole is not None:
             return cls(path, f"this recipe's run goes on from {whole.name}{because}", named, whole)
-        return cls(path, f"this recipe's run left no checkpoint there and begins again{because}", True)
+        return cls(path, f"this recipe's run left no checkpoint and begins again{because}", True)
 
     def refuse_other_rows(self, splits: Splits) -> None:
         """Raise UserError where the run to resume was on other rows than `splits`, with those that differ.

@@ -108,7 +108,7 @@ def run_stages(run: PreparedRun, run_dir: RunDir, store_again: Callable[[], None
     trainer = ranks.run_on_all(lambda: make_trainer(plan, prepared, watch))
     if run_dir.writes:
         trainer.add_callback(FolderKept(run_dir.staging, store_again))
-    header(run.resolved, plan)
+    header(run.resolved, plan, brief=True)
     trained = train(plan, prepared, trainer, watch, run_dir)
     record = make_record(run.resolved, plan, prepared, trained)
     report(run, record, trained.trainer, run_dir)

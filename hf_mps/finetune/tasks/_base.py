@@ -224,7 +224,8 @@ class Prepared:
     splits: Mapping[str, Any] = field(default_factory=dict)
     metrics: Measures = None  # type: ignore[assignment]  # a saved model that answers measures nothing
     compute_metrics: Callable[[Any], dict[str, float]] | None = None
-    baseline: Baseline | None = None
+    # A function is called after the training: a plan and a first step need not wait for scikit-learn's import.
+    baseline: Baseline | Callable[[], Baseline] | None = None
 
     trainer: Any = None
     """A subclass of transformers' Trainer; None is Trainer itself."""

@@ -91,12 +91,12 @@ class ChatTask(LanguageTask):
         return self.made()
 
     def answers(self, trainer: Any, rows: Rows, inputs: Sequence[Asked], every: bool = False) -> Iterator[Any]:
-        """Yield each conversation as the model reads it, the answer in the data, and what the model writes."""
+        """Yield each conversation without the template's tokens, the answer in the data, and what the model writes."""
         kwargs = self.recipe.training.get("chat_template_kwargs") or {}
         prompts = [chat.render(self.loaded.tokenizer, messages, prompt=True, **kwargs) for messages, _ in inputs]
         written = language.answers(trainer, self.loaded.tokenizer, prompts, self.generates(), self.at_once(trainer))
-        for prompt, (_, truth), text in zip(prompts, inputs, written, strict=True):
-            yield {"prompt": prompt, **({} if truth is None else {"reference": truth}), "generated": text}
+        for (messages, truth), text in zip(inputs, written, strict=True):
+            yield {"prompt": readable(messages), **({} if truth is None else {"reference": truth}), "generated": text}
 
     def generates(self) -> language.Generate:
         """Return how answers are generated."""
@@ -106,6 +106,11 @@ class ChatTask(LanguageTask):
         """Return how many answers are generated at once: a saved model's as --batch says."""
         # Only a saved model's trainer has no rows to train on.
         return language.PROMPTS if trainer.train_dataset is not None else int(trainer.args.eval_batch_size)
+
+
+def readable(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return a conversation as predictions.csv has it: a line a message, without the template's tokens."""
+    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
 
 
 def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list[Asked]:

@@ -20,7 +20,7 @@ from hf_mps.finetune.models import groups, language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.rewards import choose
 from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out, mapped
+from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out, mapped, readable
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import selection
 
@@ -181,7 +181,7 @@ class GRPO(ChatTask):
         return asked(rows, lambda row: conversation(row, self.recipe.system_prompt))
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
-        """Yield each prompt as the model reads it and its answer; after a training the rewards and the divergence."""
+        """Yield each prompt and its answer; after a training the rewards and the divergence."""
         if isinstance(inputs, list):
             yield from super().answers(trainer, rows, inputs)
             return
@@ -192,7 +192,7 @@ class GRPO(ChatTask):
                 scores = {f"reward_{name}": score for name, score in zip(names, found["scores"], strict=True)}
                 numbers = {"reward": found["reward"], **scores, "kl": found["kl"]}
                 yield {
-                    "prompt": self.loaded.tokenizer.decode(row["prompt_ids"]),
+                    "prompt": readable(row["prompt"]),
                     **({"reference": row["answer"]} if "answer" in row else {}),
                     "generated": found["completion"],
                     "tokens": int(found["tokens"]),

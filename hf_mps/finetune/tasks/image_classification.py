@@ -84,7 +84,7 @@ class ImageClassification(Task):
             compute_metrics=lambda evaluated: measured.compute(
                 classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
             ),
-            baseline=measured.baseline(ids["validation"], train=ids["train"], names=classes.names),
+            baseline=lambda: measured.baseline(ids["validation"], train=ids["train"], names=classes.names),
             choices={
                 "images": images.prepared_by(self.processing_class, MODES),
                 "augmentation": images.described_augmentation(recipe.augmentation),

@@ -99,7 +99,7 @@ class MultipleChoice(TextTask):
             compute_metrics=lambda evaluated: measured.compute(
                 classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
             ),
-            baseline=measured.baseline(truths["validation"], train=truths["train"]),
+            baseline=lambda: measured.baseline(truths["validation"], train=truths["train"]),
             token_counts=counts,
             predicted=(rows["validation"], features["validation"]),
             figures=lambda predicted: classification.confusion(predicted, [str(number) for number in range(count)]),

@@ -15,7 +15,7 @@ from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared, snippets
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import of_sets
@@ -115,6 +115,8 @@ class TextClassification(TextTask):
         classes = self.classes = self._labels(train, [some for split, some in rows.items() if split != "train"])
         classification.refuse_smoothing(recipe.training, classes.problem_type)
         self.least = classification.threshold(recipe.threshold)
+        if recipe.data.columns.text_pair:
+            self.snippet = snippets()[f"{self.name} pair"]
         measured: metrics.Metrics
         if isinstance(classes, label_sets.LabelSets):
             measured = of_sets(recipe.metrics, recipe.task)
@@ -122,7 +124,7 @@ class TextClassification(TextTask):
             self.snippet = classification.SETS_SNIPPET.format(threshold=self.least.value)
         else:
             usual = ["accuracy", "f1" if len(classes.names) == 2 else "f1/macro"]
-            usual = usual if classes.names else ["pearsonr", "spearmanr"]
+            usual = usual if classes.names else ["pearsonr", "spearmanr", "mae", "rmse"]
             measured = metrics.of_labels(recipe.metrics or usual, recipe.task, len(classes.names))
             self.choices = dict(labels.choices(classes))
         config = labels.configure(self.checkpoint.config(), classes.names, recipe.config_overrides)
@@ -138,7 +140,7 @@ class TextClassification(TextTask):
             compute_metrics=lambda evaluated: measured.compute(
                 self._decided(classification.logits_of(evaluated.predictions)), evaluated.label_ids
             ),
-            baseline=measured.baseline(truths, train=seen, names=classes.names, regression=not classes.names),
+            baseline=lambda: measured.baseline(truths, train=seen, names=classes.names, regression=not classes.names),
             token_counts=counts,
             predicted=(rows["validation"], features["validation"]),
             figures=self._figures,

@@ -10,8 +10,11 @@ from typing import Any, Literal
 import hf_mps
 from hf_mps.core.errors import RunError
 from hf_mps.core.files import plain
+from hf_mps.core.text import counted
 from hf_mps.metal.device import simulated
 
+CURED = " (cured here by "
+KNOWN = "known problem"
 State = Literal["ok", "note", "problem"]
 SIGNS: dict[State, str] = {"ok": " ", "note": "·", "problem": "!"}
 
@@ -59,7 +62,11 @@ def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | No
     width = max(len(finding.name) for finding in findings)
     for name, section in sections.items():
         print(f"\n{name}")
-        for finding in section:
+        # A person reads what asks for something; what a guard cures needs nothing, and is one line.
+        cured = [finding for finding in section if finding.name == KNOWN and CURED in finding.says]
+        told = f"{counted(len(cured), 'known problem')} of these versions on this machine, cured here by guards"
+        count = [note("cured here", told, "hf-mps doctor --json, which lists them")] if cured else []
+        for finding in [*(finding for finding in section if finding not in cured), *count]:
             print(f"{SIGNS[finding.state]} {finding.name:<{width}}  {finding.says}".rstrip())
             if finding.next:
                 print(f"  {'':<{width}}  next: {finding.next}")

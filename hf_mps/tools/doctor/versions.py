@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.device.faults import FAULTS, FIRST_FAMILIES
-from hf_mps.tools.doctor.findings import Finding, note, ok, problem
+from hf_mps.tools.doctor.findings import CURED, KNOWN, Finding, note, ok, problem
 
 OPTIONAL = ("lightning", "peft", "trl", "sentence-transformers", "safetensors", "tokenizers", "huggingface-hub")
 TRIED = ("2.13.0", "2.14.1", "2.15.0")
@@ -98,5 +98,5 @@ def _known() -> Iterator[Finding]:
             continue
         if fault.concerns(this.chip, this.macos, installed):
             issues.add(fault.issue)
-            cured = f" (cured here by {fault.guard})" if fault.guard else ""
-            yield note("known problem", f"{fault.package} {installed}: {fault.what}{cured}", fault.issue)
+            cured = f"{CURED}{fault.guard})" if fault.guard else ""
+            yield note(KNOWN, f"{fault.package} {installed}: {fault.what}{cured}", fault.issue)

@@ -165,6 +165,8 @@ def test_a_workbook_needs_openpyxl(monkeypatch: pytest.MonkeyPatch) -> None:
 
     workbook("a.xlsx", ["text", "label"], ["a", 1])
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    assert refusal(both("a.xlsx"), TWO) == snapshot("a.xlsx: reading .xlsx needs openpyxl; next: pip install openpyxl")
+    assert refusal(both("a.xlsx"), TWO) == snapshot(
+        "a.xlsx: reading .xlsx needs openpyxl; next: pip install 'openpyxl>=3.1'"
+    )
     Path("b.xlsx").write_bytes(b"PK\x03\x04 and no more")
     monkeypatch.undo()

@@ -39,21 +39,22 @@ def test_a_very_long_value_pushes_its_own_line_only() -> None:
     assert out.lines() == ["hf_mps", f"  model   {'m' * 60}  given", "  device  mps  probed"]
 
 
-def test_the_header_is_boxed_on_a_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    header(HEADER, title="finetune glue/mrpc", stream=terminal)
-    assert terminal.lines() == snapshot(
+def test_a_brief_header_has_a_line_of_80_columns_for_each_row(terminal: Terminal) -> None:
+    out, rows = Piped(), [*HEADER, ("output", "runs/" + "x" * 90, "the recipe says so")]
+    header(rows, title="run", brief=True, stream=out)
+    assert out.lines() == snapshot(
         [
-            "╭─ finetune glue/mrpc ─────────────────────────────────────────────────────────────────────────────╮",
-            "│ model     google-bert/bert-base-cased  the recipe's                                              │",
-            "│ data [1]  my.csv                                                                                 │",
-            "│ device    mps                          Metal answered the probe: an allocation and a matrix      │",
-            "│                                        product came back right                                   │",
-            "│ steps     345                          3 epochs of 115                                           │",
-            "╰──────────────────────────────────────────────────────────────────────────────────────────────────╯",
-            "",
+            "run",
+            "  model     google-bert/bert-base-cased  the recipe's",
+            "  data [1]  my.csv",
+            "  device    mps  Metal answered the probe: an allocation and a matrix product…",
+            "  steps     345  3 epochs of 115",
+            "  output    runs/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…",
         ]
     )
+    header(rows, title="run", brief=True, stream=terminal)
+    assert len(terminal.lines()) == len(rows) + 3  # the box, and what follows its last line
+    assert "data [1]" in "".join(terminal.lines())  # which is no markup of rich
 
 
 def test_on_a_narrow_terminal_each_reason_follows_its_value(
@@ -75,19 +76,25 @@ def test_on_a_narrow_terminal_each_reason_follows_its_value(
 
 
 BASELINE = Baseline("always answers 1, the label of 67.4% of the training rows", {"f1": 0.8122, "accuracy": 0.6838})
-FILES = [Path("out/results.json"), Path("out/training.png")]
+FILES = [Path("out"), Path("out/results.json"), Path("out/training.png")]
 
 
 def ended(expectation: Expectation, **metrics: float) -> Any:
     """What the table reads of a run's record."""
-    told = {"train_seconds": 192.3, "samples_per_second": 57.24, "peak_memory": 2_085_000_000}
+    told = {
+        "main_metric": "f1",
+        "greater_is_better": True,
+        "train_seconds": 192.3,
+        "samples_per_second": 57.24,
+        "peak_memory": 2_085_000_000,
+    }
     return SimpleNamespace(metrics=metrics, baseline=BASELINE, expectation=expectation, **told)
 
 
 def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -> None:
     out = Piped()
     met = Expectation("f1", 0.85, None, True)
-    final_table(ended(met, f1=0.8821, accuracy=0.8431, loss=0.41), files=FILES, stream=out)
+    final_table(ended(met, f1=0.8821, accuracy=0.8431, loss=0.41), (), FILES, ["hf-mps evaluate out"], out)
     assert out.lines() == snapshot(
         [
             "metric    this run  baseline",
@@ -95,10 +102,11 @@ def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -
             "accuracy    0.8431    0.6838",
             "loss        0.4100",
             "baseline  always answers 1, the label of 67.4% of the training rows",
+            "verdict   f1 is better than the baseline's",
             "expected  f1 at least 0.85: met",
             "training  3 min 12 s, 57.2 samples/s, 1.94 GiB at peak",
-            "written   out/results.json",
-            "          out/training.png",
+            "model     out, with results.json, training.png",
+            "next      hf-mps evaluate out",
         ]
     )
 

@@ -57,7 +57,7 @@ def test_a_run_that_has_learnt_says_nothing() -> None:
             {"metrics": {"f1": 0.81}},
             None,
             snapshot(
-                "f1 0.8100 is no better than a model that always answers 1, the label of 67.4% of the training rows"
+                "f1 0.8100 is no better than the baseline's X, which always answers 1, the label of 67.4% of the training rows"
                 " (0.8100); next: more training.num_train_epochs, another training.learning_rate, or more rows"
             ),
         ),
@@ -76,7 +76,7 @@ def test_it_says_what_is_wrong_and_what_to_try(changes: dict[str, Any], answer: 
 
 def test_the_line_is_in_results_and_card(tmp_path: Path) -> None:
     record = a_record()
-    report.write(tmp_path, record, lambda: Written(answer="1"))
+    report.write(tmp_path, record, lambda: Written([], "1"))
     assert record.doubt is not None
     assert report.results(record)["doubt"] == record.doubt
     assert f"**To look at:** {record.doubt}." in (tmp_path / "README.md").read_text(encoding="utf-8")
@@ -87,5 +87,5 @@ def test_the_line_is_in_the_closing_table(capsys: pytest.CaptureFixture[str]) ->
     from hf_mps.finetune.run.record import closing_table
 
     closing_table(load_recipe("glue/mrpc"), a_record(doubt="every reward was 0"), [Path("run")])
-    assert "look at" in (shown := capsys.readouterr().out)
+    assert "verdict" in (shown := capsys.readouterr().out)
     assert "every reward was 0" in shown

@@ -38,7 +38,7 @@ def test_a_run_makes_room_and_says_so_on_the_screen_and_in_its_results(
     ended = finetune("my.yaml")
     assert ended.code == 0
     assert [line.split()[:2] for line in ended.out.splitlines() if line.endswith("  memory")] == snapshot(
-        [["attention", "blockwise"], ["checkpointing", "on"]]
+        [["checkpointing", "on"], ["attention", "blockwise"]]
     )
     said: dict[str, Any] = results(desk / "runs/my")["choices"]
     assert said["attention"] == {"value": "blockwise", "reason": "memory"}

@@ -62,8 +62,7 @@ def test_predictions_and_pictures_are_written_and_named_everywhere(
     assert "[predictions.csv](predictions.csv)" in card
     assert "![Some picture](some_picture.png)" in card
     assert 'load(".")\n```' in card
-    assert "runs/my/predictions.csv" in ended.out
-    assert "runs/my/some_picture.png" in ended.out
+    assert "runs/my, with results.json, training.png, README.md, predictions.csv, some_picture.png\n" in ended.out
 
 
 def test_a_tasks_own_trainer_arguments_and_saving_are_used(
@@ -129,7 +128,8 @@ def test_a_fallback_that_the_recipe_names_is_expected_and_another_is_not(
     said = results(desk / "named")
     assert ([entry["operator"] for entry in said["fallback"]], said["unexpected_fallback"]) == (["aten::mode"], [])
     assert "aten::mode, as the recipe names them" in named.out
-    assert "they have no Metal kernel, and the recipe names them: no warning" in named.out
+    reason = results(desk / "named")["choices"]["on_the_cpu"]["reason"]
+    assert "they have no Metal kernel, and the recipe names them: no warning" in reason
     ended = finetune("my.yaml", "fallback=[mode]")
     allowed = "operators as PyTorch writes them, such as aten::_ctc_loss"
     assert ended.err == f"hf-mps: command line: fallback has 'mode'; allowed: {allowed}\n"
@@ -189,7 +189,7 @@ def test_a_token_is_neither_taken_nor_shown(desk: Path, finetune: Command) -> No
     )
     assert not (desk / "runs").exists()
     ended = finetune("my.yaml", "training.max_steps=1")
-    assert "to share  hf-mps push runs/my OWNER/NAME\n" in ended.out
+    assert "  hf-mps push runs/my OWNER/NAME\n" in ended.out
 
 
 def test_what_a_push_sends_names_no_home_folder_user_or_host(

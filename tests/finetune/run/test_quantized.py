@@ -48,10 +48,11 @@ def test_it_resumes_exactly_on_the_device_and_saves_an_adapter_that_is_measured_
     (desk / "q.yaml").write_text(RECIPE.format(model=place), encoding="utf-8")
     whole = finetune("q.yaml", "output_dir=whole")
     assert whole.code == 0, whole.err
-    header = " ".join(whole.out.split())
-    assert "quantization nf4 the recipe says so: 14 linear layers, " in header
-    assert "saved adapter: merged, weights would be rounded again; next, for whole ones: hf-mps export merged" in header
     results = json.loads((desk / "whole" / "results.json").read_text(encoding="utf-8"))
+    choices = results["choices"]
+    assert choices["quantization"]["value"] == "nf4"
+    assert "the recipe says so: 14 linear layers, " in choices["quantization"]["reason"]
+    assert "merged, weights would be rounded again; next, for whole ones: hf-mps export merged" in str(choices)
     assert results["metrics"]["loss"] < results["baseline"]["metrics"]["loss"] - 0.05
     assert results["unexpected_fallback"] == []
     assert 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")' in (desk / "whole/README.md").read_text()

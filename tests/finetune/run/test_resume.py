@@ -200,7 +200,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(desk: Pa
     run_dir.store(run, load_recipe("my.yaml"), {})
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")
-    assert "this recipe's run left no checkpoint there and begins again" in ended.out
+    assert "this recipe's run left no checkpoint and begins again" in ended.out
     assert not list(run.glob(".*"))
     assert run_dir.checkpoints(run)
 
@@ -221,7 +221,7 @@ def test_a_torn_checkpoint_is_named_where_a_run_goes_on_from_the_one_before(desk
     assert masked(place.reason, torn=torn) == snapshot("this recipe's run goes on from checkpoint-2: <torn>")
     (run / "checkpoint-2" / run_dir.STATE).unlink()
     assert masked(RunDir.choose(resolved).reason, torn=torn) == snapshot(
-        "this recipe's run left no checkpoint there and begins again: <torn>; checkpoint-2 is torn"
+        "this recipe's run left no checkpoint and begins again: <torn>; checkpoint-2 is torn"
         " (trainer_state.json is missing)"
     )
 

@@ -50,9 +50,17 @@ def test_a_run_trains_on_mps_and_leaves_its_files(desk: Path, finetune: Command)
     assert {"device", "precision", "batch", "lengths", "seed", "optimizer", "pin_memory", "workers", "output"} <= set(
         said["choices"]
     )
-    # The header gives what results.json stores.
-    for choice in said["choices"].values():
-        assert " ".join(choice["reason"].split()) in ended.out
+    # The header is short: what runs on what, and the command that shows every choice.
+    lines = ended.out.splitlines()
+    header = lines[lines.index("hf_mps finetune my") + 1 :]
+    header = header[: next(at for at, line in enumerate(header) if not line.startswith("  "))]
+    assert len(header) <= 12
+    assert max(map(len, header)) <= 80
+    shown = ("model", "data", "device", "precision", "batch", "lengths", "steps", "memory", "output", "more")
+    assert [line.split()[0] for line in header] == list(shown)
+    assert header[-1].startswith("  more       the same command with --plan  shows all ")
+    assert "next      hf-mps predict runs/my FILE\n" in ended.out
+    assert "          hf-mps evaluate runs/my\n          hf-mps push runs/my OWNER/NAME\n" in ended.out
     assert [entry["step"] for entry in said["log_history"] if "eval_f1" in entry] == [6, 12]
     assert "resume-rng" in [guard["name"] for guard in said["guards"]]
 
@@ -243,7 +251,9 @@ def test_generated_pairs_train_without_any_file(desk: Path, finetune: Command) -
     said = results(desk / "runs/quickstart")
     assert said["choices"]["data"]["value"] == "16 + 8 rows"
     assert said["expectation"] is None
-    assert "not checked: it is for the recipe as written, and this run changes data.rows.train" in ended.out
+    assert "  expected" not in ended.out
+    plan = finetune("quickstart", *arguments, "--plan").out
+    assert "not checked: it is for the recipe as written, and this run changes data.rows.train" in plan
 
 
 @pytest.mark.parametrize(("least", "code", "word"), [(0.0, 0, "met"), (1.01, 1, "missed")])

@@ -69,7 +69,7 @@ def test_a_run_learns_to_write_the_tones_down_and_the_folder_is_whole(hearing: P
     assert said["main_metric"] == "wer"
     assert said["greater_is_better"] is False
     assert set(said["metrics"]) == {"wer", "cer", "loss"}
-    assert said["baseline"]["what"] == "the model before its first step"
+    assert said["baseline"]["what"] == "is the model before its first step"
     assert said["baseline"]["metrics"]["cer"] > 0.9
     assert said["metrics"]["cer"] < 0.6
     assert said["choices"]["speech"] == {

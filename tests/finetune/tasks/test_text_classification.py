@@ -148,7 +148,7 @@ def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finet
             "accuracy",
             ("0.5", "1.5"),
             "metrics has 'accuracy', which text-classification with labels that are numbers (regression) does not"
-            " compute; allowed: pearsonr, spearmanr, mse, glue/stsb",
+            " compute; allowed: pearsonr, spearmanr, mse, rmse, mae, glue/stsb",
         ),
     ],
 )

@@ -260,9 +260,9 @@ def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
     monkeypatch.setattr(BertModel, "forward", watched)
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (0, "")
-    assert "like length together" in ended.out
     from tests.finetune.run_files import results
 
+    assert "like length together" in str(results(desk / "runs/my")["choices"]["sampling"])
     listed = results(desk / "runs/my")["choices"]["lengths"]["value"]["shapes"]
     assert 1 < len(listed) <= 5
     assert set(widths) == set(listed)

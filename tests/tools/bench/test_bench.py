@@ -121,11 +121,11 @@ def test_a_recipe_is_measured_in_real_size_by_the_runners_own_step(
         ),
         (
             ["--launches", "--sign", "Ada"],
-            snapshot("hf-mps: --sign belongs to a measurement, and --launches counts; leave one of them out\n"),
+            snapshot("hf-mps: --sign cannot be combined with --launches, which measures no time; give one\n"),
         ),
         (
             ["--torch", "2.13.0"],
-            snapshot("hf-mps: --torch says whose launches are counted; next: --launches, or leave it out\n"),
+            snapshot("hf-mps: --torch works only with --launches; add --launches, or leave it out\n"),
         ),
         (
             ["--sign", " "],

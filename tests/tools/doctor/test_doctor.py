@@ -84,6 +84,8 @@ def test_a_ready_mac(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Metal passed its probe on Apple M" in out
     assert "device of a run" in out
     assert "\nguards\n" in out
+    assert "(cured here by" not in out  # they are counted in one line, and JSON lists them
+    assert out.count("cured here by guards") == 1
 
 
 def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

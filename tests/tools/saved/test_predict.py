@@ -245,7 +245,7 @@ def test_a_preference_model_answers_prompts_too(kept: Made, command: Command, tm
     run = kept("dpo")
     file = tiny.write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": "Say it in other words: The film felt warm."}])
     (answer,) = read_csv(command("predict", run.folder, file).out)
-    assert answer["prompt"].endswith("assistant\n")
+    assert answer["prompt"] == "user: Say it in other words: The film felt warm."
     assert set(answer) == {"prompt", "generated"}
 
 

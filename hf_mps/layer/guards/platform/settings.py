@@ -11,8 +11,11 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
+import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -87,10 +90,12 @@ class OneDevice(Guard):
         several = world.local_size
         try:
             if several > 1:
-                hosts = f"torchrun --nnodes {world.hosts} --nproc_per_node 1 on each host" if world.hosts > 1 else ""
+                script = "hf-mps" if Path(sys.argv[0]).name == "hf-mps" else f"python {sys.argv[0]}"
+                alone = f"{script} {shlex.join(sys.argv[1:])}".rstrip() + ", without torchrun"
+                hosts = f"torchrun --nnodes {world.hosts} --nproc_per_node 1 on each host" if world.hosts > 1 else alone
                 raise UserError(
                     f"{several} processes were started on this host and there is one Metal device: each would train the"
-                    f" whole run into the same output_dir; next: {hosts or 'python script.py without torchrun'}, "
+                    f" whole run into the same output_dir; next: {hosts}, "
                     f"or HF_MPS_DEVICE=cpu for {several} processes on the CPU"
                 )
             claim(world)

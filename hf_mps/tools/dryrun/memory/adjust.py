@@ -56,14 +56,21 @@ def estimate_fit(run: PreparedRun) -> MemoryAdjustments:
     if run.device.value != "mps":
         return MemoryAdjustments()
     size, machine = at_most(run.prepared, run.resolved.recipe), present()
-    if size is None or size <= machine.comfortable:
+    may_use = f"{machine.name} may use {gib(machine.comfortable)}"
+    if size is None:
         return MemoryAdjustments()
+    if size <= machine.comfortable:
+        told = Choice(f"below {gib(size)}", f"a step, from the sizes of weights and rows; {may_use}")
+        return MemoryAdjustments(choices={MEMORY: told})
     from hf_mps.tools.dryrun import metal_device
 
     status.now("tracing a training step: does it fit this machine? …")
     try:
         target, device = Target(run.resolved.name, run.resolved), metal_device()
         made = make(target, machine, device)
+        if machine.verdict(made.bytes) == "fits":
+            told = Choice(f"{gib(made.bytes)} live at peak", f"estimated from a traced step; {may_use}")
+            return replace(made, choices=made.choices | {MEMORY: told})
         return replace(made, choices=made.choices | proposed(target, machine, device, made))
     except Exception:  # whatever a step does that a trace cannot follow: it trains as it is
         return MemoryAdjustments()

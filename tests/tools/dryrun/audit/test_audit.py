@@ -131,7 +131,7 @@ def test_a_file_that_is_no_table_is_refused(content: str | None, words: str, tmp
         (["org/model", "--task", "speech"], "--task speech is not a task"),
         (["quickstart", "more"], "'more' is not KEY=VALUE; put a script to look at behind --"),
         (["quickstart", "--json", "--badge"], "--json, --github and --badge are three forms of one result"),
-        (["--task", "sft", "--", "python", "train.py"], "--task belongs to a model, and a script has its own"),
+        (["--task", "sft", "--", "python", "train.py"], "--task is for a model, not for a script"),
     ],
 )
 def test_misuse_is_one_line_and_exit_code_2(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ def test_misuse_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) 
     assert "'glue/mrcp' is not a recipe" in told[0]
     assert told[1:] == snapshot(
         [
-            "hf-mps: --check-parity belongs to a run, and --plan is another thing; leave one of them out",
+            "hf-mps: --check-parity cannot be combined with --plan; give one of them",
         ]
     )
 
