@@ -253,6 +253,7 @@ UNREACHED = {
 """What the program does not call, and why; each is put there by the function that the others are."""
 
 ABSENT = {
+    "adaptive-max-pool": "is there with torch before 2.14",
     "conv3d-layout": "is there on macOS 26.0 to 26.2 with torch 2.14 or later",
     "huge-cat": "is there with torch before 2.15",
     "huge-products": "is there on machines with more than 16 GiB",
