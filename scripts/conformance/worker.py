@@ -20,9 +20,8 @@ import torch
 
 from hf_mps.core import notices
 from hf_mps.metal.kernels import launch, running
-from hf_mps.metal.kernels.bounds import OutOfBounds
 from hf_mps.metal.kernels.rules import RULES, Dispatch
-from hf_mps.metal.kernels.runtime import Kernel
+from hf_mps.metal.kernels.runtime import Kernel, OutOfBounds
 from scripts.conformance import calls, capture, cases, oracle, reproduction
 from scripts.conformance.cases import Case
 

@@ -57,7 +57,8 @@ def plain(folder: Path) -> list[Tensor]:
     torch.mm(layer.weight.detach(), layer.weight.detach(), out=products[1])
     average = torch.zeros(3, device="mps").lerp_(layer.weight.detach()[0, :3], torch.tensor(0.5))
     average.index_add_(0, torch.tensor([1], device="mps"), torch.ones(1, device="mps"))
-    rest = [nn.functional.pad(average, (0, 1)).cpu(), products.cpu()]
+    pooled = nn.functional.adaptive_max_pool2d(products, 2)
+    rest = [nn.functional.pad(average, (0, 1)).cpu(), products.cpu(), pooled.cpu()]
     return [*loops.weights(nn.ModuleList([lstm, layer, convolution])), *rest]
 
 
@@ -253,6 +254,7 @@ UNREACHED = {
 """What the program does not call, and why; each is put there by the function that the others are."""
 
 ABSENT = {
+    "adaptive-max-pool": "is there with torch before 2.14",
     "conv3d-layout": "is there on macOS 26.0 to 26.2 with torch 2.14 or later",
     "huge-cat": "is there with torch before 2.15",
     "huge-products": "is there on machines with more than 16 GiB",

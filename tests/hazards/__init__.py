@@ -55,6 +55,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "conv-batch": lambda: strictness.on("conv-batch"),
     "conv3d-layout": sizes.conv3d_layout,
     "large-pad": lambda: _both(device.mac(), strictness.on("large-pad")),
+    "adaptive-max-pool": results.adaptive_max_pool,
     "lerp-weight": lambda: _both(device.mac(), strictness.on("lerp-weight")),
     "index-add-gaps": lambda: _both(device.mac(macos="14.7"), strictness.on("index-add-gaps")),
     "async-loading": device.crowded_loading,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.hazards.kernels import host, kernels
@@ -60,3 +61,29 @@ def huge_embedding() -> Any:
         return rows.to("mps")
 
     return kernels({"index_select": select})
+
+
+@contextmanager
+def adaptive_max_pool() -> Iterator[None]:
+    """pytorch#190064: one stride for all windows. The guard's kernel stands before the faulty one."""
+    import torch
+
+    from hf_mps.layer.guards import kernel_overrides
+    from hf_mps.layer.guards.numerics.operators import ADAPTIVE_MAX_POOL as guard
+
+    def pooled(given: Any, sizes: Any) -> Any:
+        steps = [size // wanted for size, wanted in zip(given.shape[-2:], sizes, strict=True)]
+        windows = [n - (out - 1) * step for n, out, step in zip(given.shape[-2:], sizes, steps, strict=True)]
+        return tuple(each.to("mps") for each in torch.ops.aten.max_pool2d_with_indices(host(given), windows, steps))
+
+    def anew() -> None:
+        guard.release()
+        for target in guard.patches:
+            kernel_overrides._places.pop(target.removeprefix("aten::"), None)
+        guard.install(torch)
+
+    with kernels({"adaptive_max_pool2d": pooled}):
+        anew()
+        yield
+        guard.release()
+    anew()

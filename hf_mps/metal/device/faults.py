@@ -177,6 +177,11 @@ FAULTS: dict[str, Fault] = {
     "index-add-gaps": at(176159, "<2.14", "index-add-gaps", "<15")("index_add_ leaves transposed tensors unchanged"),
     # PR 196662 is not in the wheel of 2.14.1.
     "lerp-weight": at(196067, "<2.15", "lerp-weight")("torch.lerp misreads a weight of another dtype"),
+    # 2.14 gives the kernel the bounds of each window (PR 189659).
+    "adaptive-max-pool": at(190064, "<2.14", "adaptive-max-pool", simulated=False)(
+        "adaptive max pools of sizes that do not divide have wrong values, indices and gradients; larger results also "
+        "have a wrong shape"
+    ),
     # No guard: it would be a kernel in Python before each addition and multiplication, 2.5 µs a call.
     "scalar-views": at(187117, "<2.14")(
         "`on_mps * on_cpu[3]` uses on_cpu[0], without an error: write on_cpu[3].item()"

@@ -38,15 +38,14 @@ class Counts:
 
     def plain(self) -> dict[str, Any]:
         """Return the same of plain types, to be sent to another process."""
-        reasons = [[operator, reason, count] for (operator, reason), count in self.reasons.items()]
-        named = {"calls": self.calls, "operators": self.operators, "kernels": self.kernels}
-        return {**{name: dict(counts) for name, counts in named.items()}, "reasons": reasons}
+        return {each.name: list(getattr(self, each.name).items()) for each in fields(self)}
 
     @classmethod
     def from_plain(cls, sent: Mapping[str, Any]) -> Counts:
         """Return what `plain` made."""
-        reasons = Counter({(operator, reason): count for operator, reason, count in sent["reasons"]})
-        return cls(Counter(sent["calls"]), Counter(sent["operators"]), Counter(sent["kernels"]), reasons)
+        # JSON, and execnet between pytest's workers, make lists of tuples.
+        plain = {name: Counter(dict(sent[name])) for name in ("calls", "operators", "kernels")}
+        return cls(**plain, reasons=Counter({(*names,): count for names, count in sent["reasons"]}))
 
     def since(self, start: Counts) -> Counts:
         """Return what came after `start`."""

@@ -70,7 +70,6 @@ def _type_at(words: list[str], place: int) -> str:
     return word if _TYPE.fullmatch(word) else ""
 
 
-# A type that the compiler spelled out in C++, as the result of a functor, says nothing that its size does not.
 LONGEST = 24
 
 
@@ -147,8 +146,10 @@ def kernel_lines(known: dict[str, Any]) -> Iterator[str]:
 def _binding_rows(bindings: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for each in bindings:
         access = each["access"] if each["used"] else f"{each['access']}, unused"
+        # A type that the compiler spelled out in C++, as the result of a functor, says nothing that its size does not.
+        spelled = each["type"] if len(each["type"]) <= LONGEST else f"{each['type'][: LONGEST - 1]}…"
         size = f"{each['bytes']}" if each["fixed"] else f"{each['bytes']} each"
-        yield str(each["location"]), each["name"], each["address_space"], access, _short(each["type"]), size
+        yield str(each["location"]), each["name"], each["address_space"], access, spelled, size
         for member in each["members"]:
             spelled = member["type"] + (f"[{member['count']}]" if member["count"] else "")
             if member["location"] is not None:
@@ -176,7 +177,3 @@ def _binding(each: Binding) -> dict[str, Any]:
             for member in each.members
         ],
     }
-
-
-def _short(spelled: str) -> str:
-    return spelled if len(spelled) <= LONGEST else f"{spelled[: LONGEST - 1]}…"

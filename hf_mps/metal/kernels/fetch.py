@@ -244,7 +244,11 @@ def fetch(release: str, say: Say) -> store.Fetched:
             with status.shown(f"torch {name}: downloading"):
                 file = download(name, work)
             digest = store.sha256(file)
-            _compare(file, digest, offered)
+            if file.name != offered.wheel or offered.sha256 not in ("", digest):
+                raise RunError(
+                    f"pip brought {file.name} with sha256 {digest[:12]}…, and its report has {offered.wheel} with "
+                    f"{offered.sha256[:12]}…; nothing was kept; next: again"
+                )
             size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
             stated = "the index states it" if offered.stated else "compared by pip with the index's, if it states one"
             say(f"torch {name}: {size} in {seconds}, sha256 {digest[:12]}… ({stated})")
@@ -259,14 +263,6 @@ def from_wheel(path: Path, say: Say) -> store.Fetched:
             return here
         with _work(name) as work:
             return _keep(path, store.sha256(path), None, work, say)
-
-
-def _compare(file: Path, digest: str, offered: Offer) -> None:
-    if file.name != offered.wheel or offered.sha256 not in ("", digest):
-        raise RunError(
-            f"pip brought {file.name} with sha256 {digest[:12]}…, and its report has {offered.wheel} with "
-            f"{offered.sha256[:12]}…; nothing was kept; next: again"
-        )
 
 
 def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> store.Fetched:

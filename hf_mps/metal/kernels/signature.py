@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 DEVICE, CONSTANT, THREADGROUP = 1, 2, 3
+LOCATIONS = 32
+"""Buffers are bound at 0 to 30 (Metal's limit is 31); offsets of threadgroup memory follow at LOCATIONS + location."""
 SPACES = {DEVICE: "device", CONSTANT: "constant", THREADGROUP: "threadgroup"}
 
 _NODE = re.compile(r"^!(\d+) = (?:distinct )?!\{(.*)\}$", re.MULTILINE)
@@ -147,7 +149,8 @@ def _members(atoms: list[Any], nodes: dict[int, str]) -> list[Member]:
     """The members that a struct's description lists: offset, size, count, type and name of each, then its details."""
     members: list[Member] = []
     # A struct_type_info in the list, with its node, describes the member that follows it.
-    plain = [atom for at, atom in enumerate(atoms) if not _nested(atoms, at)]
+    nested = "air.struct_type_info"
+    plain = [atom for at, atom in enumerate(atoms) if nested not in atoms[max(at - 1, 0) : at + 1]]
     at = 0
     while at + 4 < len(plain):
         offset, size, count, kind, name = plain[at : at + 5]
@@ -159,10 +162,6 @@ def _members(atoms: list[Any], nodes: dict[int, str]) -> list[Member]:
             at += 2
         members.append(Member(offset, size, count, kind, name, indirect))
     return members
-
-
-def _nested(atoms: list[Any], at: int) -> bool:
-    return atoms[at] == "air.struct_type_info" or (at > 0 and atoms[at - 1] == "air.struct_type_info")
 
 
 def _location(argument: Any, nodes: dict[int, str]) -> int:

@@ -145,12 +145,7 @@ def verify(release: str) -> None:
             )
     try:
         status = file.stat()
-        identity = {
-            "size": status.st_size,
-            "inode": status.st_ino,
-            "mtime_ns": status.st_mtime_ns,
-            "ctime_ns": status.st_ctime_ns,
-        }
+        identity = {name: getattr(status, f"st_{name}") for name in ("size", "ino", "mtime_ns", "ctime_ns")}
         if identity["size"] != known.size:
             raise _broken(release, f"{file} has {identity['size']:,} bytes of {known.size:,}")
         if _verified(file.parent) == {**identity, "sha256": known.sha256}:

@@ -351,25 +351,20 @@ def _average_pool(call: Call, host: Host) -> Choice[LaunchClass] | None:
 
 
 RULES: Mapping[str, Decision | Choice[LaunchClass]] = {
-    "mm": _product,
-    "addmm": _product,
-    "bmm": _batched,
-    "baddbmm": _batched,
-    "addbmm": _batched,
+    **dict.fromkeys(("mm", "addmm"), _product),
+    **dict.fromkeys(("bmm", "baddbmm", "addbmm"), _batched),
     "linear": _linear,
     "linear_backward": _linear_backward,
     **dict.fromkeys(("copy", "clone", "_to_copy", "_copy_from", "_copy_from_and_resize"), _copy),
     "_local_scalar_dense": Choice("blit", f"one number comes to the host, which waits for it ({OPERATIONS}/Scalar.mm)"),
-    "cat": _cat,
-    "stack": _cat,
+    **dict.fromkeys(("cat", "stack"), _cat),
     **dict.fromkeys(("convolution", "_convolution", "_mps_convolution"), _convolution),
     **dict.fromkeys(
         ("convolution_backward", "mps_convolution_transpose_backward"),
         Choice("graph", f"gradients of convolutions are MPSGraph ({OPERATIONS}/Convolution.mm)"),
     ),
     "_scaled_dot_product_attention_math_for_mps": _attention,
-    "max_pool2d": _max_pool,
-    "max_pool2d_with_indices": _max_pool,
+    **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices"), _max_pool),
     **dict.fromkeys(("avg_pool2d", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"), _average_pool),
     "_safe_softmax": Choice(
         "graph", "before 2.15: made of _softmax, which is MPSGraph, and of kernels for rows masked as a whole"

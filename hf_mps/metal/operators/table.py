@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -39,7 +39,7 @@ IN_PYTHON = "_refs/linalg/__init__.py"
 PYTHON_KERNEL = re.compile(rb'mps_lib\.impl\(\s*"(aten::[\w.]+)"')
 
 COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
-SETS = ("native", "composite", "missing", "python", "cpu")
+SETS: tuple[TableKind, ...] = ("native", "composite", "missing", "python", "cpu")
 # Each sparse layout on the device has a dispatch key of its own, and so has its twin on the CPU. COO tensors are
 # "Sparse"; the compressed layouts (CSR, CSC, BSR, BSC) are "SparseCsr", and torch 2.13 makes none on Metal.
 SPARSE = {"SparseMPS": "SparseCPU", "SparseCsrMPS": "SparseCsrCPU"}
@@ -75,16 +75,11 @@ class Table:
 
         Raises KeyError for a name that is no aten operator of the installed torch.
         """
-        if name in self.native or name in ONLY_AN_ERROR:
+        if name in ONLY_AN_ERROR:
             return "native"
-        if name in self.cpu:
-            return "cpu"
-        if name in self.python:
-            return "python"
-        if name in self.composite:
-            return "composite"
-        if name in self.missing:
-            return "missing"
+        for kind in SETS:
+            if name in getattr(self, kind):
+                return kind
         raise KeyError(name)
 
 
@@ -161,9 +156,9 @@ def parse(content: bytes, python: bytes = b"") -> Table:
 
 
 def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) -> TableKind:
-    keys = _dispatch_keys(entry)
+    keys = _functions(entry).keys()
     delegate = entry.get("structured_delegate")
-    if "MPS" in keys or (delegate is not None and "MPS" in _dispatch_keys(entries[f"aten::{delegate}"])):
+    if "MPS" in keys or (delegate is not None and "MPS" in _functions(entries[f"aten::{delegate}"])):
         return "native"
     # Of a structured operator the functional and in-place forms also exist as composites over the out= form
     # (torchgen/dest/register_dispatch_key.py, CompositeExplicitAutogradNonFunctional): on a Mac it is
@@ -172,11 +167,6 @@ def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
     if delegate is not None or keys & COMPOSITE_KEYS or "dispatch" not in entry:
         return "composite"
     return "missing"
-
-
-def _dispatch_keys(entry: Mapping[str, Any]) -> Set[str]:
-    """Return the single keys of an entry's `dispatch:`. SparseMPS is another key than MPS."""
-    return _functions(entry).keys()
 
 
 def _functions(entry: Mapping[str, Any]) -> dict[str, str]:

@@ -44,23 +44,13 @@ _of_workers: list[tuple[str, Counts]] = []
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --simulated-metal, --metal-kernels and --known-failures."""
     group = parser.getgroup("hf_mps")
-    group.addoption(
-        OPTION,
-        nargs="?",
-        const="1",
-        default=None,
-        metavar="PROFILE",
-        help="run on a simulated Metal device (torch device 'mps'); PROFILE names a Mac, m1-8gb for instance",
+    told = "run on a simulated Metal device (torch device 'mps'); PROFILE names a Mac, m1-8gb for instance"
+    group.addoption(OPTION, nargs="?", const="1", metavar="PROFILE", help=told)
+    told = (
+        "run on that device with a PyTorch release's own Metal kernels (hf-mps kernels fetch), the installed torch's "
+        "where none is named; checked: each access is bounded"
     )
-    group.addoption(
-        KERNELS,
-        nargs="?",
-        const=INSTALLED,
-        default=None,
-        metavar="RELEASE[,checked]",
-        help="run on that device with a PyTorch release's own Metal kernels (hf-mps kernels fetch), the installed "
-        "torch's where none is named; checked: each access is bounded",
-    )
+    group.addoption(KERNELS, nargs="?", const=INSTALLED, metavar="RELEASE[,checked]", help=told)
     known_failures.add_options(group)
 
 

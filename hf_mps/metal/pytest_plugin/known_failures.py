@@ -34,13 +34,8 @@ class Entry:
 
 def add_options(group: pytest.OptionGroup) -> None:
     """Add --known-failures and --known-failures-update."""
-    group.addoption(
-        OPTION,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="tests that must fail, each with the type of its exception (a line: TYPE TEST_ID); may be repeated",
-    )
+    told = "tests that must fail, each with the type of its exception (a line: TYPE TEST_ID); may be repeated"
+    group.addoption(OPTION, action="append", default=[], metavar="FILE", help=told)
     group.addoption(UPDATE, action="store_true", help=f"write what failed in this run into the file of {OPTION}")
 
 

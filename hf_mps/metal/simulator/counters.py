@@ -51,52 +51,33 @@ class Figures:
     """Counts; `in` is from the host to the device."""
 
     launches: int
+    """Dispatches of kernels and runs of MPSGraphs, as many as the installed release's host makes on a Mac."""
     blits: int
+    """Copies by Metal's blit encoder, those between the host and the device among them."""
     encoders: int
+    """Command encoders: kernels share one until a graph or a blit comes."""
     waits: int
+    """How often the program stood still until the device had done everything."""
     copies_in: int
+    """Copies from the host to the device, those that need not wait among them."""
     copies_out: int
+    """Copies from the device to the host; a number that is read is one."""
     bytes_in: int
     bytes_out: int
 
 
 class WithFigures:
-    """What has the counts of some piece of a program as `figures`, each of them by its name."""
+    """What has the counts of some piece of a program as `figures`, and each of them by its name."""
 
     @property
     def figures(self) -> Figures:
         """All counts of this moment."""
         raise NotImplementedError
 
-    @property
-    def launches(self) -> int:
-        """Dispatches of kernels and runs of MPSGraphs, as many as the installed release's host makes on a Mac."""
-        return self.figures.launches
-
-    @property
-    def blits(self) -> int:
-        """Copies by Metal's blit encoder, those between the host and the device among them."""
-        return self.figures.blits
-
-    @property
-    def encoders(self) -> int:
-        """Command encoders: kernels share one until a graph or a blit comes."""
-        return self.figures.encoders
-
-    @property
-    def waits(self) -> int:
-        """How often the program stood still until the device had done everything."""
-        return self.figures.waits
-
-    @property
-    def copies_in(self) -> int:
-        """Copies from the host to the device, those that need not wait among them."""
-        return self.figures.copies_in
-
-    @property
-    def copies_out(self) -> int:
-        """Copies from the device to the host; a number that is read is one."""
-        return self.figures.copies_out
+    def __getattr__(self, name: str) -> int:
+        if name not in Figures.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        return int(getattr(self.figures, name))
 
 
 class Counted(WithFigures):

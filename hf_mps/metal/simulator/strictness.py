@@ -7,7 +7,7 @@ a while. Each is modelled after an upstream issue, inside the device, so that gu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, nearest
@@ -29,18 +29,14 @@ def start(metal: Any, profile: Profile, torch_version: str) -> None:
         metal.switch_fault(name, here and FAULTS[name].concerns(profile.chip, system, torch_version))
 
 
-@contextmanager
-def on(*names: str) -> Iterator[None]:
+def on(*names: str) -> AbstractContextManager[None]:
     """Switch faults on for a while. Raises UserError for an unknown name, or where no device is simulated."""
-    with _switched(names, True):
-        yield
+    return _switched(names, True)
 
 
-@contextmanager
-def off(*names: str) -> Iterator[None]:
+def off(*names: str) -> AbstractContextManager[None]:
     """Switch faults off for a while, all where no name is given. Raises UserError as `on` does."""
-    with _switched(names or SIMULATED, False):
-        yield
+    return _switched(names or SIMULATED, False)
 
 
 @contextmanager

@@ -57,8 +57,8 @@ def test_a_run_that_has_learnt_says_nothing() -> None:
             {"metrics": {"f1": 0.81}},
             None,
             snapshot(
-                "f1 0.8100 is no better than the baseline's X, which always answers 1, the label of 67.4% of the training rows"
-                " (0.8100); next: more training.num_train_epochs, another training.learning_rate, or more rows"
+                "f1 0.8100 is no better than the baseline (0.8100), which always answers 1, the label of 67.4% of the"
+                " training rows; next: more training.num_train_epochs, another training.learning_rate, or more rows"
             ),
         ),
         (

@@ -46,7 +46,7 @@ OF_LIBRARIES = (
     "resume-epoch",
 )
 # Guards that go by the release, and put nothing anywhere from 2.14 on.
-UP_TO_2_13 = ("huge-embedding", "linear-bias", "linear-shapes", "dtype-copies")
+UP_TO_2_13 = ("huge-embedding", "adaptive-max-pool", "linear-bias", "linear-shapes", "dtype-copies")
 NEWER = pytest.mark.skipif(torch_release() >= (2, 14), reason="torch 2.14 has the fix, and no guard is installed")
 
 # Older systems refuse tiled bmm, and convolutions with a size above 65,536; linear layers go to MPSGraph there.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.bounds import OutOfBounds
+from hf_mps.metal.kernels.runtime import OutOfBounds
 
 
 def compiled(source: str) -> Any:

@@ -2,6 +2,7 @@
 
 large-pad: large tensors of five dimensions or more are padded in four, because Metal loses their values.
 huge-cat: tensors of more than 2^31 elements are put together in parts.
+adaptive-max-pool: adaptive max pools whose sizes do not divide run on the CPU, because Metal's windows are wrong.
 lerp-weight: the weight of torch.lerp may be one number of another dtype, which Metal misreads.
 lstm-dropout: an LSTM of several layers with dropout runs a layer at a time, so that its gradients are right.
 mixed-dtypes: a layer norm of float32 weights may take half-precision inputs, though Metal misreads the weights.
@@ -209,6 +210,52 @@ class LerpWeight(Guard):
 
 
 LERP_WEIGHT = LerpWeight()
+
+
+def _uneven(given: Any, sizes: Any) -> bool:
+    pairs = list(zip(given.shape[-2:], sizes, strict=True))
+    # Metal refuses a height that grows beside a width that shrinks, and goes on refusing it.
+    alike = all(size >= wanted for size, wanted in pairs) or all(size <= wanted for size, wanted in pairs)
+    return alike and all(wanted > 0 for _, wanted in pairs) and any(size % wanted for size, wanted in pairs)
+
+
+class AdaptiveMaxPool(Tried):
+    """Computes such a pool, and its gradient, by the CPU's kernels, below autograd."""
+
+    name = "adaptive-max-pool"
+    what = "adaptive max pools of sizes that do not divide (5 x 5 to 3 x 3) have wrong values, without an error"
+
+    given = "sizes that do not divide"
+
+    patches = {
+        "aten::adaptive_max_pool2d": Kernel(
+            "_on_cpu", "adaptive_max_pool2d", when=_uneven, faults=("adaptive-max-pool",)
+        ),
+        "aten::adaptive_max_pool2d_backward": Kernel(
+            "_on_cpu",
+            "adaptive_max_pool2d_backward",
+            when=lambda grad, given, indices: _uneven(given, grad.shape[-2:]),
+            faults=("adaptive-max-pool",),
+        ),
+    }
+
+    def _on_cpu(self, name: str, stock: OriginalCall, *args: Any) -> Any:
+        if not self.needed:
+            self.release()
+            return stock(*args)
+        self.acted("adaptive max pools of sizes that do not divide run on the CPU", aloud=False)
+        moved = [each.cpu() if isinstance(each, torch.Tensor) else each for each in args]
+        found = stock.foreign(getattr(torch.ops.aten, name), *moved)
+        return tuple(each.to("mps") for each in found) if isinstance(found, tuple) else found.to("mps")
+
+
+def _first_maximum() -> bool:
+    """Return whether the first window of three of five by five numbers is two by two."""
+    numbers = torch.arange(25.0, device="mps").reshape(1, 1, 5, 5)
+    return float(torch.ops.aten.adaptive_max_pool2d(numbers, [3, 3])[0].flatten()[0].cpu()) == 6
+
+
+ADAPTIVE_MAX_POOL = AdaptiveMaxPool({"adaptive_max_pool2d": _first_maximum})
 
 
 class LstmDropout(Guard):

@@ -7,10 +7,10 @@ barriers have no definition, only a kind. A name that is not known gives None: i
 from functools import cache
 from typing import Literal
 
-from hf_mps.metal.kernels.intrinsics import conversions, exponentials, integers, matrices, rounding, simd
+from hf_mps.metal.kernels.intrinsics import conversions, exponentials, integers, rounding, simd
 from hf_mps.metal.kernels.intrinsics.body import Definition
 from hf_mps.metal.kernels.intrinsics.conversions import RUNTIME, explicit, lacking
-from hf_mps.metal.kernels.intrinsics.matrices import narrowed
+from hf_mps.metal.kernels.intrinsics.simd import narrowed
 
 __all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lacking", "lanes", "narrowed"]
 
@@ -18,7 +18,7 @@ Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}
 _LANE = (
     *(conversions.define, conversions.define_bfloat, rounding.define, exponentials.define),
-    *(exponentials.define_trigonometric, integers.define, integers.define_atomic, matrices.define),
+    *(exponentials.define_trigonometric, integers.define, integers.define_atomic, simd.define_matrix),
 )
 
 
@@ -35,7 +35,7 @@ def lanes(name: str) -> Definition | None:
     `void @lanes.NAME(ptr in, ptr out, i32 mask)`: `in` has a struct of the arguments for each of the 32 lanes, `out`
     a result for each.
     """
-    return simd.lanes(name) or matrices.lanes(name)
+    return simd.lanes(name)
 
 
 def kind(name: str) -> Kind:

@@ -60,6 +60,16 @@ def bits_of(kind: str) -> int:
     return {"half": 16, "bfloat": 16, "float": 32, "double": 64}.get(kind) or int(kind[1:])
 
 
+def bytes_of(kind: str, unknown: int = 1) -> int:
+    """The bytes of a scalar, a vector or an array; `unknown` of any other type."""
+    if many := re.fullmatch(r"[<\[](\d+) x (.*)[>\]]", kind):
+        return int(many[1]) * bytes_of(many[2], unknown)
+    if kind.startswith("ptr"):
+        return 8
+    known = re.fullmatch(r"half|bfloat|float|double|i\d+", kind)
+    return max(1, bits_of(kind) // 8) if known else unknown
+
+
 _FLOATS = {"half", "bfloat", "float", "double"}
 _INTEGER_OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or", "^": "xor", "<<": "shl", ">>": "lshr"}
 _FLOAT_OPERATIONS = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}

@@ -37,8 +37,14 @@ def define_bfloat(name: str) -> Definition | None:
     if not found:
         return None
     if found[3]:
-        return _comparison(name, found[3])
-    return _arithmetic(name, found[2]) if found[2] else _rounding(name, llvm_type(f"{found[1] or ''}f32"))
+        body = Body(name, "i1", "bfloat", "bfloat")
+        a, b = (widened(x) for x in body.arguments)
+        return body.finish(a.compare(found[3], b))
+    if found[2]:
+        return _arithmetic(name, found[2])
+    kind = llvm_type(f"{found[1] or ''}f32")
+    body = Body(name, kind.replace("float", "bfloat"), kind)
+    return body.finish(nearest(body.arguments[0]))
 
 
 def explicit(text: str) -> tuple[str, frozenset[str]]:
@@ -71,17 +77,6 @@ def nearest(x: Value) -> Value:
     is_nan = (bits & 0x7FFFFFFF).compare("ugt", 0x7F800000)
     quiet = (bits >> 16) | 0x40
     return is_nan.select(quiet, number).cast("trunc", "i16").cast("bitcast", "bfloat")
-
-
-def _rounding(name: str, kind: str) -> Definition:
-    body = Body(name, kind.replace("float", "bfloat"), kind)
-    return body.finish(nearest(body.arguments[0]))
-
-
-def _comparison(name: str, predicate: str) -> Definition:
-    body = Body(name, "i1", "bfloat", "bfloat")
-    a, b = (widened(x) for x in body.arguments)
-    return body.finish(a.compare(predicate, b))
 
 
 def _arithmetic(name: str, operation: str) -> Definition:

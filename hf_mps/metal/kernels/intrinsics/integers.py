@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, bits_of, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, bits_of, bytes_of, llvm_type, scalar_of
 
 SIMDGROUP = 32
 _EXTREMA = re.compile(rf"air\.(min|max|clamp|abs)\.([su])\.({TYPE})")
@@ -58,30 +58,21 @@ def define_atomic(name: str) -> Definition | None:
     kind, pointer = llvm_type(suffix), _SPACES[memory]
     if verb == "load":
         body = Body(name, kind, pointer, *_OPTIONS)
-        return body.finish(body.emit(kind, f"load atomic {kind}, {pointer} %a0 monotonic, align {_size(suffix)}"))
+        return body.finish(body.emit(kind, f"load atomic {kind}, {pointer} %a0 monotonic, align {bytes_of(kind)}"))
     if verb == "store":
         body = Body(name, "void", pointer, kind, *_OPTIONS)
-        body.effect(f"store atomic {kind} %a1, {pointer} %a0 monotonic, align {_size(suffix)}")
+        body.effect(f"store atomic {kind} %a1, {pointer} %a0 monotonic, align {bytes_of(kind)}")
         return body.finish()
     if verb == "cmpxchg.weak":
         return _compare_exchange(name, kind, pointer)
     # on 64 bits Metal has min and max alone, which return nothing
     body = Body(name, "void" if suffix == "i64" else kind, pointer, kind, *_OPTIONS)
-    old = body.emit(
-        kind, f"atomicrmw {_llvm_verb(verb, *parts[1:])} {pointer} %a0, {kind} %a1 monotonic, align {_size(suffix)}"
-    )
+    if "f32" in parts[1:] and verb != "xchg":
+        verb = f"f{verb}"
+    elif parts[1] == "u" and verb in ("min", "max"):
+        verb = f"u{verb}"
+    old = body.emit(kind, f"atomicrmw {verb} {pointer} %a0, {kind} %a1 monotonic, align {bytes_of(kind)}")
     return body.finish(None if suffix == "i64" else old)
-
-
-def _llvm_verb(verb: str, sign: str, suffix: str = "") -> str:
-    """LLVM's name of an operation: umax for max.u, fadd for add.f32; the sign matters to min and max alone."""
-    if "f32" in (sign, suffix) and verb != "xchg":
-        return f"f{verb}"
-    return f"u{verb}" if sign == "u" and verb in ("min", "max") else verb
-
-
-def _size(suffix: str) -> int:
-    return int(suffix[1:]) // 8
 
 
 def _compare_exchange(name: str, kind: str, pointer: str) -> Definition:

@@ -12,15 +12,7 @@ from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, 
 from hf_mps.metal.kernels.intrinsics.conversions import from_double
 
 _NAME = re.compile(rf"air\.(?:fast_)?(\w+)\.({TYPE})")
-_PLAIN = {
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "rint": "roundeven",
-    "round": "round",
-    "fabs": "fabs",
-    "sqrt": "sqrt",
-}
+_PLAIN = {name: name for name in ("floor", "ceil", "trunc", "round", "fabs", "sqrt")} | {"rint": "roundeven"}
 _BELOW_ONE = {"half": 1 - 2.0**-11, "float": 1 - 2.0**-24}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,18 +29,13 @@ Result = tuple[Tensor, Tensor | None]
 
 @rule("_scaled_dot_product_attention_math_for_mps", source=SOURCE)
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    dropout_mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, *rest: Any, scale: float | None = None, enable_gqa: bool = False
 ) -> Result:
-    """Attention without dropout; the second result is what the host leaves there, never the weights."""
+    """Attention without dropout; the second result is what the host leaves there, never the weights.
+
+    `rest` are a mask, the probability of dropout, whether attention is causal, and a mask of dropout.
+    """
+    attn_mask, dropout_p, is_causal = (*rest, *(None, 0.0, False)[len(rest) :])[:3]
     refuse(query.dtype not in _PREFILL_NAMES or key.dtype != query.dtype or value.dtype != query.dtype or dropout_p)
     four = [_four(each) for each in (query, key, value)]
     mask = None

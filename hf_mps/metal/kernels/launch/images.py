@@ -397,8 +397,22 @@ rule("max_pool2d", source=SOURCE, with_places=False)(Pool(2).maximum)
 def adaptive_max_pool2d(
     given: Tensor, output_size: Ints, *, out: Tensor | None = None, indices: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One ordinary pooling with the stride that the sizes give: wrong where they do not divide (pytorch#190064)."""
-    sizes = given.shape[-2:]
+    """From 2.14 on the kernel has the bounds of each window.
+
+    Before, it is one ordinary pooling with the stride that the sizes give: wrong where they do not divide
+    (pytorch#190064).
+    """
+    sizes, maxima = given.shape[-2:], kernels[f"max_pool_{metal(given.dtype)}"]
+    struct = maxima.signature.at(3)
+    if struct is not None and any(member.name == "adaptive" for member in struct.members):
+        refuse(given.dim() not in (3, 4) or 0 in given.shape[1:] or min(output_size) < 1)
+        shape = (*given.shape[:-2], *output_size)
+        output, places = _target(given, shape, out), _target(given, shape, indices, torch.int64)
+        # Kernel, stride, padding, dilation, which an adaptive pool does not read; two booleans, two bytes of nothing.
+        rest = padded(i32(1, 1), 12) * 2 + bytes(12) + padded(i32(1, 1), 12) + bytes([True, True, 0, 0])
+        bound = {"input": given, "output": output, "indices": places}
+        maxima.launch({**bound, "params": i32(given.dim(), 2) + _arrays(given, output, places) + rest}, output.numel())
+        return output, places
     if given.dim() not in (3, 4) or any(
         wanted < 1 or size < wanted for size, wanted in zip(sizes, output_size, strict=True)
     ):

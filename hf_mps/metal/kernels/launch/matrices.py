@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,67 +53,57 @@ def _check_metals(first: Tensor, second: Tensor) -> None:
     refuse(not wants_metal(first, second), GRAPH)
 
 
-@rule("mm", "mm.out", source=SOURCE)
-def mm(first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The product of two matrices."""
-    shape = _shape(first, second, 2)
-    _check_metals(first, second)
-    return _launch("matmul", [first, second, _output(first, shape, out)])
-
-
-@rule("bmm", "bmm.out", source=SOURCE)
-def bmm(first: Tensor, second: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """The products of two batches of matrices: of integers alone by Metal."""
-    shape = _shape(first, second, 3)
-    refuse(first.dtype.is_floating_point or first.dtype.is_complex, GRAPH)
-    output = _output(first, shape, out)
-    if first.numel() == 0 or second.numel() == 0:
-        return output.zero_()
-    return _launch("naive_bmm", [first, second, output])
-
-
-@rule("addmm", "addmm.out", source=SOURCE, kernel="addmm", dimensions=2)
-@rule("baddbmm", "baddbmm.out", source=SOURCE, kernel="naive_baddbmm")
-@rule("addbmm", "addbmm.out", source=SOURCE, kernel="naive_addbmm")
-@rule("addmm_", source=SOURCE, kernel="addmm", dimensions=2, into=True)
-@rule("baddbmm_", source=SOURCE, kernel="naive_baddbmm", into=True)
-@rule("addbmm_", source=SOURCE, kernel="naive_addbmm", into=True)
-def add_product(
-    bias: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *,
-    kernel: str,
-    dimensions: int = 3,
-    into: bool = False,
-    beta: complex = 1,
-    alpha: complex = 1,
-    out: Tensor | None = None,
-) -> Tensor:
-    """`beta * bias + alpha * first @ second`, for each matrix of a batch, or their sum: no floats of batches."""
-    shape = _shape(first, second, dimensions)
-    shape = shape[1:] if kernel == "naive_addbmm" else shape
-    if dimensions == 2:
+def _as_product(target: Tensor | None, *operands: Tensor, summed: bool = False, **_: Any) -> Tensor:
+    """A product of two matrices, of two batches, or (`summed`) the sum of such a batch."""
+    first, second = operands[-2:]
+    fits = first.dim() == second.dim() in (2, 3) and first.dtype == second.dtype
+    refuse(not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2])
+    # Before an output is made: nearly all products are MPSGraph's, and pay for this question alone.
+    if first.dim() == 2:
         _check_metals(first, second)
     else:
-        refuse(first.dtype.is_floating_point, GRAPH)
-    output = _output(first, shape, bias if into else out)
-    if dimensions == 2 and isinstance(beta, float) and isinstance(alpha, float) and beta == 0 and alpha == 1:
-        return _launch("matmul", [first, second, output])
-    if kernel == "naive_addbmm" and first.shape[0] == 0:
-        return output.zero_()
-    refuse(bias.dtype != first.dtype)
-    return _launch(kernel, [first, second, output], (expanded(bias, output), alpha, beta))
+        refuse(first.dtype.is_floating_point or (first.dtype.is_complex and len(operands) == 2), GRAPH)
+    shape = (*first.shape[:-1], second.shape[-1])[1 if summed else 0 :]
+    if target is None:
+        return torch.empty(shape, dtype=first.dtype, device=first.device)
+    refuse(target.shape != shape or target.dtype != first.dtype or target.is_conj(), MISFIT)
+    return target
 
 
-def _launch(name: str, three: list[Tensor], scaled: tuple[Tensor, complex, complex] | None = None) -> Tensor:
+@rule("mm", source=SOURCE, outputs=_as_product, kernel="matmul")
+@rule("bmm", source=SOURCE, outputs=_as_product, kernel="naive_bmm")
+def product(output: Tensor, first: Tensor, second: Tensor, *, kernel: str) -> None:
+    """The product of two matrices, or of two batches of them: of integers alone by Metal."""
+    if first.numel() == 0 or second.numel() == 0:
+        output.zero_()
+    else:
+        _launch(kernel, [first, second, output])
+
+
+@rule("addmm", source=SOURCE, outputs=_as_product, kernel="addmm")
+@rule("baddbmm", source=SOURCE, outputs=_as_product, kernel="naive_baddbmm")
+@rule("addbmm", source=SOURCE, outputs=partial(_as_product, summed=True), kernel="naive_addbmm")
+def add_product(
+    output: Tensor, bias: Tensor, first: Tensor, second: Tensor, *, kernel: str, beta: complex = 1, alpha: complex = 1
+) -> None:
+    """`beta * bias + alpha * first @ second`, for each matrix of a batch, or their sum: no floats of batches."""
+    if kernel == "addmm" and isinstance(beta, float) and isinstance(alpha, float) and beta == 0 and alpha == 1:
+        _launch("matmul", [first, second, output])
+    elif kernel == "naive_addbmm" and first.shape[0] == 0:
+        output.zero_()
+    else:
+        refuse(bias.dtype != first.dtype)
+        _launch(kernel, [first, second, output], (expanded(bias, output), alpha, beta))
+
+
+def _launch(name: str, three: list[Tensor], scaled: tuple[Tensor, complex, complex] | None = None) -> None:
     """A threadgroup for TILE x TILE elements of the result; `scaled` is what is added, alpha and beta.
 
     Two dimensions are bound with rows first, three with columns first; the kernel of a sum over the batch walks it.
     """
     output = three[2]
     if output.numel() == 0:
-        return output
+        return
     first, second = (each.resolve_conj() for each in three[:2])
     bound = [first, second, output]
     batches = first.shape[0] if first.dim() == 3 else None
@@ -128,7 +120,6 @@ def _launch(name: str, three: list[Tensor], scaled: tuple[Tensor, complex, compl
     across, down = -(-output.shape[-1] // TILE), -(-first.shape[-2] // TILE)
     deep = output.shape[0] if output.dim() == 3 else 1
     kernels[f"{name}_{metal(output.dtype)}"].launch(arguments, groups=(across, down, deep), group=(TILE, TILE, 1))
-    return output
 
 
 def _scales(alpha: complex, beta: complex, dtype: torch.dtype) -> bytes:
@@ -138,20 +129,6 @@ def _scales(alpha: complex, beta: complex, dtype: torch.dtype) -> bytes:
     if dtype.is_complex:
         return f32(alpha.real, alpha.imag, beta.real, beta.imag)
     return f32(alpha.real, beta.real) if dtype.is_floating_point else i32(int(alpha.real), int(beta.real))
-
-
-def _shape(first: Tensor, second: Tensor, dimensions: int) -> tuple[int, ...]:
-    """Return the shape of the product. Raises NoRule where PyTorch refuses the arguments."""
-    fits = first.dim() == second.dim() == dimensions and first.dtype == second.dtype
-    refuse(not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2])
-    return (*first.shape[:-1], second.shape[-1])
-
-
-def _output(like: Tensor, shape: tuple[int, ...], out: Tensor | None) -> Tensor:
-    if out is None:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    refuse(out.shape != shape or out.dtype != like.dtype or out.is_conj(), MISFIT)
-    return out
 
 
 BLOCK = 32
@@ -232,14 +209,10 @@ def householder_product(given: Tensor, tau: Tensor) -> Tensor:
     arrays = (result.stride(), tau.stride(), work[0].stride(), square)
     parameters = i32(given.dim() - 2) + u32(rows, rows * rows, columns, tau.shape[-1])
     parameters += b"".join(padded(u32(numbers), 4 * DIMENSIONS) for numbers in arrays)
-    arguments = {
-        "A": result,
-        "tau": tau,
-        "params": parameters,
-        **dict(zip(("H", "H_prod", "H_prod_work"), work, strict=True)),
-    }
+    arguments = {"A": result, "tau": tau, "params": parameters}
+    arguments |= dict(zip(("H", "H_prod", "H_prod_work"), work, strict=True))
     threads = min(kernel.signature.largest_group, rows * rows)
-    kernel.launch({**arguments, "params": parameters}, groups=math.prod(given.shape[:-2]), group=threads)
+    kernel.launch(arguments, groups=math.prod(given.shape[:-2]), group=threads)
     return result
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -47,6 +48,7 @@ def fill(output: Tensor, family: str, numbers: bytes, generator: Generator | Non
         return output
     refuse(count >= 1 << 31, "more than 2**31 elements")
     kernel = kernels[f"{family}_{metal(output.dtype)}"]
+    # A kernel that is told the number of elements makes four of a Philox number, of which it has four words.
     packed = any(each.name == "numel" for each in kernel.signature.bindings)
     flat = output if output.is_contiguous() or walk(output).contiguous else _temporary(output)
     threads = -(-count // (2 if output.dtype.itemsize == 8 and family == "random_int" else 4)) if packed else count
@@ -107,13 +109,6 @@ def normal_of(mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Gen
     )
 
 
-@rule("bernoulli_.float", source=SOURCE)
-def bernoulli(output: Tensor, p: float = 0.5, *, generator: Generator | None = None) -> Tensor:
-    """One probability for all."""
-    refuse(not 0 <= p <= 1, "a probability that PyTorch refuses")
-    return fill(output, "bernoulli_scalar", f32(p, 0.0), generator)
-
-
 @rule("bernoulli_.Tensor", source=SOURCE)
 def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = None) -> Tensor:
     """A probability for each element, in float32; the offset moves by the elements, the kernel packs four.
@@ -124,7 +119,7 @@ def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = N
     if count == 0:
         return output
     if p.dim() == 0:
-        return bernoulli(output, float(p), generator=generator)
+        return distributed(output, float(p), generator=generator, operator="bernoulli_.float")
     refuse(p.shape != output.shape, "probabilities of another shape")
     kernel = kernels[f"bernoulli_tensor_{metal(output.dtype)}"]
     probabilities = p.to(torch.float32).contiguous()
@@ -145,32 +140,28 @@ def bernoulli_out(p: Tensor, *, generator: Generator | None = None, out: Tensor)
     return bernoulli_each(out, p, generator=generator)
 
 
-@rule("exponential_", source=SOURCE)
-def exponential(output: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """By the inverse of the distribution function."""
-    refuse(not lambd > 0, "a rate that PyTorch refuses")
-    return fill(output, "exponential", f32(lambd, 0.0), generator)
+# Operators with two numbers: the kernel, and what it takes of them; nothing of those that PyTorch refuses.
+DISTRIBUTIONS: dict[str, tuple[str, Callable[..., tuple[float, float] | bool]]] = {
+    "bernoulli_.float": ("bernoulli_scalar", lambda p=0.5: 0 <= p <= 1 and (p, 0.0)),
+    "exponential_": ("exponential", lambda rate=1.0: rate > 0 and (rate, 0.0)),
+    "cauchy_": ("cauchy", lambda median=0.0, sigma=1.0: sigma > 0 and (median, sigma)),
+    "log_normal_": ("log_normal", lambda mean=1.0, std=2.0: std > 0 and (mean, std)),
+    # The kernel divides by log(1 - p), which the host computes in float64.
+    "geometric_": ("geometric", lambda p: 0 < p < 1 and (math.log1p(-p), 0.0)),
+}
 
 
-@rule("cauchy_", source=SOURCE)
-def cauchy(output: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None) -> Tensor:
-    """By the inverse of the distribution function."""
-    refuse(not sigma > 0, "a scale that PyTorch refuses")
-    return fill(output, "cauchy", f32(median, sigma), generator)
+def distributed(output: Tensor, *given: float, generator: Generator | None = None, operator: str) -> Tensor:
+    """Fill a tensor with numbers of a distribution."""
+    family, taken = DISTRIBUTIONS[operator]
+    numbers = taken(*given)
+    if isinstance(numbers, bool):
+        raise NoRule("parameters that PyTorch refuses")
+    return fill(output, family, f32(numbers), generator)
 
 
-@rule("log_normal_", source=SOURCE)
-def log_normal(output: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None) -> Tensor:
-    """The exponential of normal numbers, which take two uniform ones each."""
-    refuse(not std > 0, "a standard deviation that PyTorch refuses")
-    return fill(output, "log_normal", f32(mean, std), generator)
-
-
-@rule("geometric_", source=SOURCE)
-def geometric(output: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
-    """The kernel divides by log(1 - p), which the host computes in float64."""
-    refuse(not 0 < p < 1, "a probability that PyTorch refuses")
-    return fill(output, "geometric", f32(math.log1p(-p), 0.0), generator)
+for _name in DISTRIBUTIONS:
+    rule(_name, source=SOURCE, operator=_name)(distributed)
 
 
 @rule("random_.from", source=SOURCE)
@@ -372,7 +363,7 @@ def multinomial(
         sums, shape = weights.cumsum(-1, dtype=torch.float32), [*weights.shape[:-1], samples]
         drawn_numbers = torch.rand(shape, generator=generator, dtype=torch.float32, device=weights.device)
         return torch.searchsorted(sums, drawn_numbers.mul_(sums[..., -1:])).clamp_(0, categories - 1)
-    numbers = exponential(torch.empty_like(weights), 1.0, generator=generator)
+    numbers = fill(torch.empty_like(weights), "exponential", f32(1.0, 0.0), generator)
     torch.div(weights, numbers, out=numbers)
     return torch.argmax(numbers, dim=-1, keepdim=True) if samples == 1 else torch.topk(numbers, samples).indices
 

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from torch import Tensor
 from hf_mps.metal.kernels.launch.iterator import is_dense
 from hf_mps.metal.kernels.rules import kernels, refuse
 from hf_mps.metal.kernels.values import NoRule, f32, metal, u32
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GROUP = 1024
 """Most threads of a threadgroup."""

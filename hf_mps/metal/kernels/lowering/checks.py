@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 
-from hf_mps.metal.kernels.lowering.parameters import LOCATIONS
-from hf_mps.metal.kernels.signature import CONSTANT, DEVICE, Signature
+from hf_mps.metal.kernels.intrinsics.body import bytes_of
+from hf_mps.metal.kernels.signature import CONSTANT, DEVICE, LOCATIONS, Signature
 
 RANGES, FAULT = LOCATIONS - 1, 2 * LOCATIONS - 1
 """Places in `args` that no buffer has: Metal's last location is 30."""
@@ -40,7 +40,6 @@ _ACCESS = re.compile(
 _NOTES = r"(?: [a-z_]+(?:\([^)]*\))?(?: \d+)?)*?"
 _MEMORY = re.compile(rf"{_POINTER}{_NOTES} (%[\w.]+)")
 _ASSIGNED = re.compile(r"^  (%\S+) = (\w+) (.*)$")
-_SIZES = {"half": 2, "bfloat": 2, "float": 4, "double": 8, "ptr": 8}
 EVERY = (1 << LOCATIONS) - 1
 
 
@@ -66,7 +65,7 @@ def _guarded(line: str, number: int, sources: _Sources) -> list[str]:
         if match is None:
             return [line]
         pointers = [match["from"] or match["to"] or match["at"]]
-        count = str(_bytes(match["loaded"] or match["stored"] or match["held"]))
+        count = str(bytes_of(match["loaded"] or match["stored"] or match["held"]))
     made = []
     for part, pointer in enumerate(pointers):
         mask = sources.of(pointer)
@@ -83,13 +82,6 @@ def _guarded(line: str, number: int, sources: _Sources) -> list[str]:
         ]
         line = line[: found.end() - len(pointer)] + name + line[found.end() :]
     return [*made, line]
-
-
-def _bytes(kind: str) -> int:
-    many = re.match(r"[<\[](\d+) x (.*)[>\]]$", kind)
-    if many:
-        return int(many.group(1)) * _bytes(many.group(2))
-    return max(1, int(kind[1:]) // 8) if re.fullmatch(r"i\d+", kind) else _SIZES.get(kind.split()[0], 1)
 
 
 class _Sources:

@@ -9,7 +9,7 @@ from functools import cache
 import llvmlite.binding as llvm
 
 from hf_mps.metal.kernels import intrinsics
-from hf_mps.metal.kernels.lowering import checks, entry, lanes, parameters, rows, simdgroups
+from hf_mps.metal.kernels.lowering import checks, entry, lanes, rows, simdgroups
 from hf_mps.metal.kernels.lowering.flatten import Flat, flatten, joined, target
 from hf_mps.metal.kernels.signature import Signature
 
@@ -32,27 +32,26 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
         RunError: the kernel needs an intrinsic or a thread attribute whose meaning is not known here.
     """
     flat = flatten(signature.name, bitcode)
+    # A kernel that asks for its lane needs whole simdgroups too, though none of its threads waits.
     suspends = bool(flat.crossing) or "@hf.lane()" in flat.text
     if checked:
         flat = replace(flat, text=checks.checked(flat.text, signature))
-    text = (_suspended if suspends else _looped)(signature, flat, checked)
+    if suspends:
+        # A checked access tells its thread, so that none is done once for the group.
+        steps = lanes.steps(flat, frozenset() if checked else entry.uniform(signature))
+        text = joined(steps.text, simdgroups.waiting(signature, steps, checked=checked))
+    else:
+        text = _looped(signature, flat, checked)
     module = llvm.parse_assembly(joined(text, _runtime()))
     module.verify()
-    unroll = not suspends
     tuning = llvm.create_pipeline_tuning_options(speed_level=3)
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = True
     # The copies of a kernel whose threads wait (simdgroups.py) take twice the time to compile when unrolled, and run
     # no faster.
-    tuning.loop_unrolling = unroll
+    tuning.loop_unrolling = not suspends
     builder = llvm.create_pass_builder(target(), tuning)
     builder.getModulePassManager().run(module, builder)
     return Compiled(target().emit_object(module), flat.threadgroup_bytes, suspends)
-
-
-def _suspended(signature: Signature, flat: Flat, checked: bool) -> str:
-    # A checked access tells its thread, so that none is done once for the group.
-    steps = lanes.steps(flat, frozenset() if checked else parameters.uniform(signature))
-    return joined(steps.text, simdgroups.waiting(signature, steps, checked=checked))
 
 
 def _looped(signature: Signature, flat: Flat, checked: bool) -> str:

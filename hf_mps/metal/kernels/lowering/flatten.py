@@ -83,13 +83,10 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     builder.getModulePassManager().run(module, builder)
     # What LLVM found out of a value's range, which the next steps' patterns for arguments do not know.
     flat = re.sub(r" range\(i\d+ -?\d+, -?\d+\)", "", marked(str(module)))
-    crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(_body(flat)) if intrinsics.kind(each) != "lane"))
+    start = flat.index("define dso_local void @kernel(")
+    body = flat[start : flat.index("\n}\n", start)]
+    crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(body) if intrinsics.kind(each) != "lane"))
     return Flat(flat, shared, crossing)
-
-
-def _body(text: str) -> str:
-    start = text.index("define dso_local void @kernel(")
-    return text[start : text.index("\n}\n", start)]
 
 
 def _for_host(text: str, name: str) -> str:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hf_mps.metal.kernels.lowering import entry, parameters, rows
-from hf_mps.metal.kernels.lowering.lanes import Shared, Steps
-from hf_mps.metal.kernels.lowering.places import BARRIER, DONE
+from hf_mps.metal.kernels.lowering import entry, rows
+from hf_mps.metal.kernels.lowering.lanes import BARRIER, DONE, Shared, Steps
 from hf_mps.metal.kernels.signature import Signature
 
 LONGEST, ALTOGETHER = 400, 1000
@@ -25,7 +24,7 @@ def waiting(signature: Signature, steps: Steps, *, checked: bool = False) -> str
     copied = _copied(steps.reach)
     given = entry.arguments(signature, checked)
     passed = "".join(f", {kind} %shared.{at}" for at, kind in enumerate(steps.shared.values.values()))
-    thread = f"{_THREAD}\n{parameters.values(signature)}"
+    thread = f"{_THREAD}\n{entry.values(signature)}"
     call = f"call void @step(i32 {{place}}, {_CONTEXT}, {given}{passed})"
     turns = [
         rows.renamed(_TURN.format(place=place, thread=thread, call=call.format(place=place)), f"turn.{place}")
@@ -45,7 +44,7 @@ def waiting(signature: Signature, steps: Steps, *, checked: bool = False) -> str
 
 
 def _shared(signature: Signature, shared: Shared, given: str) -> str:
-    lines = [parameters.common(signature), f"  %shared = call {shared.type} @shared({given})"]
+    lines = [entry.common(signature), f"  %shared = call {shared.type} @shared({given})"]
     values = (f"  %shared.{at} = extractvalue {shared.type} %shared, {at}" for at in range(len(shared.values)))
     return rows.renamed("\n".join([*lines, *values]), "group").replace("%group.shared.", "%shared.")
 

@@ -80,6 +80,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "conv-batch": (sizes.folded_batch_of_conv1d, sizes.folded_batch_of_conv2d, sizes.folded_batch_of_transposed),
     "conv3d-layout": (sizes.video_patches, sizes.transposed_volumes),
     "large-pad": (sizes.causal_padding_of_a_video, sizes.volumes_padded_by_their_edges),
+    "adaptive-max-pool": (sizes.maxima_of_uneven_windows,),
     "lerp-weight": (sizes.a_beta_in_a_tensor, sizes.a_beta_of_a_schedule),
     "index-add-gaps": (sizes.sums_in_transposed_rows, sizes.sums_in_a_slice),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),

@@ -251,3 +251,19 @@ def sums_in_a_slice(folder: Path) -> bool:
         return [table]
 
     return _agree(run)
+
+
+def maxima_of_uneven_windows(folder: Path) -> bool:
+    """Values, places and gradients of adaptive max pools: pytorch#190064's own sizes, and those of a whole network."""
+
+    def run(device: str) -> list[Tensor]:
+        found = []
+        for size, wanted in ((5, 3), (7, 2)):
+            image = _numbers(2, 3, size, size).to(device).requires_grad_()
+            pooled, places = F.adaptive_max_pool2d(image, wanted, return_indices=True)
+            pooled.square().sum().backward()
+            assert image.grad is not None
+            found += [pooled.detach(), places.float(), image.grad]
+        return found
+
+    return _agree(run)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 
-from hf_mps.metal.kernels.bounds import OutOfBounds
 from hf_mps.metal.kernels.release import Release
+from hf_mps.metal.kernels.runtime import OutOfBounds
 from hf_mps.metal.kernels.values import f32, u32
 from tests.metal.kernels.lowering.small import Small
 

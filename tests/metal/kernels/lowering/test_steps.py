@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hf_mps.metal.kernels.lowering import simdgroups
+from hf_mps.metal.kernels.lowering.entry import uniform
 from hf_mps.metal.kernels.lowering.flatten import flatten
 from hf_mps.metal.kernels.lowering.lanes import Steps, steps
-from hf_mps.metal.kernels.lowering.parameters import uniform
 from hf_mps.metal.kernels.signature import read
 from hf_mps.metal.kernels.values import u32
 from tests.metal.kernels.lowering.small import Small
