@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from hf_mps.core.errors import UserError
 
-OLDEST = 18
-"""The first release tried whose C++ for OpenCL knows `__bf16` and `__builtin_bit_cast` between address spaces."""
+OLDEST = 22
+"""The release tried. 19 has neither `__bf16` on spir64 nor alias templates of vectors."""
 INSTALL = 'pip install "hf_mps[metal-source]"'
 
 # C++ for OpenCL gives Metal's address spaces, and spir64 spells them in the IR; what clang warns of is not the
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
 
 @cache
 def command() -> tuple[str, ...]:
-    """Return the command of a clang of release OLDEST or later: the system's, or the one in ziglang.
+    """Return the command of a clang of release OLDEST or later: the one in ziglang, or the system's.
 
     Raises:
         UserError: there is none; the line has the command that installs one.
@@ -59,7 +59,7 @@ def command() -> tuple[str, ...]:
     found: list[tuple[str, ...]] = [(path,) for name in names if (path := shutil.which(name))]
     package = find_spec("ziglang")
     if package is not None and package.origin is not None:
-        found.append((str(Path(package.origin).parent / ("zig.exe" if sys.platform == "win32" else "zig")), "clang"))
+        found.insert(0, (str(Path(package.origin).parent / ("zig.exe" if sys.platform == "win32" else "zig")), "clang"))
     for each in found:
         if release(each) >= OLDEST:
             return each
