@@ -246,7 +246,7 @@ def test_where_nothing_can_be_drawn_lines_are_plain(
         out = Piped()
     Run(out).begin().steps(1).log(loss=0.5)
     header([("device", "mps", "the probe — answered")], title="run", stream=out)
-    told = {"metrics": {"f1": 0.5}, "baseline": None, "expectation": None, "peak_memory": None}
+    told = {"metrics": {"f1": 0.5}, "baseline": None, "expectation": None, "peak_memory": None, "doubt": None}
     record: Any = SimpleNamespace(**told, train_seconds=60.0, samples_per_second=6.4)
     final_table(record, stream=out)
     dash = "?" if kind == "terminal that is not UTF-8" else "—"

@@ -87,6 +87,7 @@ def ended(expectation: Expectation, **metrics: float) -> Any:
         "train_seconds": 192.3,
         "samples_per_second": 57.24,
         "peak_memory": 2_085_000_000,
+        "doubt": None,
     }
     return SimpleNamespace(metrics=metrics, baseline=BASELINE, expectation=expectation, **told)
 

@@ -10,7 +10,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import checkpoint
-from hf_mps.finetune.run import runner
+from hf_mps.finetune.run import stages
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
 
@@ -248,7 +248,7 @@ def test_a_hub_data_set_while_offline(finetune: Command) -> None:
 
 
 def test_a_hub_model_while_offline(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "prepare_run", None)  # it is looked for before PyTorch, rows and model are loaded
+    monkeypatch.setattr(stages, "prepare_run", None)  # it is looked for before PyTorch, rows and model are loaded
     ended = finetune("my.yaml", "model=nobody/nothing")
     assert (ended.code, ended.err) == (
         2,
@@ -260,7 +260,7 @@ def test_a_hub_model_while_offline(finetune: Command, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_that_cannot_be_made(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "prepare_run", None)
+    monkeypatch.setattr(stages, "prepare_run", None)
     ended = finetune("my.yaml", "output_dir=/proc/x")
     assert (ended.code, ended.err) == (
         2,
