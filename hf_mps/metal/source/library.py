@@ -1,8 +1,7 @@
 """A compiled Metal library and its kernels, as `torch.mps.compile_shader` returns them.
 
-Arguments, defaults and errors are those of PyTorch's host (torch/csrc/mps/Module.cpp, ATen/native/mps/
-OperationUtils.mm).
-Where a Mac would read memory that was never bound, a line says so.
+Arguments, defaults and errors are those of PyTorch's host (torch/csrc/mps/Module.cpp and, in ATen/native/mps,
+OperationUtils.mm). Where a Mac would read memory that was never bound, a line says so.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from hf_mps.core import cache, settings
@@ -246,8 +246,9 @@ def _kernel(module: Module, name: str) -> Kernel:
     kept = objects.read(kept_as) if objects is not None else None
     if kept is None:
         try:
-            compiled = compile_kernel(signature, llvm.parse_assembly(text).as_bitcode(), checked=checked)
-        except RunError as unknown:
+            with objects.survived(kept_as) if objects is not None else nullcontext():
+                compiled = compile_kernel(signature, llvm.parse_assembly(text).as_bitcode(), checked=checked)
+        except (RunError, NoRule) as unknown:
             raise RuntimeError(f"Failed to create function state object for: {name}: {unknown}") from None
         kept = signature, compiled.threadgroup_bytes, compiled.code
         if objects is not None:
