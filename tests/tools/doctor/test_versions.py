@@ -72,7 +72,7 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 EACH = ("127676", "189690", "197636", "195404", "96225", "150121")  # open in every release
 SIZES = ("188756",)
-UP_TO_2_13 = ("192212", "190056", "190054", "192551", "188970", *SIZES, "132596")
+UP_TO_2_13 = ("190064", "192212", "190056", "190054", "192551", "188970", *SIZES, "132596")
 SILENT = ("187988", "144824", "189563")
 PADS = ("194922",)
 NUMBERS = ("196067", "187117")  # read at the wrong place, or in the wrong dtype
