@@ -139,7 +139,8 @@ def test_the_projects_recipes_are_valid_without_an_extra(capsys: Printed, monkey
         "sentence-embeddings/stsb is valid as far as this installation can tell: "
     )
     assert lines["sentence-embeddings/stsb"].endswith(
-        "training cannot be checked: sentence_transformers is not installed; next: pip install 'sentence-transformers>=6'"
+        "training cannot be checked: sentence_transformers is not installed;"
+        " next: pip install 'sentence-transformers>=6'"
     )
 
 

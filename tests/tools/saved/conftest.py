@@ -81,7 +81,7 @@ def _trained(place: Path, recipe: str, *words: str) -> Kept:
     resolved = load_recipe(recipe, [f"output_dir={place / 'run'}", "training.max_steps=2", *words])
     with smoke_recipe(resolved) as small:
         runner.train(small, keep=False)
-        run_dir.store(place / "run", small)  # which has the paths of the rows, as that of a run that is kept
+        run_dir.store(place / "run", small, {})  # which has the paths of the rows, as that of a run that is kept
         theirs = Path(small.recipe.data.files["validation"]).parent
         shutil.copytree(theirs, place / "rows", ignore=shutil.ignore_patterns("cache"))
     rows = place / "rows" / "validation.jsonl"

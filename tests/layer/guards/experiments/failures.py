@@ -126,9 +126,11 @@ def compiled_trainer(folder: Path) -> bool:
 
 def compiles(train: Callable[[], list[Tensor]], plain: list[Tensor]) -> bool:
     """Whether a training with torch.compile ends with the weights of one without."""
-    with loops.own_compiler():
+    # Dropout draws eager's numbers: Inductor has its own, on a Mac too.
+    with loops.own_compiler(), torch._inductor.config.patch(fallback_random=True):
         try:
-            return loops.close(train(), plain)
+            # Adam makes a step of full size out of a gradient's last place.
+            return loops.close(train(), plain, tolerance=1e-2)
         except Exception as error:  # dynamo's own kinds are known once it is imported
             if "Metal source of this graph" not in str(error):
                 raise
