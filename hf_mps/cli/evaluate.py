@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from hf_mps.cli.options import MOST_ROWS, Debug, Json, Overrides, SavedModel, SavedTask, deferred
+from hf_mps.cli.options import Batch, Debug, Json, Overrides, SavedModel, SavedTask, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
 
@@ -18,9 +16,7 @@ if TYPE_CHECKING:
 def evaluate(
     run: SavedModel,
     overrides: Overrides = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, max=MOST_ROWS, help="Rows that are computed at once.")
-    ] = None,
+    batch: Batch = None,
     task: SavedTask = None,
     json: Json = False,
     debug: Debug = False,

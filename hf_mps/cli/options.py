@@ -31,14 +31,14 @@ Overrides = Annotated[
 Torch = Annotated[
     str | None, typer.Option("--torch", metavar="RELEASE", help="The PyTorch release. Default: the installed one.")
 ]
-MOST_ROWS = 1_000_000
-"""Of a batch: more is a slip of the keyboard, and would be collected before anything is said."""
 SavedModel = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a name on the hub.")
 ]
 SavedTask = Annotated[
     str | None, typer.Option("--task", help="What a model without a run is for. Default: what its files tell.")
 ]
+# A larger batch is a slip of the keyboard, and would be collected before anything is said.
+Batch = Annotated[int | None, typer.Option("--batch", min=1, max=1_000_000, help="Rows that are computed at once.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hf_mps.cli.options import MOST_ROWS, Debug, SavedModel, SavedTask, deferred
+from hf_mps.cli.options import Batch, Debug, SavedModel, SavedTask, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
 
@@ -36,9 +36,7 @@ def predict(
         list[str] | None,
         typer.Option("--keep", metavar="COLUMN", help="A column of the input for the answers, an id; may be repeated."),
     ] = None,
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, max=MOST_ROWS, help="Rows that are computed at once.")
-    ] = None,
+    batch: Batch = None,
     task: SavedTask = None,
     debug: Debug = False,
 ) -> None:

@@ -6,7 +6,9 @@ OperationUtils.mm). Where a Mac would read memory that was never bound, a line s
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,15 +17,17 @@ from typing import Any, ClassVar
 from hf_mps.core import cache, settings
 from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import metallib
+from hf_mps.metal.kernels.intrinsics.integers import SIMDGROUP
 from hf_mps.metal.kernels.release import Objects, compiler_key
 from hf_mps.metal.kernels.runtime import Grid, Kernel
 from hf_mps.metal.kernels.signature import THREADGROUP, Binding
-from hf_mps.metal.kernels.values import NoRule, Pointers
+from hf_mps.metal.kernels.values import NoRule, Pointers, scalar
 from hf_mps.metal.source import clang, rewrite
 from hf_mps.metal.source.module import Module, read
 
-_CASTS = {"fp32": "f", "fp16": "e", "int32": "i", "int16": "h", "int8": "b", "uint8": "B"}
-_WIDTH = 32
+_CASTS = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
+_CASTS |= {name: name for name in ("int32", "int16", "int8", "uint8")}
+"""What `arg_casts` may say, and torch's name of that dtype."""
 _REPORT = struct.Struct("<128s128s250s2xI")
 _REPORTS_BYTES = 4 + 30 * _REPORT.size
 """A count and 30 messages, which c10/metal/error.h has for kernels that report what is wrong."""
@@ -67,7 +71,7 @@ class Library:
 class MetalKernel:
     """A kernel to call: `kernel(*arguments, threads=…, group_size=…, arg_casts=…)`."""
 
-    thread_execution_width: ClassVar[int] = _WIDTH
+    thread_execution_width: ClassVar[int] = SIMDGROUP
     """Threads of a simdgroup."""
 
     def __init__(self, kernel: Kernel, name: str, device: Any = None) -> None:
@@ -139,9 +143,7 @@ class MetalKernel:
         group = _three(given)
         if len(group) != len(grid):
             raise RuntimeError(f"threads has {len(grid)} dimensions and group_size {len(group)}")
-        count = 1
-        for size in group:
-            count *= size
+        count = math.prod(group)
         if not 0 < count <= most:
             raise RuntimeError(f"{self._name}: a threadgroup of {count:,} threads; Metal launches 1 to {most:,}")
         return group
@@ -169,7 +171,7 @@ def _bound(given: Any, cast: str) -> Any:
         if given.device.type == "mps":
             return given
         if given.device.type == "cpu" and given.dim() == 0:
-            return given.contiguous().view(torch.uint8).numpy().tobytes() if given.element_size() == 1 else _raw(given)
+            return bytes(given.reshape(1).view(torch.uint8).numpy())
         raise RuntimeError("Passed CPU tensor to MPS op")
     if isinstance(given, list | tuple):
         if not given:
@@ -180,25 +182,14 @@ def _bound(given: Any, cast: str) -> Any:
     return _number(given, cast)
 
 
-def _raw(given: Any) -> bytes:
-    import torch
-
-    return bytes(given.reshape(1).view(torch.uint8).numpy())
-
-
 def _number(given: Any, cast: str) -> bytes:
     import torch
 
     if not isinstance(given, int | float):
         raise RuntimeError(f"Unsupported argument type: {type(given).__name__}")
-    if cast == "bf16":
-        return _raw(torch.tensor(float(given), dtype=torch.bfloat16))
     if cast and cast not in _CASTS:
-        raise RuntimeError(f"Unsupported cast instruction {cast}; allowed: bf16, {', '.join(_CASTS)}")
-    form = _CASTS.get(cast) or ("f" if isinstance(given, float) else "q")
-    if form in "fe":
-        return _raw(torch.tensor(float(given), dtype=torch.float16 if form == "e" else torch.float32))
-    return struct.pack(f"<{form.lower() if form != 'B' else form}", int(given))
+        raise RuntimeError(f"Unsupported cast instruction {cast}; allowed: {', '.join(_CASTS)}")
+    return scalar(given, getattr(torch, _CASTS[cast] if cast else "float32" if isinstance(given, float) else "int64"))
 
 
 def _three(given: int | Sequence[int]) -> tuple[int, ...]:
@@ -221,15 +212,10 @@ def _raise_reported(reports: Any) -> None:
         raise torch.AcceleratorError(f"{message} ({file}:{line}, {function})")
 
 
-_modules: dict[str, Module] = {}
-
-
+@functools.cache
 def _module(source: str) -> Module:
     """The module of a source; a source is compiled once a process."""
-    key = hashlib.sha256(source.encode()).hexdigest()
-    if key not in _modules:
-        _modules[key] = read(rewrite.compiled(source))
-    return _modules[key]
+    return read(rewrite.compiled(source))
 
 
 def _kernel(module: Module, name: str) -> Kernel:
