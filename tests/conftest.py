@@ -97,14 +97,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that start a Python, which takes two to ten seconds, and those of another commit's share."""
-    starts = [item for item in items if "run_python" in getattr(item, "fixturenames", ())]
+    starts = {item for item in items if "run_python" in getattr(item, "fixturenames", ())}
     for item in starts:
         item.add_marker(pytest.mark.process)
     rotated = [item for item in items if item.get_closest_marker("rotated")]
     share.rotate(rotated, by=lambda item: item.nodeid.partition("[")[0])
+    rest = [item for item in items if not (item.get_closest_marker("rotated") or item.get_closest_marker("nightly"))]
     # A quarter of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
-    starts = [item for item in starts if not (item.get_closest_marker("rotated") or item.get_closest_marker("nightly"))]
-    share.rotate(starts, by=lambda item: str(item.path), shares=4)
+    share.rotate((item for item in rest if item in starts), by=lambda item: str(item.path), shares=4)
+    # A third of what else takes over ten seconds in a folder.
+    long = (each for each in rest if each.get_closest_marker("slow") or each.get_closest_marker("process"))
+    share.rotate((item for item in long if item not in starts), by=lambda item: str(item.path.parent), shares=3)
 
 
 @pytest.fixture(autouse=True)
