@@ -155,7 +155,8 @@ class Output(Feature):
         """Choose the key `output`."""
         folder = str(draft.output.value)
         draft.choices["output"] = Choice(folder, draft.output.reason)
-        draft.arguments["report_to"] = "none"
+        # Without a name trackers draw one, and another for what comes after the training or in a resumed run.
+        draft.arguments |= {"report_to": "none", "run_name": folder}
         draft.fixed |= {"output_dir": folder, "disable_tqdm": True, "use_cpu": draft.device == "cpu"}
 
 
