@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_mps.cli.main import main
@@ -205,4 +205,4 @@ def test_wrong_words_and_files_are_answered_in_a_line(name: str, case: Case) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_thousands_more(name: str, case: Case) -> None:
-    THOUSANDS(given(drawn(name))(case))()
+    settings(THOUSANDS, max_examples=1000)(given(drawn(name))(case))()

@@ -139,13 +139,9 @@ def _child(names: Sequence[str]) -> Iterator[Trial]:
             yield Trial(**values)
     if running:
         last = next((line for line in reversed(err.splitlines()) if line.strip()), "it said nothing")
-        yield _trial(running, "ended", f"{_ending(process.returncode)}: {last.strip()}", time.monotonic() - begun)
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"the trial ended its process by {signal.Signals(-code).name}"
-    return f"the trial ended its process with exit code {code}"
+        code = process.returncode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        yield _trial(running, "ended", f"the trial ended its process {how}: {last.strip()}", time.monotonic() - begun)
 
 
 def _trial(name: str, verdict: Verdict, says: str, seconds: float) -> Trial:

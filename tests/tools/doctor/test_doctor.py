@@ -104,7 +104,7 @@ def test_no_mac(pretend: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
     assert "! computer" in ended.out
     assert "Linux on AMD EPYC: this is not a Mac, so there is no Metal" in ended.out
     assert ended.err == snapshot(
-        "hf-mps: doctor: 3 to mend: computer, built, probe; "
+        "hf-mps: doctor: 3 problems: computer, built, probe; "
         "next: HF_MPS_SIMULATE=1 gives this machine a simulated Metal device\n"
     )
 
@@ -289,7 +289,7 @@ def test_memory_and_swap(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> N
         "16.00 GiB in all, 2.00 GiB free for programs: a training will swap early"
     )
     assert "beside live memory a Mac's driver holds 0.6 to 0.9 GiB more" in named(found, "recommended").says
-    assert named(found, "swap").says == snapshot("3.00 GiB are swapped out already: training slows down many times")
+    assert named(found, "swap").says == snapshot("3.00 GiB are swapped out, which slows training down many times")
 
 
 FALLBACK, NOT_ONE = "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FALLBACK"
