@@ -10,8 +10,6 @@ from hf_mps.core.errors import UserError
 if TYPE_CHECKING:
     from hf_mps.tools.doctor.findings import Finding
 
-SECTIONS = ("machine", "metal", "memory", "versions", "environment", "guards")
-
 
 def examine() -> dict[str, list[Finding]]:
     """Examine everything, section by section. Imports torch and uses the device; never raises for what it finds."""

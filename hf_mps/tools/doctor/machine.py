@@ -15,17 +15,16 @@ from hf_mps.tools.doctor.findings import Finding, note, ok, problem
 def examine() -> list[Finding]:
     """Apple silicon, AMD or no Mac; native or translated Python; macOS; the command-line tools."""
     here = machine.present()
-    found = [_simulated(here, machine.real())] if here.simulated else []
-    found += [_computer(here), _python(here)]
+    found = [_computer(here), _python(here)]
+    if here.simulated:  # before all else, which is to be read with it
+        real = machine.real()
+        says = (
+            f"this is {real.system} on {real.chip}, which simulates {here.chip.removesuffix(here.label)} and its Metal"
+        )
+        found.insert(0, note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is"))
     if here.mac:
         found += [_macos(here), _tools()]
     return found
-
-
-def _simulated(here: machine.Machine, real: machine.Machine) -> Finding:
-    """Return the note that this machine is simulated."""
-    says = f"this is {real.system} on {real.chip}, which simulates {here.chip.removesuffix(here.label)} and its Metal"
-    return note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is")
 
 
 def _computer(here: machine.Machine) -> Finding:

@@ -104,13 +104,10 @@ def _folder(where: str) -> Path:
             tensors(file)
         # An adapter's tokenizer may be its base's.
         needs_one = saved.task_class.shape in OF_TEXT and not isinstance(saved.checkpoint, Adapter)
-        if needs_one and not any(map(_of_a_tokenizer, folder.iterdir())):
+        names = [path.name for path in folder.iterdir()]
+        if needs_one and TOKENIZER not in names and not any(map(VOCABULARY.fullmatch, names)):  # ByT5 has no vocabulary
             raise saved.checkpoint._without_vocabulary()
     return folder
-
-
-def _of_a_tokenizer(path: Path) -> bool:
-    return path.name == TOKENIZER or VOCABULARY.fullmatch(path.name) is not None  # ByT5 has no vocabulary
 
 
 def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
