@@ -18,25 +18,27 @@ def audit(
         list[str],
         typer.Argument(
             metavar="TARGET [KEY=VALUE]... | -- python SCRIPT [ARGUMENT]...",
-            help="A recipe's name or YAML file with keys to change; with --task a hub id or a model's folder.",
+            help="A recipe's name or YAML file with keys to change; with --task a hub model's name or a folder.",
         ),
     ],
     task: Task = None,
     release: Torch = None,
     torch_table: Annotated[
-        Path | None, typer.Option("--torch-table", help="Another PyTorch release's native_functions.yaml.")
+        Path | None, typer.Option("--torch-table", help="The native_functions.yaml of another PyTorch release.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="List every operator, not only what was found.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every operator, not only those with a finding.")] = False,
     json: Json = False,
     github: Annotated[bool, typer.Option("--github", help="Print GitHub annotations.")] = False,
     badge: Annotated[bool, typer.Option("--badge", help="Print a badge line for a README.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Say which operators of a training step have a Metal kernel, without a Mac and without weights.
+    """Find the operators of a training step that have no Metal kernel; it needs neither a Mac nor the model's weights.
 
-    Forward, loss, backward, clipping and optimizer; and what each call launches: a Metal kernel, or an MPSGraph that is
-    compiled for each shape. Exit code 0 where all run on Metal, 1 where the CPU takes some or
-    Metal refuses some.
+    It covers forward pass, loss, backward pass, clipping and optimizer, and tells for each call whether it launches a
+    Metal kernel or an MPSGraph, which is compiled for each shape. Exit code 0 where all run on Metal, 1 where some run
+    on the CPU or are refused.
+
+    Example: `hf-mps audit glue/mrpc`
     """
     from hf_mps.tools.dryrun import render
     from hf_mps.tools.dryrun.audit import audit as audit_target

@@ -21,39 +21,38 @@ def bench(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="ID", help="A model's step instead, with --task; no weights needed."),
+        typer.Option("--model", metavar="NAME", help="A model's step instead, with --task; needs no weights."),
     ] = None,
     task: Task = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Smaller batches and rows, fewer repetitions: under two minutes.")
+        bool, typer.Option("--quick", help="Measure smaller batches, fewer times, in under two minutes.")
     ] = False,
     launches: Annotated[
         bool, typer.Option("--launches", help="Count launches, waits and copies of a training step instead of time.")
     ] = False,
     release: Torch = None,
     warm_up: Annotated[
-        int | None, typer.Option("--warm-up", min=1, help="Steps that do not count. Default: 3; --quick 1.")
+        int | None, typer.Option("--warm-up", min=1, help="Steps before the measured ones. Default: 3; --quick 1.")
     ] = None,
     repetitions: Annotated[
-        int | None, typer.Option("--repetitions", min=3, help="Steps that count. Default: 10; --quick 3.")
+        int | None, typer.Option("--repetitions", min=3, help="Measured steps. Default: 10; --quick 3.")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", help="An empty folder for the files. Default: runs/bench, or runs/bench-2 …"),
+        Path | None, typer.Option("--output", help="A new folder for the files. Default: runs/bench, or runs/bench-2 …")
     ] = None,
     sign: Annotated[
         str | None,
-        typer.Option(
-            "--sign", metavar="NAME", help="Print one line for the collected benchmarks, vouched for by NAME."
-        ),
+        typer.Option("--sign", metavar="NAME", help="Print one line for the collected benchmarks, in your NAME."),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure training and evaluation of ResNet50, BERT and VGG16, the device over the CPU.
+    """Measure how much faster the device trains and evaluates ResNet50, BERT and VGG16 than the CPU.
 
-    They are the networks and batches that Metal training was announced with: a table, results.json and a chart. A
-    simulated device is called so wherever a figure stands. Exit code 1 where a batch does not fit into the memory.
+    These networks and batches are those of the announcement of Metal training. It writes a table, results.json and a
+    chart, and marks the figures of a simulated device. Exit code 1 where a batch does not fit into memory.
+
+    Example: `hf-mps bench --quick`
     """
     from hf_mps.tools.bench import Asked, run, run_count
     from hf_mps.tools.bench.cases import target_of

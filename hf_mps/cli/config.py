@@ -15,24 +15,28 @@ def config(
     config_file: Annotated[
         str | None, typer.Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take every default.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 where a repair is due.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing and take every default.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit code 1 for a repair.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
-    num_machines: Annotated[int | None, typer.Option("--num_machines", help="How many Macs train together.")] = None,
+    num_machines: Annotated[
+        int | None, typer.Option("--num_machines", help="The number of Macs that train together.")
+    ] = None,
     machine_rank: Annotated[
-        int | None, typer.Option("--machine_rank", help="Which of them this is; 0 is the main one.")
+        int | None, typer.Option("--machine_rank", help="The number of this Mac; 0 is the main one.")
     ] = None,
     main_process_ip: Annotated[
         str | None, typer.Option("--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one.")
     ] = None,
     main_process_port: Annotated[
-        int | None, typer.Option("--main_process_port", metavar="PORT", help="The port there. Default: 29500.")
+        int | None, typer.Option("--main_process_port", metavar="PORT", help="Its port. Default: 29500.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write or repair Accelerate's configuration for this Mac, or for each of several.
+    """Write or repair Accelerate's configuration file for this Mac, or for several.
 
-    Shows what changes and why, and keeps a backup; a file that it does not understand stays as it is.
+    It shows what changes and why, and keeps a backup. It leaves alone a file that it does not understand.
+
+    Example: `hf-mps config --check`
     """
     from hf_mps.tools.doctor.accelerate_config import file, wizard
     from hf_mps.tools.doctor.accelerate_config.repairs import Machines

@@ -13,18 +13,20 @@ from hf_mps.core.errors import UserError
 @deferred
 def doctor(
     trials: Annotated[
-        bool, typer.Option("--trials", help="Also try the device for every fault that a guard knows; some minutes.")
+        bool, typer.Option("--trials", help="Also try the device for every fault that a guard knows; takes minutes.")
     ] = False,
     release: Annotated[
         str | None,
-        typer.Option("--torch", metavar="RELEASE", help="Say what this release of PyTorch would change, instead."),
+        typer.Option("--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."),
     ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say whether this machine is ready to train on Metal, and if not, what to type.
+    """Tell whether this machine is ready to train on Metal, and if not, what to type.
 
-    Exit code 0 where all is well, 1 where something was found. The text is what an issue report needs.
+    Exit code 0 where all is well, 1 where something needs a repair. Paste its text into an issue report.
+
+    Example: `hf-mps doctor`
     """
     from hf_mps.tools.doctor import run, run_upgrade
 

@@ -21,14 +21,16 @@ def evaluate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a saved model by the metrics of its run, without training and without writing a file.
+    """Measure a saved model by the metrics of its run; nothing is trained or written.
 
-    On the rows that the run evaluated, which gives the run's own figures again, or on others with labels:
-    data.validation=other.csv, and data.test=more.csv for a further split.
+    Without further words it measures the validation rows of the run, and so prints the run's metrics again.
+    data.validation=other.csv measures your own rows with labels, data.test=more.csv a further split.
+
+    Example: `hf-mps evaluate runs/quickstart`
     """
     wrong = [word for word in overrides or () if "=" not in word]
     if wrong:
-        raise UserError(f"'{wrong[0]}' is no KEY=VALUE; next, to measure a file: data.validation={wrong[0]}")
+        raise UserError(f"'{wrong[0]}' is not KEY=VALUE; next, to measure a file: data.validation={wrong[0]}")
     from hf_mps.tools.saved.run import open_run
 
     saved = open_run(run, task)

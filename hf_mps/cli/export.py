@@ -16,24 +16,26 @@ def export(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a hub name.")
     ],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The folder that is made; it must not exist.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The new folder to write.")],
     weights: Annotated[
         str | None,
         typer.Option("--weights", help="f32, f16, bf16, q8 or q4, as the format has them. Default: the format's own."),
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option("--lengths", metavar="N,N,…", help="coreml: the lengths of its inputs in tokens.")
+        str | None, typer.Option("--lengths", metavar="N,N,…", help="For coreml: the lengths of its inputs in tokens.")
     ] = None,
     converter: Annotated[
         str | None,
-        typer.Option("--converter", metavar="PATH", help="gguf: llama.cpp's folder, or its convert_hf_to_gguf.py."),
+        typer.Option("--converter", metavar="PATH", help="For gguf: llama.cpp's folder, or its convert_hf_to_gguf.py."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a trained model in another format, open it again and compare its logits with the model's.
+    """Write a trained model in another format, open it again and compare its outputs with the model's.
 
-    merged: safetensors with the adapter merged. gguf: llama.cpp. mlx: mlx-lm. coreml: Apple's frameworks. onnx: ONNX
-    Runtime. What was written, with which versions, and how far the logits are apart stands in OUT/hf-mps-export.json.
+    merged: safetensors with the adapter merged. gguf: for llama.cpp. mlx: for mlx-lm. coreml: for Apple's frameworks.
+    onnx: for ONNX Runtime. OUT/hf-mps-export.json records the files, the versions and the differences.
+
+    Example: `hf-mps export onnx runs/quickstart quickstart-onnx`
     """
     from hf_mps.tools.export import make
     from hf_mps.tools.export.base import Options

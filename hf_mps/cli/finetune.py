@@ -27,38 +27,39 @@ def finetune(
     recipe: RecipeName,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.", autocompletion=_keys),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes keys of the recipe.", autocompletion=_keys),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Train anew, beside an earlier run of the same recipe, never over it.")
+        bool, typer.Option("--fresh", help="Train anew in a new folder; an earlier run of the recipe stays.")
     ] = False,
     smoke: Annotated[
-        bool,
-        typer.Option("--smoke", help="Try the recipe out in a minute: a tiny model of its architecture, made-up rows."),
+        bool, typer.Option("--smoke", help="Try the recipe in a minute, with a tiny model and made-up rows.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print everything that the run would decide, and why, without training.")
+        bool, typer.Option("--plan", help="Print every decision of the run with its reason, without training.")
     ] = False,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
             "--sweep",
             metavar="KEY=VALUE,VALUE… [KEY=…]...",
-            help="Run once for each combination of the values, one after the other, and compare.",
+            help="Train once for each combination of the values and compare the runs.",
         ),
     ] = None,
     check_parity: Annotated[
-        bool, typer.Option("--check-parity", help="First train three steps on the CPU and on Metal: do they agree?")
+        bool, typer.Option("--check-parity", help="First train three steps on the CPU and on Metal and compare.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --plan: print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --plan: print JSON.")] = False,
     version: Version = False,
     debug: Debug = False,
 ) -> None:
-    """Fine-tune a model as a recipe says.
+    """Fine-tune a model by a recipe.
 
-    Keys are dotted and values are YAML: training.learning_rate=2e-5. Data of your own needs no file of keys:
-    data.train=my.csv data.text=body data.label=topic. The run's files are in output_dir, by default runs/RECIPE; the
-    same command goes on with a run that was stopped.
+    KEY=VALUE changes a key for this run; values are YAML: training.learning_rate=2e-5. Your own data takes three keys:
+    data.train=my.csv data.text=body data.label=topic. The run writes its files into output_dir, by default
+    runs/RECIPE. The same command resumes a run that was stopped.
+
+    Example: `hf-mps finetune quickstart`
     """
     asked = [name for name, on in (("--plan", plan), ("--smoke", smoke), ("--sweep", sweep)) if on]
     if len(asked) > 1:

@@ -14,17 +14,17 @@ kernels = typer.Typer(no_args_is_help=True, help="PyTorch's own Metal kernels, f
 
 
 def _releases(incomplete: str) -> list[str]:
-    """Fetched releases that begin so, for the shell's completion."""
+    """Return the fetched releases that begin so, for the shell's completion."""
     from hf_mps.metal.kernels import store
 
-    return [each for each in store.releases() if each.startswith(incomplete)]
+    return [release for release in store.releases() if release.startswith(incomplete)]
 
 
 def _names(incomplete: str) -> list[str]:
-    """Kernels of the default release that begin so, for the shell's completion."""
+    """Return the kernels of the default release that begin so, for the shell's completion."""
     from hf_mps.metal.kernels import store
 
-    return [each for each in store.open_library(store.chosen(None)) if each.startswith(incomplete)]
+    return [name for name in store.open_library(store.chosen(None)) if name.startswith(incomplete)]
 
 
 Torch = Annotated[
@@ -32,7 +32,7 @@ Torch = Annotated[
     typer.Option(
         "--torch",
         metavar="RELEASE",
-        help="A fetched release; default: the installed torch's, or else the newest.",
+        help="A fetched release. Default: the installed torch's, or the newest.",
         autocompletion=_releases,
     ),
 ]
@@ -43,18 +43,20 @@ Torch = Annotated[
 def fetch_kernels(
     releases: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RELEASE]...", help="Releases of PyTorch, as 2.13.0; default: the installed torch's."),
+        typer.Argument(metavar="[RELEASE]...", help="Releases, such as 2.13.0. Default: the installed torch's."),
     ] = None,
     wheel: Annotated[
         list[Path] | None,
-        typer.Option("--wheel", metavar="PATH", help="A macOS arm64 wheel of PyTorch, where there is no network."),
+        typer.Option("--wheel", metavar="PATH", help="A macOS arm64 wheel of PyTorch, for a machine without network."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Take a release's Metal kernels from its macOS wheel, which your own pip downloads, into your cache.
+    """Download a PyTorch release's Metal kernels into your cache.
 
-    About 110 MB are downloaded and 80 MB kept. The wheel is compared with the sha256 that the package index states, and
-    removed. What is here already and whole is not fetched again.
+    pip downloads the release's macOS wheel (about 110 MB), whose sha256 is compared with the package index; the kernels
+    (80 MB) are kept, the wheel is not. A release that is there already is not fetched again.
+
+    Example: `hf-mps kernels fetch 2.13.0`
     """
     from hf_mps.metal.kernels import fetch, store
 
@@ -62,7 +64,7 @@ def fetch_kernels(
         print(line, flush=True)
 
     if releases and wheel:
-        raise UserError("a RELEASE is fetched from the package index, --wheel is a file; next: one of the two")
+        raise UserError("a RELEASE cannot be combined with --wheel, which is a file; give one of them")
     for path in wheel or ():
         fetch.from_wheel(path, say)
     for release in releases or ([] if wheel else [store.installed() or store.EXAMPLE]):
@@ -79,7 +81,10 @@ def list_kernels(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the fetched releases, and the kernels of one by family, with their element types."""
+    """List the fetched releases, and one release's kernels by family, with their element types.
+
+    Example: `hf-mps kernels list`
+    """
     from hf_mps.core.text import aligned
     from hf_mps.metal.kernels import describe, store
 
@@ -95,7 +100,7 @@ def list_kernels(
         return
     found, table = describe.releases(), describe.table(library)
     if json:
-        listed = [each._asdict() for each in table]
+        listed = [family._asdict() for family in table]
         _print_json({"releases": found, "release": release, "families": listed})
         return
     for line in describe.release_lines(found):
@@ -119,11 +124,14 @@ def show_kernel(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a kernel says of itself: buffers with their structs, thread attributes, memory, intrinsics."""
+    """Show a kernel's buffers with their structs, thread attributes, memory and intrinsics.
+
+    Example: `hf-mps kernels show rms_norm_float`
+    """
     from hf_mps.metal.kernels import describe, metallib, store
 
     if ir and json:
-        raise UserError("--ir prints LLVM's text, --json the signature; next: one of the two")
+        raise UserError("--ir cannot be combined with --json; give one of them")
     release = store.chosen(torch)
     library = store.open_library(release)
     if ir:
@@ -142,12 +150,15 @@ def show_kernel(
 def remove_kernels(
     releases: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RELEASE]...", help="Fetched releases, as 2.13.0.", autocompletion=_releases),
+        typer.Argument(metavar="[RELEASE]...", help="Fetched releases, such as 2.13.0.", autocompletion=_releases),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every fetched release.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove every fetched release.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Remove fetched releases from your cache, with what was compiled of them."""
+    """Remove fetched releases and what was compiled of them from your cache.
+
+    Example: `hf-mps kernels remove 2.13.0`
+    """
     from hf_mps.core.text import memory
     from hf_mps.metal.kernels import store
 

@@ -17,7 +17,7 @@ from hf_mps.cli.evaluate import evaluate
 from hf_mps.cli.export import export
 from hf_mps.cli.finetune import finetune, swept
 from hf_mps.cli.kernels import kernels
-from hf_mps.cli.options import Debug, Version
+from hf_mps.cli.options import Debug, Version, deferred
 from hf_mps.cli.parity import parity
 from hf_mps.cli.plan import plan
 from hf_mps.cli.predict import predict
@@ -26,10 +26,6 @@ from hf_mps.cli.recipes import recipes
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError, run_command
 from hf_mps.core.extras import bitsandbytes_unheard
-
-LINKS = "next, to try the links of a run: its torchrun line with --smoke (docs/several-machines.md)"
-REMOVED = {"--peers": LINKS, "--serve": LINKS}
-"""Options that earlier releases had, with what to use instead."""
 
 app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
 
@@ -76,9 +72,6 @@ def _parse(argv: list[str], program: str) -> Callable[[], int | None] | int | No
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
             print(words(), file=sys.stderr)
             return 2
-        option = getattr(error, "option_name", "")
-        if option in REMOVED:
-            raise UserError(f"{option} was removed; {REMOVED[option]}") from error
         first, context = " ".join(words().split()).rstrip("."), getattr(error, "ctx", None)
         raise UserError(f"{first}; next: {context.command_path if context else program} --help") from error
     return work
@@ -93,14 +86,21 @@ app.command()(finetune)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
+@deferred
 def run(
     words: Annotated[
-        list[str], typer.Argument(metavar="[-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]...")
+        list[str],
+        typer.Argument(
+            metavar="[-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]...",
+            help="The script's command.",
+        ),
     ],
 ) -> None:
-    """Run a training script with hf_mps on, as plain Python runs it.
+    """Run a training script with hf_mps on.
 
-    Needed where PyTorch does not load hf_mps itself (TORCH_DEVICE_BACKEND_AUTOLOAD=0) and for launchers.
+    Plain `python script.py` does the same, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps PyTorch from loading hf_mps.
+
+    Example: `hf-mps run accelerate launch script.py`
     """
     raise AssertionError("main() runs it")
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import hf_mps
+from hf_mps.core.errors import LARGEST_BATCH
 
 
 def _version(asked: bool) -> None:
@@ -21,25 +22,22 @@ Version = Annotated[
     bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Task = Annotated[str | None, typer.Option("--task", help="What the model TARGET is to learn.")]
+Task = Annotated[str | None, typer.Option("--task", help="What the model learns, such as sft.")]
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="A recipe's name or YAML file; with --task a hub id or a folder.")
 ]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the recipe with other values.")
-]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes keys of the recipe.")]
 Torch = Annotated[
-    str | None, typer.Option("--torch", metavar="RELEASE", help="The PyTorch release. Default: the installed one.")
+    str | None, typer.Option("--torch", metavar="RELEASE", help="A PyTorch release. Default: the installed one.")
 ]
 SavedModel = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a name on the hub.")
 ]
 SavedTask = Annotated[
-    str | None, typer.Option("--task", help="What a model without a run is for. Default: what its files tell.")
+    str | None, typer.Option("--task", help="The task of a model that no run trained. Default: its files tell.")
 ]
-# A larger batch is a slip of the keyboard, and would be collected before anything is said.
-Batch = Annotated[int | None, typer.Option("--batch", min=1, max=1_000_000, help="Rows that are computed at once.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show a failure's whole traceback.")]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, max=LARGEST_BATCH, help="Rows computed at once.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of a failure.")]
 
 
 def recipe_names(incomplete: str) -> list[str]:
@@ -60,11 +58,13 @@ RecipeName = Annotated[
 def deferred(verb: Callable[..., int | None]) -> Callable[..., Callable[[], int | None]]:
     """The command that the parser calls in place of `verb`: it returns the call, and `main` makes it.
 
-    The parser turns a Ctrl-C within a command, and a reader that went away, into errors and exit codes of its own.
+    The parser itself would turn a Ctrl-C within a command, and a reader that went away, into other errors and exit
+    codes. The paragraphs of the docstring become lines, which the help breaks at the terminal's width.
     """
 
     @functools.wraps(verb)
     def command(*args: Any, **kwargs: Any) -> Callable[[], int | None]:
         return functools.partial(verb, *args, **kwargs)
 
+    command.__doc__ = "\n\n".join(" ".join(part.split()) for part in (verb.__doc__ or "").split("\n\n"))
     return command

@@ -20,10 +20,12 @@ def parity(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train the same seeded steps on the CPU and on Metal, and say whether they agree, or which module first does not.
+    """Train the same steps on the CPU and on Metal, and tell whether they agree, or which module disagrees first.
 
-    Exit code 0 where they agree within the tolerance of the precision and what two runs on the device differ by, 1
+    Exit code 0 where they agree within the tolerance of the precision and the difference of two runs on the device, 1
     where they do not.
+
+    Example: `hf-mps parity quickstart`
     """
     from hf_mps.tools.dryrun import render
     from hf_mps.tools.dryrun.parity import parity as compare

@@ -16,23 +16,26 @@ def plan(
     target: Target,
     overrides: Overrides = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="The Mac: 16gb, or m2-pro-16gb. Default: this one.")
+        str | None,
+        typer.Option("--memory", metavar="MAC", help="Another Mac: 16gb, or m2-pro-16gb. Default: this one."),
     ] = None,
     task: Task = None,
     length: Annotated[
-        int | None, typer.Option("--length", min=1, help="Tokens of a row. Default: what the recipe cuts rows to.")
+        int | None, typer.Option("--length", min=1, help="Tokens of a row. Default: the recipe's longest.")
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", min=2, help="Under FSDP: what each of so many processes holds.")
+        int | None, typer.Option("--ranks", min=2, help="Under FSDP: what each of N processes holds.")
     ] = None,
     release: Torch = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say whether a training fits into a Mac's memory, from a trace of one step, and what would make it fit.
+    """Tell whether a training fits into a Mac's memory, and what would make it fit.
 
-    And what that step launches on a release: Metal kernels, or MPSGraphs that are compiled for each shape.
-    Exit code 0 where it fits, 1 where macOS would swap or PyTorch would refuse.
+    It traces one step, and also counts what that launches: Metal kernels, and MPSGraphs, which are compiled for each
+    shape. Exit code 0 where it fits, 1 where macOS would swap or PyTorch would refuse.
+
+    Example: `hf-mps plan sft/qlora --memory 16gb`
     """
     from hf_mps.tools.dryrun import render
     from hf_mps.tools.dryrun.memory import plan as plan_memory
@@ -41,7 +44,7 @@ def plan(
 
     machine = named(memory) if memory is not None else None
     if ranks is not None and release is not None:
-        raise UserError("--torch says what a Mac launches, and --ranks is of other devices; give one of them")
+        raise UserError("--torch, which is for a Mac, cannot be combined with --ranks; give one of them")
     with status.shown("tracing a training step …"):
         if ranks is not None:
             from hf_mps.tools.dryrun.memory import sharded

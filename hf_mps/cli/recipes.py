@@ -19,7 +19,10 @@ recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with hf_
 @recipes.command("list")
 @deferred
 def list_recipes(debug: Debug = False) -> None:
-    """List the recipes with what each is for."""
+    """List the recipes and what each trains.
+
+    Example: `hf-mps recipes list`
+    """
     from hf_mps.finetune.recipe import catalogue
 
     for line in aligned((entry.name, entry.purpose) for entry in catalogue.entries()):
@@ -29,7 +32,10 @@ def list_recipes(debug: Debug = False) -> None:
 @recipes.command("show")
 @deferred
 def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
-    """Print a recipe as it is written."""
+    """Print a recipe's file, with its expected scores, commands and hardware.
+
+    Example: `hf-mps recipes show glue/mrpc`
+    """
     from hf_mps.finetune.recipe import catalogue
 
     print(catalogue.find(recipe).path.read_text(encoding="utf-8"), end="")
@@ -40,11 +46,14 @@ def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
 def copy_recipe(
     recipe: RecipeName,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Where to; default: the recipe's name here, as .yaml.")
+        Path | None, typer.Argument(metavar="[FILE]", help="The new file. Default: the recipe's name with .yaml.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a recipe's YAML into a file of your own, to change it. Never over a file that is there."""
+    """Copy a recipe into a new file, for you to change.
+
+    Example: `hf-mps recipes copy text-classification my.yaml`
+    """
     from hf_mps.finetune.recipe import catalogue
 
     written = shlex.quote(str(file or catalogue.own_name(recipe)))
@@ -54,7 +63,10 @@ def copy_recipe(
 @recipes.command("keys")
 @deferred
 def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
-    """List every key that a recipe may have, with its default, what it takes and what it means."""
+    """List every key of a recipe, with its default, its values and its meaning.
+
+    Example: `hf-mps recipes keys glue/mrpc`
+    """
     from hf_mps.finetune.recipe import keys
 
     for line in aligned([(key.name, key.default, key.kind, key.meaning) for key in keys.of_recipe(recipe)]):
@@ -66,11 +78,14 @@ def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
 def validate_recipes(
     recipe: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE]...", help="Names or YAML files; default: all.", autocompletion=recipe_names),
+        typer.Argument(metavar="[RECIPE]...", help="Names or YAML files. Default: all.", autocompletion=recipe_names),
     ] = None,
     debug: Debug = False,
 ) -> int:
-    """Tell everything that is wrong with recipes, with file and line. Exit code 2 where anything is."""
+    """Print everything that is wrong with recipes, with file and line. Exit code 2 where anything is.
+
+    Example: `hf-mps recipes validate glue/mrpc`
+    """
     from hf_mps.finetune.recipe import catalogue
     from hf_mps.finetune.run import checks
 
@@ -81,7 +96,8 @@ def validate_recipes(
         wrong += len(certain)
         for problem in certain:
             print(f"hf-mps: {problem}", file=sys.stderr)
-        unchecked = "".join(f" as far as this installation can tell: {one}" for one in problems if one.unchecked)
+        said = " as far as this installation can tell: "
+        unchecked = "".join(f"{said}{problem}" for problem in problems if problem.unchecked)
         if not certain:
             print(f"{name} is valid{unchecked}")
     return MISUSE if wrong else 0

@@ -19,6 +19,8 @@ INTERRUPTED = 130
 BREAKING = ("Cc", "Zl", "Zp", "Cs")
 # The letters that an error shows of a name or value: a cell of a table may hold a whole text.
 SHOWN = 60
+# Rows of a batch at most: more is a slip of the keyboard, and would be noticed after a minute.
+LARGEST_BATCH = 1_000_000
 
 
 class _OneLine(Exception):
@@ -70,6 +72,23 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the closest of `allowed`, or an empty string where none is near."""
     near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def user_path(word: str | Path) -> Path:
+    """Return the path that somebody typed, with the home folder for ~.
+
+    Raises UserError for what the system takes for no path: too long a name, an unknown user's home, a folder that is
+    closed to this user.
+    """
+    from pathlib import Path  # the start of every program imports this module
+
+    try:
+        path = Path(word).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"{brief(str(word))} cannot be opened: {why}; allowed: the path of a file or folder") from error
+    return path
 
 
 def neighbour(path: Path) -> str:

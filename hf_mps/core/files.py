@@ -8,11 +8,13 @@ import json
 import math
 import os
 import secrets
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> Path:
@@ -37,6 +39,16 @@ def write_atomic(path: str | os.PathLike[str], content: bytes | str) -> Path:
             hidden.unlink()
         raise
     return target
+
+
+def refuse_unwritable(path: Path, what: str) -> None:
+    """Raise UserError where no file can be made at `path`, which a person called `what`; tries its nearest folder."""
+    try:
+        place = next(folder for folder in path.absolute().parents if folder.is_dir())
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UserError(f"{what}: {place} is not writable: {error.strerror}; give another folder") from error
 
 
 def replace_file(source: Path, target: Path) -> None:

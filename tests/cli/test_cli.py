@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
@@ -13,6 +15,7 @@ from inline_snapshot import snapshot
 import hf_mps
 from hf_mps.cli.main import main
 from hf_mps.core import notices
+from tests.remedies import COMMAND, works
 
 Printed = pytest.CaptureFixture[str]
 
@@ -99,11 +102,6 @@ def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
             ["finetune", "quickstart", "--freshh"],
             "No such option: --freshh (Possible options: --fresh); next: hf-mps finetune --help",
         ),
-        (
-            ["doctor", "--peers", "mac-0"],
-            "--peers was removed; next, to try the links of a run: its torchrun line with --smoke"
-            " (docs/several-machines.md)",
-        ),
         (["recipes", "shwo"], None),
         (
             ["finetune", "quickstart", "sed=1"],
@@ -119,6 +117,25 @@ def test_misuse_ends_in_one_line_and_exit_code_2(arguments: list[str], line: str
     assert err.count("\n") == 1
     if line is not None:
         assert err == f"hf-mps: {line}\n"
+
+
+def test_each_verb_shows_an_example_that_its_parser_takes() -> None:
+    def verbs(command: Any) -> Iterator[Any]:
+        for inner in getattr(command, "commands", {}).values():
+            yield from verbs(inner) if getattr(inner, "commands", None) else [inner]
+
+    shown = [verb.help or "" for verb in verbs(COMMAND) if not verb.hidden]
+    assert len(shown) == 22
+    for text in shown:
+        assert not [part for part in text.split("\n\n") if "\n" in part]  # the terminal breaks the lines
+        example = re.search(r"^Example: `(?:echo .* \| )?(hf-mps .*)`$", text, re.MULTILINE)
+        assert example is not None, text
+        works(example[1])
+
+
+def test_a_tasks_name_leads_to_its_recipes(capsys: Printed) -> None:
+    assert main(["finetune", "sft"]) == 2
+    assert "did you mean 'sft/alpaca' or 'sft/chat' or 'sft/qlora'?; " in capsys.readouterr().err
 
 
 def test_no_verb_shows_the_help(capsys: Printed) -> None:

@@ -13,11 +13,13 @@ from pickle import UnpicklingError
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, user_path
 from hf_mps.core.text import first_line
 from hf_mps.finetune.run.logging import errors_only
 
 PYPI = "pypi:"
+# As huggingface_hub validates the id of a repository.
+HUB_ID = re.compile(r"(?a)(?!.*(--|\.\.))\w[\w.-]{0,95}(/\w[\w.-]{0,95})?(?<![.-])")
 SECONDS = 5
 """How long the hub may take to say whether it has a model."""
 TOKENIZER = "tokenizer_config.json"
@@ -238,7 +240,8 @@ class Checkpoint:
                 why = f"its {what} are a pickle that holds more than tensors, and is not run"
                 raise UserError(f"model {self.name}: {why}; next: save the model again, as safetensors") from error
             if self.local:
-                raise UserError(f"model {self.name}: its {what} cannot be read: {first_line(error)}") from error
+                problem = f"its {what} cannot be read: {first_line(error)}"
+                raise UserError(f"model {self.name}: {problem}; next: save or copy it again") from error
             raise self._unreachable(first_line(error)) from error
 
 
@@ -260,12 +263,12 @@ def resolve(model: str) -> Checkpoint:
         if not complete:
             raise UserError(f"model {model}: the package holds no folder with config.json and weights")
         return Checkpoint(model, str(complete[0]), local=True)
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"model {model}: it has no config.json; allowed: a folder that save_pretrained wrote")
         return Checkpoint(model, str(path), local=True)
-    if model.startswith((".", "/", "~")) or model.count("/") > 1 or (os.sep != "/" and os.sep in model):
+    if not HUB_ID.fullmatch(model):
         raise UserError(f"model {model}: there is no such folder; allowed: a folder, a hub id, or {PYPI}PACKAGE")
     return Checkpoint(model, model, local=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.errors import UserError, nearest, user_path
 
 SUFFIXES = (".yaml", ".yml")
 
@@ -43,16 +43,17 @@ def find(recipe: str) -> Entry:
 
     Raises UserError, with the nearest name, where neither exists.
     """
-    path = Path(recipe).expanduser()
+    path = user_path(recipe)
     if path.suffix in SUFFIXES:
         if not path.is_file():
             raise UserError(f"{recipe}: no such recipe file; next: hf-mps recipes list")
         return Entry(path.stem, path, _purpose(path))
     known = {entry.name: entry for entry in entries()}
     if recipe not in known:
-        # The nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`.
+        # Those of the folder `sft`, or the nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`.
         short = {name.rpartition("/")[2]: name for name in known}
-        near = nearest(recipe, known) or nearest(recipe, short)
+        inside = " or ".join(f"'{name}'" for name in known if name.startswith(f"{recipe.rstrip('/')}/"))
+        near = f"; did you mean {inside}?" if inside else nearest(recipe, known) or nearest(recipe, short)
         for last, name in short.items():
             near = near.replace(f"'{last}'", f"'{name}'")
         allowed = "allowed: a recipe's name, or a path that ends in .yaml; next: hf-mps recipes list"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core import extras
-from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.errors import LARGEST_BATCH, UserError, nearest
 from hf_mps.finetune import sharding
 from hf_mps.layer.compat import removed_arguments
 
@@ -205,10 +205,10 @@ LOWEST = {
     **dict.fromkeys(("logging_steps", "eval_steps", "eval_delay", "save_steps"), 0),
     **dict.fromkeys(("dataloader_num_workers", "neftune_noise_alpha"), 0),
 }
-# Fields with a most: a batch or a step of more rows is a slip of the finger, and would be noticed after a minute.
+# Fields with a most.
 MOST = {
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 1_000_000),
-    "gradient_accumulation_steps": 1_000_000,
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), LARGEST_BATCH),
+    "gradient_accumulation_steps": LARGEST_BATCH,
     "dataloader_num_workers": 1_000,
 }
 # Shares of 1 that may not be the whole: PyTorch refuses such betas when the optimizer is made, a smoothing of 1 or more

@@ -98,9 +98,9 @@ def _opening(record: RunRecord) -> str:
     memory_words = f", {memory(record.peak_memory)} of memory at peak" if record.peak_memory is not None else ""
     where = f"the device {device} ({_cell(record.device.reason)})"
     cost = f"{took} ({record.samples_per_second:.1f} samples/s{memory_words})"
-    if record.simulated:  # the chip of a simulated device is a profile's, and was not there
+    if record.simulated:  # the chip is that of a profile
         where = f"a simulated device {device}"
-        cost = f"{took} on the CPU that stood in for a Mac's GPU: it says nothing about the speed or memory of a Mac"
+        cost = f"{took} on a CPU that simulated a Mac's GPU; a Mac's speed and memory differ"
     return f"Fine-tuned from {base}{data}, by hf_mps on {where}. Training took {cost}."
 
 
@@ -143,10 +143,11 @@ def _fallback(record: RunRecord) -> str:
 
 def _acted(found: Sequence[Any], kind: str, did: str) -> str:
     """Return the table of guards or sentinels that acted: name, lines, how often, and a guard's upstream issue."""
-    with_issue = any(one.get("issue") for one in found)
+    with_issue = any(entry.get("issue") for entry in found)
     heads = (kind, did, "times", "reported in")
     rows = [
-        (f"`{_code(one['name'])}`", "; ".join(one["lines"]), str(one["times"]), one.get("issue", "")) for one in found
+        (f"`{_code(entry['name'])}`", "; ".join(entry["lines"]), str(entry["times"]), entry.get("issue", ""))
+        for entry in found
     ]
     return _table(heads[: 3 + with_issue], [row[: 3 + with_issue] for row in rows]) if rows else ""
 
@@ -161,7 +162,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escape text so that it cannot break out of a table's cell or open a tag; safe to apply twice."""
+    """Escape text so that it stays in a table's cell and opens no tag; safe to apply twice."""
     one_line = " ".join(str(text).split())
     return re.sub(r"(?<!\\)\|", r"\\|", one_line).replace("<", "&lt;")
 

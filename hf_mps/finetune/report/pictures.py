@@ -1,4 +1,4 @@
-"""Pictures of a model's answers, each a page of two panels, from the rows of predictions.csv."""
+"""Pictures of a model's answers from the rows of predictions.csv: a page of two panels, or a few images with them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hf_mps.finetune.report.plot import BLUE, INK, ORANGE, QUIET, png
+from hf_mps.core.errors import brief
+from hf_mps.finetune.report.plot import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, RED, SKY, png
 
 Rows = Sequence[Mapping[str, Any]]
 # Up to this length in words each length has its own bar; longer ones share the last.
 WORDS = 12
 RANKS = 10
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
+SCENES = 4
+Scene = tuple[Any, Any, Any]
+"""A PIL image, its truth and the answer."""
 
 
 def answers(rows: Rows) -> dict[str, bytes]:
@@ -55,11 +60,8 @@ def similarities(rows: Rows) -> dict[str, bytes]:
         middle = sorted(scores)[len(scores) // 2]
         lower = [cosine for score, cosine in pairs if score <= middle]
         upper = [cosine for score, cosine in pairs if score > middle]
-        right.hist(
-            [lower, upper], bins=20, color=[ORANGE, BLUE], label=[f"score to {middle:.3g}", f"above {middle:.3g}"]
-        )
-        right.set(title="Cosines of the unlike and the like half", xlabel="cosine")
-        right.legend()
+        halves = {f"score above {middle:.3g}": upper, f"to {middle:.3g}": lower}
+        _histogram(right, halves, "Cosines of the like and the unlike half", "cosine")
 
     return {"similarities.png": _page(draw)}
 
@@ -67,35 +69,37 @@ def similarities(rows: Rows) -> dict[str, bytes]:
 def ranks(rows: Rows) -> dict[str, bytes]:
     """Return ranks.png of `rank` and `cosine` or `score`: at which rank the right text came, and how like it is."""
     similarity = "cosine" if "cosine" in rows[0] else "score"
-    places = Counter(min(int(row["rank"]), RANKS + 1) for row in rows)
     first = [float(row[similarity]) for row in rows if row["rank"] == 1]
     others = [float(row[similarity]) for row in rows if row["rank"] != 1]
-
-    def draw(left: Any, right: Any) -> None:
-        left.bar(range(1, RANKS + 2), [places[rank] for rank in range(1, RANKS + 2)], color=BLUE)
-        left.set(title="Rank of the right text", xlabel=f"rank ({RANKS + 1}: that or more)")
-        right.hist([first, others], bins=20, color=[BLUE, ORANGE], label=["came first", "did not"])
-        right.set(title="Similarity of text and right text", xlabel=similarity)
-        right.legend()
-
-    return {"ranks.png": _page(draw)}
+    halves, titles = {"came first": first, "did not": others}, ("Rank of the right text", "Its similarity to the text")
+    return {"ranks.png": _ranked(rows, halves, titles, similarity)}
 
 
 def relevance(rows: Rows) -> dict[str, bytes]:
     """Return relevance.png of `label`, `score` and `rank`: the ranks of relevant documents, and all scores."""
     relevant = [row for row in rows if float(row["label"]) > 0]
     others = [float(row["score"]) for row in rows if float(row["label"]) <= 0]
-    places = Counter(min(int(row["rank"]), RANKS + 1) for row in relevant)
+    halves = {"relevant": [float(row["score"]) for row in relevant], "irrelevant": others}
+    titles = ("Ranks of the relevant documents", "Scores of all documents")
+    return {"relevance.png": _ranked(relevant, halves, titles, "score")}
+
+
+def _ranked(rows: Rows, halves: Mapping[str, Sequence[float]], titles: tuple[str, str], label: str) -> bytes:
+    """Return a page of the ranks of `rows`, and a histogram of two sets of values by their names."""
+    places = Counter(min(int(row["rank"]), RANKS + 1) for row in rows)
 
     def draw(left: Any, right: Any) -> None:
         left.bar(range(1, RANKS + 2), [places[rank] for rank in range(1, RANKS + 2)], color=BLUE)
-        left.set(title="Ranks of the relevant documents", xlabel=f"rank ({RANKS + 1}: that or more)")
-        scores = [float(row["score"]) for row in relevant]
-        right.hist([scores, others], bins=20, color=[BLUE, ORANGE], label=["relevant", "irrelevant"])
-        right.set(title="Scores of all documents", xlabel="score")
-        right.legend()
+        left.set(title=titles[0], xlabel=f"rank ({RANKS + 1}: that or more)")
+        _histogram(right, halves, titles[1], label)
 
-    return {"relevance.png": _page(draw)}
+    return _page(draw)
+
+
+def _histogram(axes: Any, halves: Mapping[str, Sequence[float]], title: str, label: str) -> None:
+    axes.hist(list(halves.values()), bins=20, color=[BLUE, ORANGE], label=list(halves))
+    axes.set(title=title, xlabel=label)
+    axes.legend()
 
 
 def transcripts(rows: Rows) -> dict[str, bytes]:
@@ -110,6 +114,77 @@ def transcripts(rows: Rows) -> dict[str, bytes]:
         right.set(title="Rows by their word error rate", xlabel="word error rate (1: as many or more)")
 
     return {"transcripts.png": _page(draw)}
+
+
+def spread(count: int) -> list[int]:
+    """Return which of `count` rows a picture shows: a few, at equal distances."""
+    return list(range(0, count, -(-count // SCENES) or 1))
+
+
+def boxes(scenes: Sequence[Scene]) -> dict[str, bytes]:
+    """Return boxes.png: each image with its true boxes, and below with the predicted ones.
+
+    A box is its class, the words beside it, and left, upper, width and height in pixels.
+    """
+    from matplotlib.patches import Rectangle
+
+    def paint(axes: Any, found: Any, colours: Mapping[str, Any]) -> None:
+        for name, words, left, upper, width, height in found:
+            axes.add_patch(Rectangle((left, upper), width, height, fill=False, color=colours[name], lw=2))
+            back = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5} if words else None
+            axes.text(left, upper, words, color=colours[name], fontsize=8, clip_on=True, bbox=back)
+
+    names = dict.fromkeys(name for _, *both in scenes for found in both for name, *_ in found)
+    return {"boxes.png": _scenes(scenes, list(names), paint)}
+
+
+def masks(scenes: Sequence[Scene], names: Sequence[str]) -> dict[str, bytes]:
+    """Return masks.png: each image under its true mask, and below under the predicted one.
+
+    A mask is an array (height, width) of numbers of classes; a number that `names` does not have is left clear.
+    """
+    import numpy
+
+    def paint(axes: Any, mask: Any, colours: Mapping[str, Any]) -> None:
+        from matplotlib.colors import to_rgba
+
+        shown = numpy.zeros((*mask.shape, 4))
+        for name, colour in colours.items():
+            shown[mask == names.index(name)] = to_rgba(colour, 0.6)
+        axes.imshow(shown, extent=(0, mask.shape[1], mask.shape[0], 0))
+
+    there = {int(number) for _, *both in scenes for mask in both for number in numpy.unique(mask)}
+    return {"masks.png": _scenes(scenes, [name for number, name in enumerate(names) if number in there], paint)}
+
+
+def _scenes(
+    scenes: Sequence[Scene], names: Sequence[str], paint: Callable[[Any, Any, Mapping[str, Any]], None]
+) -> bytes:
+    """Return a page of images side by side with their truths, which `paint` draws, and below with the answers.
+
+    The legend has a colour for each of the classes `names`.
+    """
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch
+
+    many = len(names) > len(PALETTE)
+    wheel = [colormaps["turbo"](at / len(names)) for at in range(len(names))] if many else PALETTE
+    colours = dict(zip(names, wheel, strict=False))
+
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(2, len(scenes), squeeze=False)
+        for row, what in enumerate(("truth", "prediction")):
+            panels[row][0].set_ylabel(what)
+            for axes, (image, *both) in zip(panels[row], scenes, strict=True):
+                paint(axes, both[row], colours)
+                axes.imshow(image, extent=(0, image.width, image.height, 0), zorder=-1)
+                axes.set(xticks=[], yticks=[])
+                axes.grid(visible=False)
+        shown = [Patch(color=colour, label=brief(name).replace("$", r"\$")) for name, colour in colours.items()]
+        figure.legend(handles=shown, loc="outside lower center", ncols=6)
+
+    tallest = max(image.height / image.width for image, *_ in scenes)
+    return png((3 * len(scenes), 6 * min(tallest, 2) + 0.6 + 0.2 * (len(names) // 6)), draw, layout="constrained")
 
 
 def _page(draw: Callable[[Any, Any], None]) -> bytes:

@@ -1,4 +1,4 @@
-"""predictions.csv: the kept model's answer to each validation row, and the pictures that a task draws of them."""
+"""predictions.csv: the kept model's answers to the validation rows, and a task's pictures of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE = "predictions.csv"
 
 
 class Written(NamedTuple):
-    """The files beside the model, predictions.csv first and then its pictures, and the answer that all rows have."""
+    """The files beside the model, predictions.csv and then its pictures, and the answer that all rows share."""
 
     files: list[Path]
     answer: str | None = None
@@ -44,7 +44,7 @@ def write(output: Path, prepared: Prepared, trainer: Any) -> Written:
 
 
 def take_part(prepared: Prepared, trainer: Any) -> None:
-    """Predict what falls to a process that is not the main one, which writes the answers of all."""
+    """Predict the rows of a process other than the main one, which writes the answers of all."""
     if prepared.predict is not None:
         with failures.optional(FILE):
             for _ in prepared.predict(trainer):
@@ -52,8 +52,8 @@ def take_part(prepared: Prepared, trainer: Any) -> None:
 
 
 def text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the rows as csv with a header of all their keys; lists and dicts as JSON, missing keys as gaps."""
-    rows = list(rows)
+    """Return the rows without their pictures as csv with a header of all keys; lists and dicts as JSON, gaps empty."""
+    rows = [{name: value for name, value in row.items() if not isinstance(value, bytes)} for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
     written = io.StringIO()
     lines = csv.DictWriter(written, names, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""What a run leaves for later: one dataclass, and the dict that results.json holds."""
+"""The record of a finished run, and the dict that results.json holds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import plain
+from hf_mps.finetune.models.checkpoint import HUB_ID
 from hf_mps.finetune.recipe.expect import Expectation
 from hf_mps.finetune.recipe.schema import map_paths
 from hf_mps.metrics import Baseline
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 
 SCHEMA = 1
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 PACKAGES = ("hf-mps", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -56,7 +56,7 @@ class RunRecord:
     unexpected_fallback: list[str] = field(default_factory=list)
     """The operators among them that the recipe does not name."""
     metal_kernels: Coverage | None = None
-    """What ran with a release's own Metal kernels (HF_MPS_KERNELS), in this process; None where none were asked for."""
+    """The share of a release's own Metal kernels (HF_MPS_KERNELS) in this process; None without that variable."""
     guards: list[Any] = field(default_factory=list)
     sentinels: list[Any] = field(default_factory=list)
     world: dict[str, Any] | None = None
@@ -66,7 +66,7 @@ class RunRecord:
     doubt: str | None = None
     """Why the run seems to have learnt nothing (`report.verdict`); None where all is well."""
     model: str | None = None
-    """The checkpoint that was fine-tuned; what is no hub id (a folder) stays out of the card's front matter."""
+    """The checkpoint that was fine-tuned; the card's front matter names it only by a hub id."""
     dataset: str | None = None
     """The data's hub id (`nyu-mll/glue`); None where it is the user's own or generated."""
     dataset_config: str | None = None
@@ -103,7 +103,7 @@ class RunRecord:
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether `name` has the form of a hub id, `owner/name` or an old `name`, and is no local folder or file."""
+    """Return whether `name` has the form of a hub id (`owner/name`, formerly `name`) and is not a local path."""
     return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
@@ -171,7 +171,7 @@ def without_paths(record: RunRecord, folder: Path) -> RunRecord:
     def change(text: str) -> str:
         return home.sub("~", found.sub(lambda match: names[match[0]], text))
 
-    kept = {one.name: getattr(record, one.name) for one in fields(record) if one.name not in KEPT}
+    kept = {of.name: getattr(record, of.name) for of in fields(record) if of.name not in KEPT}
     return replace(record, **{name: _mapped(value, change) for name, value in kept.items()})
 
 
@@ -185,7 +185,7 @@ def _of_recipe(recipe: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _ways(said: str) -> set[str]:
-    """Return the ways to write a path that has more than a name."""
+    """Return the spellings of a path with more than one part."""
     whole = Path(said).expanduser()
     ways = {said, str(whole), str(whole.absolute()), str(whole.resolve())}
     return {way for way in ways if "/" in way.rstrip("/") and Path(way).name}
@@ -202,5 +202,5 @@ def _mapped(value: Any, change: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_mapped(item, change) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{one.name: _mapped(getattr(value, one.name), change) for one in fields(value)})
+        return replace(value, **{of.name: _mapped(getattr(value, of.name), change) for of in fields(value)})
     return change(str(value)) if isinstance(value, Path) else value

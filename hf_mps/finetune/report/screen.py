@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hf_mps.core import status
 from hf_mps.core.text import GIB, MIB, aligned, clock, duration, memory
+from hf_mps.finetune.report.verdict import closing_line
 from hf_mps.metrics.selection import of_log
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _one_line_each(rows: Rows, width: int) -> Rows:
 
 
 def note(line: str, *, stream: TextIO | None = None, console: Console | None = None) -> None:
-    """Print one line that a run did not ask for: a guard's action, a sentinel's finding. Default stream: stdout."""
+    """Print a guard's action or a sentinel's finding as one line. Default stream: stdout."""
     stream = stream or sys.stdout
     console = console or terminal(stream)
     if console is None:
@@ -88,8 +89,8 @@ def final_table(
     commands: Sequence[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Print how a run ended: metrics against the baseline, what the training took, notes, the run's folder and the
-    `files` in it, and the commands that a person may want next. Default stream: stdout.
+    """Print the end of a run: metrics beside the baseline's, time and memory, notes, the run's folder with its `files`,
+    and the next commands. Default stream: stdout.
     """
     stream, expectation = stream or sys.stdout, record.expectation
     base = record.baseline.metrics if record.baseline else {}
@@ -99,11 +100,7 @@ def final_table(
     cost = f"{duration(record.train_seconds)}, {record.samples_per_second:.1f} samples/s"
     cost += f", {memory(record.peak_memory)} at peak" if record.peak_memory is not None else ""
     below: Rows = [("baseline", record.baseline.what)] if record.baseline and base else []
-    if record.doubt:
-        below.append(("verdict", record.doubt))
-    elif base and (main := record.main_metric) in base and main in record.metrics:
-        gain = (record.metrics[main] - base[main]) * (1 if record.greater_is_better else -1)
-        below.append(("verdict", f"{main} is {'better than' if gain > 0 else 'no better than'} the baseline's"))
+    below += [("verdict", verdict)] if (verdict := closing_line(record)) else []
     below += [("expected", str(expectation))] if expectation else []
     below += [("training", cost), *notes]
     below += [("model", f"{files[0]}, with {', '.join(file.name for file in files[1:])}")] if files else []
@@ -178,7 +175,7 @@ def _notes(rows: Rows, *, failed: bool) -> Any:
 
 
 def takes(stream: TextIO, letters: str = DRAWN) -> bool:
-    """Return whether the stream's encoding has a form for these letters; a stream that names none (StringIO) does."""
+    """Return whether the stream's encoding can write these letters; one without an encoding (StringIO) can."""
     try:
         letters.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -197,7 +194,7 @@ def say(stream: TextIO, line: str) -> None:
 
 @contextlib.contextmanager
 def unread() -> Iterator[None]:
-    """Let a run go on whose reader went away (`| head`), or whose terminal was closed, which a signal tells it too."""
+    """Keep a run going after its reader went away (`| head`) or its terminal was closed."""
     try:
         yield
     except OSError as error:
@@ -208,7 +205,7 @@ def unread() -> Iterator[None]:
 def terminal(stream: TextIO) -> Console | None:
     """Return a rich console where the stream is a terminal that can draw, else None; rich itself honours NO_COLOR.
 
-    FORCE_COLOR is not asked: in a log file a bar that redraws itself is litter.
+    FORCE_COLOR is not read: a bar would fill a log file.
     """
     if not stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown") or not takes(stream):
         return None
@@ -237,12 +234,12 @@ class _MayClose:
 
 
 WIDEST = 160
-"""Columns of a line in a log file: a tagger has measures for each of its classes, the closing table lists them."""
+"""Columns of a line in a log file; the closing table has the metrics that are cut off, of a tagger's every class."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A piece of a line: its text, how soon it is dropped on a narrow terminal (0: never), and its arrow's colour."""
+    """A piece of a line: its text, how early a narrow terminal drops it (0: never), and its colour."""
 
     text: str
     leave: int = 0
@@ -250,7 +247,7 @@ class Field:
 
 
 def arrow(now: float, last: float | None, *, drawn: bool = True) -> str:
-    """Return ▲ or ▼ (^ or v where those cannot be written) for a rise or fall, `=` for no change, a space at first."""
+    """Return ▲ or ▼ (^ or v where the stream cannot write those), `=` for no change, a space for a first value."""
     if last is None or not math.isfinite(now) or not math.isfinite(last):
         return " "
     up, down = "▲▼" if drawn else "^v"
@@ -335,7 +332,7 @@ def fit(fields: list[Field], width: int | None) -> list[Field]:
     """Return the fields that fit into `width` columns (None: no limit); the least important are dropped first."""
     kept = list(fields)
     while width is not None and len(line(kept)) > width and any(field.leave for field in kept):
-        # Among equals the last goes first: overall metrics stand before those of a class.
+        # The last of equals goes first: a class's metrics follow the overall ones.
         kept.remove(min((field for field in reversed(kept) if field.leave), key=lambda field: field.leave))
     return kept
 

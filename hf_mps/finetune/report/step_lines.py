@@ -68,7 +68,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         self.close()
 
     def note(self, line: str) -> None:
-        """Print what a guard did or a sentinel found, above the bar where there is one."""
+        """Print a guard's action or a sentinel's finding, above the bar if there is one."""
         note(line, stream=self.stream, console=self._console)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
             TextColumn("{task.fields[rate]}"),
             TextColumn("{task.fields[eta]}", style="dim"),
             console=self._console,
-            transient=True,  # the lines above say it all
+            transient=True,  # the lines above remain
             expand=True,
         )
         counts = {"total": state.max_steps, "completed": state.global_step}

@@ -1,4 +1,4 @@
-"""Whether a run has learnt anything: one line where its numbers say that it has not, with what to try."""
+"""The verdict on a run: one line where its numbers show that it has learnt nothing, with what to try."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGER = "next: more training.num_train_epochs, another training.learning_rate, 
 
 
 def only_answer(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the answer that all `rows` of predictions.csv have; None where they differ, or are right to be alike."""
+    """Return the only answer in `rows` of predictions.csv; None where answers differ, or where all truths are equal."""
 
     def distinct(*names: str) -> set[str]:
         return {str(row[name]) for row in rows for name in names if name in row}
@@ -25,9 +25,9 @@ def only_answer(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def doubt(record: RunRecord, answer: str | None = None) -> str | None:
-    """Return why a run seems to have learnt nothing, or less than it had, and what to try; None where all is well.
+    """Return why a run seems to have learnt nothing, or lost what it had learnt, and what to try; None if all is well.
 
-    `answer` is that of `only_answer`. Nothing is said of a smoke run, whose scores do not count.
+    `answer` is that of `only_answer`. A smoke run, whose scores do not count, raises no doubt.
     """
     if "smoke" in record.choices:
         return None
@@ -54,6 +54,13 @@ def doubt(record: RunRecord, answer: str | None = None) -> str | None:
         return None
     earlier = f"{best[f'eval_{name}']:.4f} at step {best['step']}"
     return f"{name} was better before: {earlier}; next: training.load_best_model_at_end=true, or fewer epochs"
+
+
+def closing_line(record: RunRecord) -> str | None:
+    """Return the run's doubt, or that it beats its baseline; None where there is nothing to compare."""
+    base, name = record.baseline.metrics if record.baseline else {}, record.main_metric
+    compared = name in base and math.isfinite(record.metrics.get(name, math.nan)) and "smoke" not in record.choices
+    return record.doubt or (f"{name} is better than the baseline's" if compared else None)
 
 
 def _finite(values: Iterable[Any]) -> list[float]:

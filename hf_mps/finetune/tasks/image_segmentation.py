@@ -16,6 +16,7 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images, masks
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Picture, Prepared, Task
 from hf_mps.metrics import Baseline, pixels
 
@@ -102,6 +103,7 @@ class ImageSegmentation(Task):
             callbacks=[Epochs(splits["train"].begin)],
             trainer_settings={"preprocess_logits_for_metrics": _areas(len(names))},
             predicted=(rows["validation"], splits["validation"]),
+            figures=lambda predicted: self._figures(rows["validation"], predicted),
         )
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
@@ -122,21 +124,44 @@ class ImageSegmentation(Task):
         return masks.Masks(rows, self.processing_class, len(self.names), reduce=reduce, seed=self.recipe.seed)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
-        """Yield each image's classes with their share: with its scores, or without a mask with the model's own."""
+        """Yield each image's classes with their share, with its scores or, without a mask, with the model's own.
+
+        Where there are masks, the model's own come with a few rows, for the picture of a run.
+        """
         import numpy
         import torch
 
+        labelled, drawn = "mask" in rows.dataset.column_names, {}
+        if labelled:
+            shown = pictures.spread(len(rows.dataset))
+            some = rows.sample(shown)
+            some = some.with_columns(some.dataset.remove_columns("mask"))
+            drawn = dict(zip(shown, self.answers(trainer, some, self.inputs(some)), strict=True))
         for at, predicted in enumerate(trainer.predict(inputs).predictions):
             line = {"row": rows.number(at), "image": images.name(rows, at)}
-            if "mask" in rows.dataset.column_names:
+            if labelled:
                 scores = pixels.overlaps(predicted)  # of the areas that `_areas` has counted
                 told = {name: round(float(scores[name]), 4) for name in ("mean_iou", "overall_accuracy")}
-                yield {**line, **told, "prediction": _shares(predicted[1], self.names)}
+                mask = {"mask": drawn[at]["mask"]} if at in drawn else {}
+                yield {**line, **told, "prediction": _shares(predicted[1], self.names), **mask}
                 continue
             width, height = images.dimensions(rows, at, rows.dataset[at]["image"])
             found = _answers(torch.from_numpy(predicted)[None], (height, width))[0].numpy()
             counts = numpy.bincount(found.ravel(), minlength=len(self.names))
             yield {**line, "prediction": _shares(counts, self.names), "mask": Picture(masks.png(found))}
+
+    def _figures(self, rows: Rows, predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        import io
+
+        import numpy
+        from PIL import Image
+
+        scenes = []
+        for at, row in enumerate(predicted):
+            if "mask" in row:
+                truth = masks.mask_of(rows, at, reduce=self.recipe.reduce_labels)
+                scenes.append((images.opened(rows, at), truth, numpy.asarray(Image.open(io.BytesIO(row["mask"])))))
+        return pictures.masks(scenes, self.names)
 
     def _named(self, config: Any) -> tuple[list[str], str]:
         """Return the classes, and where they are from. Raises UserError where nothing names them."""
@@ -197,11 +222,15 @@ class ImageSegmentation(Task):
 
 
 def _areas(classes: int) -> Callable[[Any, Any], Any]:
-    """Return Trainer's `preprocess_logits_for_metrics`: of a batch, each image's areas, shape (B, 3, classes)."""
+    """Return Trainer's `preprocess_logits_for_metrics`: of a batch, each image's areas, shape (B, 3, classes); of one
+    without masks the logits.
+    """
 
     def areas(logits: Any, truths: Any) -> Any:
         import torch
 
+        if truths is None:
+            return classification.logits_of(logits)
         answers = _answers(classification.logits_of(logits), truths.shape[-2:]).cpu().numpy()
         pairs = zip(answers, truths.cpu().numpy(), strict=True)
         found = [torch.from_numpy(pixels.areas(one, truth, classes, masks.IGNORED)) for one, truth in pairs]

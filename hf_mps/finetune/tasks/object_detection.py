@@ -16,6 +16,7 @@ from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import boxes, images
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared, Task
 from hf_mps.metrics.boxes import NUMBERS, average_precision
 
@@ -117,7 +118,20 @@ class ObjectDetection(Task):
             },
             callbacks=[Epochs(splits["train"].begin)],
             predicted=(rows["validation"], splits["validation"]),
+            figures=lambda predicted: self._figures(rows["validation"], found["validation"], predicted),
         )
+
+    def _figures(
+        self, rows: Rows, truths: Sequence[Sequence[boxes.Object]], predicted: Sequence[Mapping[str, Any]]
+    ) -> dict[str, bytes]:
+        scenes = []
+        for at in pictures.spread(len(predicted)):
+            found = []
+            for one in predicted[at]["prediction"]:
+                left, upper, right, lower = one["box"].values()
+                found.append((one["label"], f"{one['score']:.2f}", left, upper, right - left, lower - upper))
+            scenes.append((images.opened(rows, at), [(self.names[kind], "", *box) for box, kind in truths[at]], found))
+        return pictures.boxes(scenes)
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         config = self.checkpoint.config()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.core import settings
@@ -14,9 +15,18 @@ from hf_mps.layer.fused_step.base import Part
 from hf_mps.layer.fused_step.parts import PARTS, registry
 
 OFF = "off"
-"""What stands in the header in place of the parts' words."""
-REASON = "a small launch costs the host more than the GPU"
+REASON = "a small operation takes longer to start than to compute"
 PLAIN = "fused_step=false launches as the plain Trainer does"
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What a fused step does, in the words of its parts: results.json has them all, a person reads how many."""
+
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.parts[0] if len(self.parts) == 1 else f"fewer, larger GPU operations, by {len(self.parts)} changes"
 
 
 def parts() -> list[Part]:
@@ -47,8 +57,8 @@ def for_scripts(device_type: str = "mps") -> str:
     return changed
 
 
-def choose(asked: bool | None, model: Any, device_type: str) -> Choice[str]:
-    """Decide for a recipe whose key `fused_step` is `asked`: the words of the parts that will act, or OFF, and why.
+def choose(asked: bool | None, model: Any, device_type: str) -> Choice[Any]:
+    """Decide for a recipe whose key `fused_step` is `asked`: `Fused` with the parts that will act, or OFF, and why.
 
     Raises UserError for a value of HF_MPS_FUSED_STEP that nobody knows, and for True where no part can act.
     """
@@ -61,7 +71,7 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[str]:
     if acting:
         # Several save the same, launches; one alone has a reason of its own.
         reasons = [part.pays(device_type) for part in acting.values()]
-        return Choice(", ".join(acting), f"{REASON if len(reasons) > 1 else reasons[0]}; {PLAIN}")
+        return Choice(Fused(tuple(acting)), f"{REASON if len(reasons) > 1 else reasons[0]}; {PLAIN}")
     # Measured: on the CPU clipping by flat gradients takes 1.2 times as long as by those functions.
     nothing = f"on {device_type} PyTorch's own foreach and fused functions save as much"
     if asked:
@@ -70,7 +80,7 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[str]:
 
 
 @contextmanager
-def running(chosen: Choice[str], device_type: str) -> Iterator[None]:
+def running(chosen: Choice[Any], device_type: str) -> Iterator[None]:
     """Switch on what `choose` decided while it is open, and nothing else."""
     before = [(part, part.devices, part.by_script) for part in parts()]
     if chosen.value != OFF:

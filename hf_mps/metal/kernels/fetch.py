@@ -30,7 +30,7 @@ import filelock
 from packaging.requirements import Requirement
 
 from hf_mps.core import status
-from hf_mps.core.errors import RunError, UserError, brief
+from hf_mps.core.errors import RunError, UserError, brief, user_path
 from hf_mps.core.files import write_json
 from hf_mps.core.text import duration, memory
 from hf_mps.metal.kernels import describe, store
@@ -91,7 +91,7 @@ def extract_library(path: Path, target: Path) -> None:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """The archive, open; what is wrong with it, as it is read_wheel, becomes one line."""
-    if not path.is_file():
+    if not user_path(path).is_file():
         raise UserError(f"there is no file {path}; {NEXT}")
     try:
         with zipfile.ZipFile(path) as archive:

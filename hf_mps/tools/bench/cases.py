@@ -122,16 +122,14 @@ def target_of(recipe: str | None, model: str | None, task: str | None, overrides
     from hf_mps.tools.dryrun.resolve import resolve_target
 
     if recipe is not None and model is not None:
-        raise UserError("--recipe and --model are two cases; give one of them")
+        raise UserError("--recipe cannot be combined with --model; give one of them")
     if recipe is not None and task is not None:
-        raise UserError("--task belongs to --model, and a recipe has its own; leave it out")
+        raise UserError("--task cannot be combined with --recipe, which has a task; leave it out")
     if model is not None and task is None:
-        raise UserError(
-            f"--model needs a word about what it is to learn; next: --task with one of {', '.join(tasks.names())}"
-        )
+        raise UserError(f"--model needs a task; next: --task with one of {', '.join(tasks.names())}")
     if recipe is None and model is None:
         if task is not None or overrides:
             given = "--task" if task is not None else f"'{overrides[0]}'"
-            raise UserError(f"{given} belongs to a case of one's own; next: --recipe NAME, or --model ID --task TASK")
+            raise UserError(f"{given} needs a recipe or a model; next: --recipe RECIPE, or --model NAME --task TASK")
         return None
     return resolve_target(str(recipe or model), overrides, task)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, brief
-from hf_mps.core.files import plain, write_atomic, write_json
+from hf_mps.core.errors import UserError, brief, user_path
+from hf_mps.core.files import plain, refuse_unwritable, write_atomic, write_json
 from hf_mps.core.text import aligned, counted, gib, memory
 from hf_mps.finetune.report.results import versions
 from hf_mps.metal.device import facts, machine, simulated
@@ -185,11 +184,8 @@ def folder_for(given: Path | None, first: Path = Path("runs/bench")) -> Path:
 
     if given is None:
         return next_free(first) if first.exists() else first
-    if given.exists() and (not given.is_dir() or any(given.iterdir())):
-        raise UserError(f"--output {given} holds something already; next: --output {next_free(given)}")
-    try:  # now, since what is measured takes minutes
-        given.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=given):
-            return given
-    except OSError as error:
-        raise UserError(f"--output {given} cannot be written to: {error.strerror}; next: another folder") from error
+    if user_path(given).exists() and (not given.is_dir() or any(given.iterdir())):
+        free = next_free(given if given.name else given.absolute())
+        raise UserError(f"--output {given} holds something already; next: --output {free}")
+    refuse_unwritable(given / "results.json", f"--output {given}")  # now, since what is measured takes minutes
+    return given

@@ -1,7 +1,4 @@
-"""`hf-mps doctor`: is this machine ready to train on Metal, and if not, what to type.
-
-Every finding that is not well ends in a command or a link.
-"""
+"""`hf-mps doctor`: whether this machine is ready to train on Metal; every problem ends in a command or a link."""
 
 from __future__ import annotations
 
@@ -13,18 +10,16 @@ from hf_mps.core.errors import UserError
 if TYPE_CHECKING:
     from hf_mps.tools.doctor.findings import Finding
 
-SECTIONS = ("machine", "metal", "memory", "versions", "environment", "guards")
-
 
 def examine() -> dict[str, list[Finding]]:
-    """Look at everything, section by section; imports torch and uses the device. Never raises for what it finds."""
+    """Examine everything, section by section. Imports torch and uses the device; never raises for what it finds."""
     from hf_mps.layer.activation.activate import activate
     from hf_mps.tools.doctor import environment, guards, machine, metal, versions
 
     refused = ""
     try:
         activate()
-    except UserError as error:  # a variable: the environment's section tells
+    except UserError as error:  # of a variable, which the environment's section reports
         refused = str(error)
     return {
         "machine": machine.examine(),
@@ -37,10 +32,7 @@ def examine() -> dict[str, list[Finding]]:
 
 
 def run(*, trials: bool = False, json: bool = False) -> None:
-    """Print the report, with each guard's trial of the device where asked for.
-
-    Raises RunError (exit 1), which counts the problems, where there is one.
-    """
+    """Print the report, with `trials` also each guard's trial of the device. Raises RunError for problems (exit 1)."""
     from hf_mps.core import status
 
     outcomes = None
@@ -57,14 +49,14 @@ def run(*, trials: bool = False, json: bool = False) -> None:
 
 
 def run_upgrade(release: str, *, json: bool = False) -> None:
-    """Print what `release` would change in place of the installed torch; nothing is downloaded or tried.
+    """Print what `release` would change in place of the installed torch, without downloading or trying it.
 
-    Raises UserError for what is no release, RunError (exit 1) where this machine cannot have it.
+    Raises UserError for a word that names no release, RunError (exit 1) where this machine cannot run it.
     """
     from hf_mps.layer.activation.activate import activate
     from hf_mps.tools.doctor import findings, upgrade
 
-    with contextlib.suppress(UserError):  # a variable: `run` tells
+    with contextlib.suppress(UserError):  # of a variable, which `run` reports
         activate()
     found = upgrade.compared(release)
     sections = upgrade.sections(found)

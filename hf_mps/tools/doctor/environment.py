@@ -15,14 +15,9 @@ from hf_mps.tools.doctor.findings import Finding, note, ok, problem
 
 # What PyTorch's Metal backend reads: https://docs.pytorch.org/docs/stable/mps_environment_variables.html
 METAL_VARIABLES = (
-    "PYTORCH_DEBUG_MPS_ALLOCATOR",
-    "PYTORCH_MPS_LOG_PROFILE_INFO",
-    "PYTORCH_MPS_TRACE_SIGNPOSTS",
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-    "PYTORCH_MPS_LOW_WATERMARK_RATIO",
-    "PYTORCH_MPS_FAST_MATH",
-    "PYTORCH_MPS_PREFER_METAL",
-    "PYTORCH_ENABLE_MPS_FALLBACK",
+    *("PYTORCH_DEBUG_MPS_ALLOCATOR", "PYTORCH_MPS_LOG_PROFILE_INFO", "PYTORCH_MPS_TRACE_SIGNPOSTS"),
+    *("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO", "PYTORCH_MPS_FAST_MATH"),
+    *("PYTORCH_MPS_PREFER_METAL", "PYTORCH_ENABLE_MPS_FALLBACK"),
 )
 # PyTorch's own low watermark where the memory is unified, used where only the high one is set.
 LOW_WATERMARK = 1.4
@@ -31,7 +26,7 @@ OPENMP = tuple(f"{place}/{name}.dylib" for place in ("*/lib", "*/.dylibs", "lib"
 
 
 def examine(refused: str = "") -> list[Finding]:
-    """Return what is set, what contradicts; `refused` is the layer's own refusal of a variable, where it had one."""
+    """Return the variables that are set or contradict each other; `refused` is the layer's refusal of a variable."""
     first = [problem("variables", refused, "unset the variable that the line names")] if refused else []
     others = (*_accelerate(), *_openmp(), *_others(), _config())
     first += [
@@ -41,7 +36,7 @@ def examine(refused: str = "") -> list[Finding]:
 
 
 def _metal_names() -> Iterator[Finding]:
-    """Variables that look like PyTorch's and that nobody reads."""
+    """Yield variables that look like PyTorch's and that nothing reads."""
     for name in sorted(os.environ):
         if name.startswith("PYTORCH_") and "MPS" in name and name not in METAL_VARIABLES:
             near = nearest(name, METAL_VARIABLES)
@@ -71,7 +66,7 @@ def _watermarks() -> Iterator[Finding]:
             try:
                 ratios[name] = float(os.environ[name])
             except ValueError:
-                yield problem(name, f"{os.environ[name]} is no number", f"unset {name}")
+                yield problem(name, f"{os.environ[name]} is not a number", f"unset {name}")
     high, low = ratios.get(high_name), ratios.get(low_name, LOW_WATERMARK)
     if high is None:
         return
@@ -79,7 +74,7 @@ def _watermarks() -> Iterator[Finding]:
         says = "0 lifts the limit: macOS swaps, and may kill programs, before PyTorch refuses"
         yield problem(high_name, says, f"unset {high_name}")
     elif low > high:
-        says = f"{high:g} is below the low watermark, {low:g}; PyTorch refuses to start with such a pair"
+        says = f"{high:g} is below the low watermark, {low:g}, and PyTorch refuses to start"
         yield problem(high_name, says, f"{low_name}={high:g}")
     elif high > 1.7:
         says = f"{high:g} times the recommended maximum is allowed: far into swap (the default is 1.7)"
@@ -97,7 +92,7 @@ def _accelerate() -> Iterator[Finding]:
         yield problem("ACCELERATE_TORCH_DEVICE", says, "unset ACCELERATE_TORCH_DEVICE")
     elif theirs and kind != "mps":
         says = f"{theirs} sends Accelerate there; hf_mps lets TrainingArguments and Lightning follow"
-        yield note("ACCELERATE_TORCH_DEVICE", says, f"HF_MPS_DEVICE={kind} says it to all three")
+        yield note("ACCELERATE_TORCH_DEVICE", says, f"HF_MPS_DEVICE={kind} sends all three there")
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "y", "on", "t"):
         says = "sends Accelerate to the CPU while TrainingArguments stays on mps"
         yield problem("ACCELERATE_USE_CPU", says, "unset ACCELERATE_USE_CPU (HF_MPS_DEVICE=cpu moves all three)")
@@ -122,7 +117,7 @@ def openmp_copies() -> list[str]:
 def _others() -> Iterator[Finding]:
     """Variables of others, and whether `import torch` switches the layer on in this environment."""
     if "CUDA_VISIBLE_DEVICES" in os.environ and machine.present().mac:
-        yield note("CUDA_VISIBLE_DEVICES", "nobody reads it on a Mac", "unset CUDA_VISIBLE_DEVICES")
+        yield note("CUDA_VISIBLE_DEVICES", "nothing reads it on a Mac", "unset CUDA_VISIBLE_DEVICES")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         says = "PyTorch loads no extension at import, so hf_mps is not on in plain scripts"
         yield problem("TORCH_DEVICE_BACKEND_AUTOLOAD", says, "hf-mps run script.py")

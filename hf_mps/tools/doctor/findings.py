@@ -21,7 +21,7 @@ SIGNS: dict[State, str] = {"ok": " ", "note": "·", "problem": "!"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it is, and what to type or to read next; `next` is empty only where all is well.
+    """What was examined, its state, and what to type or read next; `next` is empty only where all is well.
 
     A `note` is worth knowing and needs nothing; a `problem` keeps training off Metal or makes it wrong.
     """
@@ -33,7 +33,7 @@ class Finding:
 
 
 def ok(name: str, says: str) -> Finding:
-    """A finding that is as it should be."""
+    """Return a finding that is as it should be."""
     return Finding(name, "ok", says)
 
 
@@ -43,14 +43,14 @@ def note(name: str, says: str, next: str) -> Finding:
 
 
 def problem(name: str, says: str, next: str) -> Finding:
-    """A finding that is to be mended."""
+    """Return a finding that needs a repair."""
     return Finding(name, "problem", says, next)
 
 
 def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | None = None, *, json: bool) -> None:
-    """Print every section: a line a finding, and below what is not well the command or link that goes on.
+    """Print every section, with a line for each finding and, where that is not well, the next command or link.
 
-    JSON has what is `also` known as values, beside the sentences.
+    JSON also has the values of `also`.
     """
     findings = [finding for section in sections.values() for finding in section]
     if json:
@@ -62,7 +62,7 @@ def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | No
     width = max(len(finding.name) for finding in findings)
     for name, section in sections.items():
         print(f"\n{name}")
-        # A person reads what asks for something; what a guard cures needs nothing, and is one line.
+        # What a guard cures needs nothing, and takes one line.
         cured = [finding for finding in section if finding.name == KNOWN and CURED in finding.says]
         told = f"{counted(len(cured), 'known problem')} of these versions on this machine, cured here by guards"
         count = [note("cured here", told, "hf-mps doctor --json, which lists them")] if cured else []
@@ -77,4 +77,4 @@ def stop_at_problems(sections: Mapping[str, Sequence[Finding]]) -> None:
     problems = [finding for section in sections.values() for finding in section if finding.state == "problem"]
     if problems:
         names = ", ".join(dict.fromkeys(finding.name for finding in problems))
-        raise RunError(f"doctor: {len(problems)} to mend: {names}; next: {problems[0].next}")
+        raise RunError(f"doctor: {counted(len(problems), 'problem')}: {names}; next: {problems[0].next}")

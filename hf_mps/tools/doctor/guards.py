@@ -1,6 +1,6 @@
-"""Each guard and sentinel with its state and reason; with --trials, what each finds when it tries this device.
+"""The guards and sentinels with their states and reasons, and with --trials the results of trying this device.
 
-The trials run in a process of their own, since some faults of Metal end the process that meets them.
+The trials run in a separate process, since some faults of Metal end their process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from hf_mps.tools.doctor.findings import Finding, note, ok, problem
 IDLE = ("needless", "waits", "on")
 Verdict = Literal["faulty", "right", "not tried", "failed", "ended"]
 TRIED = "tried on the device"
-"""How a guard's reason begins where a trial found it out."""
+"""How a guard's reason begins after a trial."""
 LONGEST = 300
-"""Seconds without a word after which a trial counts as ended; the longest takes some seconds on a slow Mac."""
+"""Seconds without output after which a trial counts as ended; the longest takes some seconds on a slow Mac."""
 
 
 def examine() -> list[Finding]:
@@ -53,15 +53,15 @@ def examine() -> list[Finding]:
         else:
             findings.append(ok(guard.name, f"{guard.state}: {guard.reason}"))
     if idle:
-        findings.append(ok("idle", f"{idle} guards have nothing to do: the hazards are Metal's, and there is none"))
+        findings.append(ok("idle", f"{idle} guards have nothing to do, as there is no Metal"))
     return findings
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one guard's trial found; `listed` is whether the list of known problems has the fault for this Mac.
+    """The result of a guard's trial; `listed`: the list of known problems has the fault for this Mac.
 
-    A trial that `failed` raised an error and says nothing of the fault; one that `ended` took its process with it.
+    A trial that `failed` raised an error and shows nothing about the fault; one that `ended` ended its process.
     """
 
     name: str
@@ -84,7 +84,7 @@ def try_all(names: Sequence[str] | None = None) -> list[Trial]:
     while left:
         ended = list(_child(left))
         if not ended:  # a process that could not even start
-            return trials + [_trial(name, "not tried", "the process of the trials did not start", 0.0) for name in left]
+            return trials + [_trial(name, "not tried", "the trials' process did not start", 0.0) for name in left]
         trials += ended
         left = [name for name in left if name not in {trial.name for trial in ended}]
     return trials
@@ -139,13 +139,9 @@ def _child(names: Sequence[str]) -> Iterator[Trial]:
             yield Trial(**values)
     if running:
         last = next((line for line in reversed(err.splitlines()) if line.strip()), "it said nothing")
-        yield _trial(running, "ended", f"{_ending(process.returncode)}: {last.strip()}", time.monotonic() - begun)
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"the trial ended its process by {signal.Signals(-code).name}"
-    return f"the trial ended its process with exit code {code}"
+        code = process.returncode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        yield _trial(running, "ended", f"the trial ended its process {how}: {last.strip()}", time.monotonic() - begun)
 
 
 def _trial(name: str, verdict: Verdict, says: str, seconds: float) -> Trial:

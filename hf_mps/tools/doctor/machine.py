@@ -15,24 +15,23 @@ from hf_mps.tools.doctor.findings import Finding, note, ok, problem
 def examine() -> list[Finding]:
     """Apple silicon, AMD or no Mac; native or translated Python; macOS; the command-line tools."""
     here = machine.present()
-    found = [_simulated(here, machine.real())] if here.simulated else []
-    found += [_computer(here), _python(here)]
+    found = [_computer(here), _python(here)]
+    if here.simulated:  # before all else, which is to be read with it
+        real = machine.real()
+        says = (
+            f"this is {real.system} on {real.chip}, which simulates {here.chip.removesuffix(here.label)} and its Metal"
+        )
+        found.insert(0, note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is"))
     if here.mac:
         found += [_macos(here), _tools()]
     return found
-
-
-def _simulated(here: machine.Machine, real: machine.Machine) -> Finding:
-    """Return what everything below is to be read with."""
-    says = f"this is {real.system} on {real.chip}, which simulates {here.chip.removesuffix(here.label)} and its Metal"
-    return note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is")
 
 
 def _computer(here: machine.Machine) -> Finding:
     if not here.mac:
         return problem(
             "computer",
-            f"{here.system} on {here.chip}: no Mac, so there is no Metal",
+            f"{here.system} on {here.chip}: this is not a Mac, so there is no Metal",
             "HF_MPS_SIMULATE=1 gives this machine a simulated Metal device",
         )
     if here.processor == "x86_64" and not here.rosetta:
@@ -65,7 +64,7 @@ def _macos(here: machine.Machine) -> Finding:
     needed = oldest_macos(str(torch.__version__))
     oldest = ".".join(map(str, needed))
     if here.macos is None:
-        return note("macos", "the kernel does not tell its macOS version", "sw_vers -productVersion")
+        return note("macos", "the kernel does not report its macOS version", "sw_vers -productVersion")
     if not here.macos_at_least(*needed):
         says = f"macOS {here.macos}; the Metal backend of PyTorch {torch.__version__} needs {oldest} or newer"
         update = "softwareupdate --list"
@@ -110,7 +109,7 @@ def examine_memory() -> list[Finding]:
         findings.append(ok("recommended", f"{says}{here.label}; beside live memory {beside}"))
     if swap.used > 0.1 * total:
         findings.append(
-            note("swap", f"{words(swap.used)} are swapped out already: training slows down many times", "top -o mem")
+            note("swap", f"{words(swap.used)} are swapped out, which slows training down many times", "top -o mem")
         )
     else:
         findings.append(ok("swap", f"{words(swap.used)} in use"))
@@ -120,5 +119,5 @@ def examine_memory() -> list[Finding]:
 def _free(total: int, available: int, label: str) -> Finding:
     says = f"{words(total)} in all{label}, {words(available)} free for programs"
     if available < 0.25 * total:
-        return note("memory", f"{says}: a training will be pushed into swap early", "top -o mem")
+        return note("memory", f"{says}: a training will swap early", "top -o mem")
     return ok("memory", says)

@@ -76,7 +76,7 @@ def _dtypes() -> list[Finding]:
 
 
 def _kernels() -> list[Finding]:
-    """Return what HF_MPS_KERNELS does, where it is set; a value that is refused stands in the environment's section."""
+    """Return what HF_MPS_KERNELS does, where it is set; the environment's section reports a refused value."""
     name = "Metal kernels"
     if (dispatch := kernels.running()) is not None:
         release, objects = dispatch.release, dispatch.release.objects
@@ -98,7 +98,7 @@ def _chosen() -> Finding:
         return problem("device of a run", str(error), "unset HF_MPS_DEVICE")
     if chosen.value == "mps":
         return ok("device of a run", str(chosen))
-    return note("device of a run", str(chosen), "hf-mps doctor, once what stands above is mended")
+    return note("device of a run", str(chosen), "hf-mps doctor, after the repairs above")
 
 
 def _apart(reason: str) -> tuple[str, str]:

@@ -26,26 +26,26 @@ NAMED = 14
 Move = Literal["kernel", "left graph", "to graph", "lost", "absent", "new"]
 MOVES: dict[Move, str] = {
     "kernel": "run on the CPU now and get a kernel",
-    "left graph": "leave MPSGraph, so that no shape of theirs is compiled any more",
-    "to graph": "become MPSGraph, compiled for each shape",
+    "left graph": "leave MPSGraph, and are no longer compiled for each shape",
+    "to graph": "become MPSGraphs, which are compiled for each shape",
     "lost": "lose their kernel and run on the CPU",
     "absent": "are gone",
     "new": "come",
 }
-# Nobody calls these on Metal.
+# Operators that are not called on Metal.
 ELSEWHERE = re.compile(r"sparse|mkldnn|cudnn|miopen|fbgemm|nested|quantize|_test_")
 
 
 @dataclass(frozen=True)
 class Upgrade:
-    """The releases, the faults that are on either of them ({"now": bool, "then": bool} each), and moved operators."""
+    """Two releases, the faults of either ({"now": bool, "then": bool}), and the operators that move."""
 
     now: str
     then: str
     faults: tuple[dict[str, Any], ...]
     operators: dict[Move, tuple[str, ...]]
     unknown: str = ""
-    """Why nothing is known of the operators."""
+    """Why the operators are not known."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Upgrade:
 
 
 def compared(release: str) -> Upgrade:
-    """Return the installed torch beside `release`, on this chip and macOS. Raises UserError for what is no release."""
+    """Return the installed torch compared with `release` on this chip and macOS. Raises UserError for no release."""
     from importlib import metadata
 
     now, then = (store.canonical(each) for each in (metadata.version("torch"), release))
@@ -75,7 +75,7 @@ def _faults(now: str, then: str) -> Iterator[dict[str, Any]]:
 
 
 def _concerns(fault: Fault, release: str) -> bool:
-    """Return whether a release has it: on this Mac, or where this is none, on any."""
+    """Return whether a release has it on this Mac, or elsewhere on any Mac."""
     here = machine.present()
     if here.mac:
         return fault.concerns(here.chip, here.macos, release)
@@ -83,7 +83,7 @@ def _concerns(fault: Fault, release: str) -> bool:
 
 
 def _of_some_macs(fault: Fault) -> str:
-    """Return, where this is no Mac, on which Macs the fault is."""
+    """Return on other machines which Macs have the fault; empty on a Mac."""
     if machine.present().mac:
         return ""
     macs = " and ".join(filter(None, (", ".join(fault.chips), fault.macos and f"macOS {fault.macos}")))
@@ -126,15 +126,15 @@ def _move(now: tuple[str, ...], then: tuple[str, ...]) -> Move | None:
 
 def sections(upgrade: Upgrade) -> dict[str, list[Finding]]:
     """Return the report's sections: the release itself, faults that go, that come and that stay, and operators."""
-    gone = [each for each in upgrade.faults if not each["then"]]
-    come = [each for each in upgrade.faults if not each["now"]]
-    stay = [_name(each) for each in upgrade.faults if each["now"] and each["then"]]
+    gone = [fault for fault in upgrade.faults if not fault["then"]]
+    come = [fault for fault in upgrade.faults if not fault["now"]]
+    stay = [_name(fault) for fault in upgrade.faults if fault["now"] and fault["then"]]
     found = {"release": [_release(upgrade)]}
-    found[f"gone with {upgrade.then}"] = [ok(_name(each), f"{each['says']} ({_number(each)})") for each in gone]
-    for each in come:
-        cured = f" (cured here by {each['guard']})" if each["guard"] else ""
+    found[f"gone with {upgrade.then}"] = [ok(_name(fault), f"{fault['says']} ({_number(fault)})") for fault in gone]
+    for fault in come:
+        cured = f" (cured here by {fault['guard']})" if fault["guard"] else ""
         found.setdefault(f"new with {upgrade.then}", []).append(
-            note(_name(each), f"{each['says']}{cured}", each["link"])
+            note(_name(fault), f"{fault['says']}{cured}", fault["link"])
         )
     if stay:
         found["on both"] = [ok("known faults", f"{len(stay)} stay: {', '.join(dict.fromkeys(stay))}")]
@@ -154,7 +154,7 @@ def _release(upgrade: Upgrade) -> Finding:
         )
     if version.release[:2] > Version(READ_UP_TO).release:
         return note(
-            "torch", f"{says}; its faults are not known here: read up to {READ_UP_TO}", "hf-mps doctor --trials"
+            "torch", f"{says}; hf_mps knows the faults of releases up to {READ_UP_TO}", "hf-mps doctor --trials"
         )
     tried = "which was tried with hf_mps" if upgrade.then in TRIED else f"tried are {', '.join(TRIED)}"
     return ok("torch", f"{says}; {tried}")
@@ -163,7 +163,7 @@ def _release(upgrade: Upgrade) -> Finding:
 def _operators(upgrade: Upgrade) -> Iterator[Finding]:
     if upgrade.unknown:
         says, _, advice = upgrade.unknown.rpartition("; next: ")
-        yield note("operators", f"what they launch is not known: {says}", advice)
+        yield note("operators", f"their launches are not known: {says}", advice)
     for move, what in MOVES.items():
         if names := upgrade.operators.get(move):
             more = f", and {len(names) - NAMED} more (--json)" if len(names) > NAMED else ""

@@ -36,6 +36,7 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     """
     settings.refuse_unknown()
     source, run_dir = locate(resolved, fresh=fresh)
+    source.refuse_absent()
     from hf_mps.finetune.run.logging import no_bars
     from hf_mps.layer.activation import activate
     from hf_mps.metal.device import simulated

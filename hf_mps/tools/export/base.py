@@ -1,4 +1,4 @@
-"""What the formats share: a saved model, loaded and asked, and how an export's logits are compared with its own."""
+"""What the formats share: loading a saved model, its logits, and their comparison with an export's."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 F32, F16, BF16, Q8, Q4 = "f32", "f16", "bf16", "q8", "q4"
 
-# The relative difference of the logits that an export may show, by its weights (measured ones: docs/benchmarks.md).
-# float32 differs by the order of its additions alone; float16 rounds each weight to 11 bits, bfloat16 to 8, and groups
-# of 8 or 4 bits round to 1/255 or 1/15 of their range.
+# The largest relative difference of an export's logits, by its weights (docs/benchmarks.md has measured ones). float32
+# differs only by the order of its additions; float16 rounds each weight to 11 bits, bfloat16 to 8, and groups of 8 or 4
+# bits round to 1/255 or 1/15 of their range.
 TOLERANCE = {F32: 1e-3, F16: 1e-2, BF16: 3e-2, Q8: 5e-2, Q4: 4e-1}
-# Short and long, with words that tokenizers split, so that positions, padding and pieces of words all take part.
+# Short and long texts, with words that tokenizers split: positions, padding and pieces of words all take part.
 TEXTS = (
     "Once upon a time there was a little girl who liked to play in the park.",
     "The results were surprisingly good!",
@@ -52,15 +52,9 @@ DTYPES = {F32: "float32", F16: "float16", BF16: "bfloat16"}
 
 
 COMPANIONS = {
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "generation_config.json",
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
+    *("chat_template.jinja", "chat_template.json", "generation_config.json"),
+    *("preprocessor_config.json", "processor_config.json"),
 }
 
 
@@ -91,7 +85,7 @@ class Format:
             return Choice(self.weights[0], self.default)
         if said not in self.weights:
             allowed = f"{', '.join(self.weights)}{nearest(said, self.weights)}"
-            raise UserError(f"--weights {said}: export {self.name} does not write them; allowed: {allowed}")
+            raise UserError(f"--weights {said}: export {self.name} does not write these; allowed: {allowed}")
         return Choice(said, "--weights")
 
     def check(self, saved: SavedRun, options: Options) -> None:
@@ -165,18 +159,20 @@ class Options:
 
 
 def precision(saved: SavedRun) -> Choice[str]:
-    """Return the dtype in which the model is loaded and compared: float32, or where that does not fit its own.
+    """Return the dtype in which the model is loaded and compared: float32, or its own where float32 does not fit.
 
-    Raises UserError where the model in its own dtype is larger than the memory that is free; one whose layers are
-    quantized is loaded so.
+    Raises UserError where the model does not fit into the free memory in its own dtype either; a model with quantized
+    layers stays quantized.
     """
     stored, _ = _stored(saved)
     needed, free = room(saved, "float32")
     if needed <= free / 2:  # the export is opened beside the model
-        return Choice("float32", "what float32 rounds is no difference of the export")
+        return Choice("float32", "rounding of its own would hide the export's differences")
     size, _ = room(saved, stored)
     if size > free and quantized(saved) is None:
-        raise UserError(f"{saved.where} takes {gib(size)} in {stored}, and {gib(free)} are free; next: free memory")
+        raise UserError(
+            f"{saved.where} takes {gib(size)} in {stored}, and {gib(free)} are free; next: close other programs"
+        )
     return Choice(stored, f"float32 would take {gib(needed)} of the {gib(free)} that are free")
 
 
@@ -326,7 +322,7 @@ def copy_companions(saved: SavedRun, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two lists of logits apart. `relative` is the norm of their difference over the norm of the model's own."""
+    """The difference of two lists of logits; `relative` is its norm over the norm of the model's own logits."""
 
     largest: float
     relative: float
@@ -337,7 +333,7 @@ class Difference:
 
     @property
     def within(self) -> bool:
-        """Whether the export is as near as its weights promise; not so where a number is not finite."""
+        """Whether the difference is within the tolerance of the weights; False where a number is not finite."""
         return self.relative <= self.tolerance
 
     def __str__(self) -> str:
@@ -349,7 +345,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What of an export was compared with the model: who opened it, and the difference, or why there is none."""
+    """The comparison of an export with the model: who opened it, and the difference, or why there is none."""
 
     opened_by: str
     difference: Difference | None = None

@@ -42,9 +42,7 @@ class CoreML(Format):
 
         if options.lengths is not None:
             if len(set(options.lengths)) < 2:
-                raise UserError(
-                    f"--lengths {options.lengths[0]}: allowed: two lengths or more, as EnumeratedShapes has them"
-                )
+                raise UserError(f"--lengths {options.lengths[0]}: allowed: two lengths or more, such as 64,128")
             most = positions(saved.checkpoint.tokenizer(), saved.checkpoint.config())
             over = [length for length in options.lengths if not 2 <= length <= most]
             if over:
@@ -76,7 +74,7 @@ class CoreML(Format):
         except (NotImplementedError, ValueError, RuntimeError, TypeError, KeyError) as error:
             raise UserError(
                 f"{job.saved.where}: coremltools {coremltools.__version__} does not convert"
-                f" {type(model).__name__}: {summary(error)}; next: hf-mps export onnx"
+                f" {type(model).__name__}: {summary(error)}; next: hf-mps export onnx RUN OUT"
             ) from error
         folder.mkdir()
         converted.save(str(folder / PACKAGE))
@@ -109,7 +107,7 @@ class CoreML(Format):
 
             with torch.no_grad():
                 found = job.traced(*(torch.from_numpy(rows) for rows in inputs.values()))
-            return {name: one.numpy() for name, one in zip(job.saved.task_class.outputs, found, strict=True)}
+            return {name: output.numpy() for name, output in zip(job.saved.task_class.outputs, found, strict=True)}
 
         alike = _same_weights(job, opened)
         return Comparison(
@@ -196,7 +194,9 @@ def _same_weights(job: Job, opened: Any) -> int:
         found = stored.get(name.replace(".", "_") + ending)
         if found is None or found.val.shape != tuple(weight.shape):
             continue
-        stored_as, rounded = (each.astype(numpy.float64) for each in (found.val, weight.detach().numpy().astype(width)))
+        stored_as, rounded = (
+            array.astype(numpy.float64) for array in (found.val, weight.detach().numpy().astype(width))
+        )
         if not numpy.allclose(stored_as, rounded, rtol=float(step.eps), atol=float(step.smallest_subnormal)):
             raise RunError(f"the package holds another {name} than the model; nothing was written")
         alike += 1
@@ -219,7 +219,7 @@ def _difference(job: Job, answer: Any, weights: str) -> Any:
             for length in lengths:
                 if length < tokens.sum():
                     continue
-                given = {name: one.numpy() for name, one in _padded(row, length, job.tokenizer).items()}
+                given = {name: tensor.numpy() for name, tensor in _padded(row, length, job.tokenizer).items()}
                 logits = base.answered(answer(given))
                 wanted = reference[at : at + 1]
                 if wanted.ndim == 3:  # logits of each token: those of padding are nobody's

@@ -17,8 +17,8 @@ from typing import Any
 from hf_mps.core import status
 from hf_mps.core.checkpoint_files import staged
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, UserError, nearest
-from hf_mps.core.files import write_json
+from hf_mps.core.errors import RunError, UserError, nearest, user_path
+from hf_mps.core.files import refuse_unwritable, write_json
 from hf_mps.core.text import MIB, duration, memory, summary
 from hf_mps.finetune import tasks
 from hf_mps.finetune.report import screen
@@ -40,7 +40,7 @@ FORMATS: dict[str, Format] = {kind.name: kind() for kind in (Merged, GGUF, MLX, 
 def named(name: str) -> Format:
     """Return the format of that name. Raises UserError for one that is not known."""
     if name not in FORMATS:
-        raise UserError(f"export {name}: no such format; allowed: {', '.join(FORMATS)}{nearest(name, FORMATS)}")
+        raise UserError(f"'{name}' is not a format; allowed: {', '.join(FORMATS)}{nearest(name, FORMATS)}")
     return FORMATS[name]
 
 
@@ -48,11 +48,12 @@ def refuse_task(form: Format, task: str, who: str) -> None:
     """Raise UserError where the format does not hold the model of `task`; `who` names that model."""
     shape = tasks.find(task).shape
     if shape not in form.shapes:
-        held = ", ".join(one.name for one in tasks.every() if one.shape in form.shapes)
-        holding = [one.name for one in FORMATS.values() if shape in one.shapes]
-        instead = f"hf-mps export {' or '.join(holding)}" if holding else "share the run's own folder: hf-mps push"
+        held = ", ".join(kind.name for kind in tasks.every() if kind.shape in form.shapes)
+        holding = [other.name for other in FORMATS.values() if shape in other.shapes]
+        others = "".join(f", or {other}" for other in holding[1:])
+        instead = f"hf-mps export {holding[0]} RUN OUT{others}" if holding else "hf-mps push RUN OWNER/NAME"
         raise UserError(
-            f"{who} is of the task {task}, which export {form.name} does not hold; allowed: {held}; next: {instead}"
+            f"{who} is a model for {task}, which export {form.name} cannot hold; allowed: {held}; next: {instead}"
         )
 
 
@@ -62,13 +63,14 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
     Raises UserError for what cannot be exported so, and RunError for a failure or for logits that are too far from the
     model's; nothing is then at `out`.
     """
-    form, options, target = named(name), options or Options(), Path(out).expanduser()
+    form, options, target = named(name), options or Options(), user_path(out)
     if target.exists() or target.is_symlink():
-        raise UserError(f"{target} is there already, and an export never writes over anything; next: another OUT")
+        raise UserError(f"{target} exists already, and an export overwrites nothing; give another OUT")
     if options.lengths is not None and form.name != "coreml":
-        raise UserError(f"--lengths is for export coreml; {form.name} takes a text of any length; leave it out")
+        raise UserError(f"--lengths is for export coreml; leave it out of {form.name}")
     if options.converter is not None and form.name != "gguf":
         raise UserError(f"--converter is for export gguf; leave it out of {form.name}")
+    refuse_unwritable(target, str(target))
     form.refuse_missing()
     kind = form.choose(weights)
     saved = open_run(where)
@@ -101,7 +103,7 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
 
 @contextmanager
 def _in_one_line(form: Format, where: str) -> Iterator[None]:
-    """Turn a failure of the machine, or of the format's library, into one line; --debug shows the whole."""
+    """Turn a failure of the machine, or of the format's library, into one line; --debug shows its traceback."""
     try:
         yield
     except (UserError, RunError):
@@ -136,7 +138,7 @@ def _record(
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed: a model without an adapter needs no peft."""
-    installed = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    installed = {package.metadata["Name"]: package.version for package in metadata.distributions()}
     return {name: installed[name] for name in packages if name in installed}
 
 

@@ -138,7 +138,8 @@ def _adapted(model: Any, who: str) -> dict[str, Any]:
     from peft.tuners.lora import LoraLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = {name: one for name, one in model.get_base_model().named_modules() if isinstance(one, BaseTunerLayer)}
+    modules = model.get_base_model().named_modules()
+    layers = {name: module for name, module in modules if isinstance(module, BaseTunerLayer)}
     for name, layer in layers.items():
         if not isinstance(layer, LoraLayer) or layer.lora_variant or any(layer.lora_bias.values()):
             what = "a variant of LoRA" if isinstance(layer, LoraLayer) else type(layer).__name__
@@ -157,7 +158,7 @@ def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weigh
         made = parameter.data if packed is None else quantization.dequantized(packed)
         if adapted is None:
             return made
-        return made.float() + sum(adapted.get_delta_weight(one).float() for one in adapted.active_adapters)
+        return made.float() + sum(adapted.get_delta_weight(name).float() for name in adapted.active_adapters)
 
     packed = quantization.layers(model) if quantization.is_quantized(model) else {}  # bitsandbytes' layers by name
     stored = [
@@ -216,6 +217,6 @@ def _write_shard(model: Any, weights: Mapping[str, Weight], file: Path, dtype: A
             made = weight.make()
             tensors[name] = (made.to(dtype) if made.is_floating_point() else made).contiguous().cpu()
     # transformers fuses some weights as it loads (experts of a mixture): the hub's names and shapes come back.
-    stored = {name: one.contiguous() for name, one in revert_weight_conversion(model, tensors).items()}
+    stored = {name: tensor.contiguous() for name, tensor in revert_weight_conversion(model, tensors).items()}
     save_file(stored, file, metadata={"format": "pt"})
-    return {name: one.numel() * one.element_size() for name, one in stored.items()}
+    return {name: tensor.nbytes for name, tensor in stored.items()}

@@ -1,4 +1,4 @@
-"""`push`: a run or an export to the hub with its card, by huggingface_hub; without a token, what would go there."""
+"""`push`: sends a run or an export with its card to the hub, by huggingface_hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core import status
-from hf_mps.core.errors import RunError, UserError, neighbour
+from hf_mps.core.errors import RunError, UserError, neighbour, user_path
 from hf_mps.core.text import aligned, counted, first_line
 from hf_mps.finetune.models.checkpoint import TOKENIZER, VOCABULARY
 from hf_mps.finetune.report.results import is_hub_id
@@ -27,7 +27,7 @@ OF_TEXT = ("encoder", "decoder", "seq2seq", "choices")
 STATES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "training_args.bin")
 LEFT_OUT = {
     "checkpoint-*": "checkpoints hold the optimizer's state",
-    "recipe.yaml": "it names paths of this machine; the card has the recipe",
+    "recipe.yaml": "it holds paths of this machine; the card has the recipe",
     **dict.fromkeys(STATES, "the trainer's state, which no model is loaded with"),
     ".*": "hidden",
 }
@@ -36,7 +36,7 @@ LEFT_OUT = {
 
 @dataclass
 class Upload:
-    """The files of a folder that go to the hub, by their paths in it, in bytes; and those that stay, and why."""
+    """The files of a folder that are sent, by their paths in it, with their bytes; and those that are not, and why."""
 
     files: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Upload:
 def push(where: str, name: str, *, private: bool = False, dry_run: bool = False) -> None:
     """Send what is saved at `where` to the hub's repository `name`, made if it is not there, and print what went.
 
-    Without a token, or with `dry_run`, nothing is sent: files and sizes are printed, and the command that sends them.
+    Without a token, or with `dry_run`, it only prints the files with their sizes and the command that sends them.
     Raises UserError for a folder without a model and a name that the hub does not take, RunError where it refuses.
     """
     folder = _folder(where)
@@ -55,7 +55,9 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise UserError(f"{name}: the hub takes no such name: {first_line(error)}; allowed: OWNER/NAME") from error
+        raise UserError(
+            f"{name}: the hub does not accept this name: {first_line(error)}; allowed: OWNER/NAME"
+        ) from error
     from huggingface_hub import get_token
 
     upload = chosen(folder)
@@ -63,9 +65,9 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
     sent = token is not None and not dry_run
     _say(folder, upload, name)
     if not sent:
-        why = "--dry-run" if dry_run else f"no token is here ({LOGIN} makes one)"
-        print(f"nothing was sent: {why}")
-        print(f"to share  {_command(folder, upload, name)}")
+        command = f"hf-mps push {shlex.quote(where)} {name}{' --private' * private}"
+        print(f"nothing was sent: {'--dry-run' if dry_run else 'no token is stored'}")
+        print(f"next  {'' if token else f'{LOGIN}, then '}{command}")
         return
     with status.shown(f"sending {where} to {name} …"), no_bars():
         url = _send(folder, upload, name, private)
@@ -73,14 +75,14 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
 
 
 def chosen(folder: Path) -> Upload:
-    """Return which files of `folder` go to the hub. A folder that stays is one entry."""
+    """Return which files of `folder` are sent. A folder that is not sent is one entry."""
     upload = Upload()
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
         parts = path.relative_to(folder).parts
         for depth, part in enumerate(parts):
-            pattern = next((one for one in LEFT_OUT if fnmatch.fnmatch(part, one)), None)
+            pattern = next((pattern for pattern in LEFT_OUT if fnmatch.fnmatch(part, pattern)), None)
             if pattern is not None:
                 stays = "/".join(parts[: depth + 1]) + ("/" if depth < len(parts) - 1 else "")
                 size, _ = upload.left_out.get(stays, (0, ""))
@@ -92,8 +94,8 @@ def chosen(folder: Path) -> Upload:
 
 
 def _folder(where: str) -> Path:
-    """Return the folder to push. Raises UserError where there is none, or no model in it."""
-    folder = Path(where).expanduser()
+    """Return the folder to push. Raises UserError for a missing folder, and for one without a whole model."""
+    folder = user_path(where)
     if not folder.is_dir():
         raise UserError(f"{where}: there is no such folder{neighbour(folder)}; allowed: a run's folder, or an export's")
     if not (folder / RECORD).is_file():
@@ -102,13 +104,10 @@ def _folder(where: str) -> Path:
             tensors(file)
         # An adapter's tokenizer may be its base's.
         needs_one = saved.task_class.shape in OF_TEXT and not isinstance(saved.checkpoint, Adapter)
-        if needs_one and not any(map(_of_a_tokenizer, folder.iterdir())):
+        names = [path.name for path in folder.iterdir()]
+        if needs_one and TOKENIZER not in names and not any(map(VOCABULARY.fullmatch, names)):  # ByT5 has no vocabulary
             raise saved.checkpoint._without_vocabulary()
     return folder
-
-
-def _of_a_tokenizer(path: Path) -> bool:
-    return path.name == TOKENIZER or VOCABULARY.fullmatch(path.name) is not None  # ByT5 has no vocabulary
 
 
 def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
@@ -127,7 +126,7 @@ def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
             commit_message=f"Upload {folder.resolve().name} with hf_mps",
         )
     except OfflineModeIsEnabled as error:
-        raise UserError("HF_HUB_OFFLINE is set and forbids to push; next: HF_HUB_OFFLINE=0 and the same") from error
+        raise UserError("HF_HUB_OFFLINE forbids a push; next: unset HF_HUB_OFFLINE") from error
     except HfHubHTTPError as error:
         code = error.response.status_code if error.response is not None else None
         way_on = f"; next: {LOGIN}, with a token that may write" if code in (401, 403) else ""
@@ -151,22 +150,12 @@ def content(file: Path) -> Path | bytes:
     return json.dumps(stored | {"base_model_name_or_path": Path(base).name}, indent=2).encode()
 
 
-def _command(folder: Path, upload: Upload, name: str) -> str:
-    """Return the command of huggingface_hub's own program that sends the same files."""
-    kept = (stays.rstrip("/") for stays in upload.left_out)
-    # A pattern once, for all checkpoints; what else stays by its own name.
-    excluded = dict.fromkeys("checkpoint-*" if fnmatch.fnmatch(one, "checkpoint-*") else one for one in kept)
-    return " ".join(
-        [f"hf upload {name} {shlex.quote(str(folder))} .", *(f"--exclude {shlex.quote(one)}" for one in excluded)]
-    )
-
-
 def _say(folder: Path, upload: Upload, name: str) -> None:
     total = told(sum(upload.files.values()))
     print(f"hf_mps push {folder} to {name}: {counted(len(upload.files), 'file')}, {total}")
     rows = [(file, told(size), "") for file, size in upload.files.items()]
-    rows += [(file, told(size), f"stays here: {why}") for file, (size, why) in upload.left_out.items()]
+    rows += [(file, told(size), f"not sent: {why}") for file, (size, why) in upload.left_out.items()]
     for line in aligned(rows, right=(1,)):
         print(f"  {line}")
     if CARD not in upload.files:
-        print(f"  no {CARD}: the hub shows no card; a run's own folder has one")
+        print(f"  there is no {CARD}, so the hub will show no card; a run's folder has one")

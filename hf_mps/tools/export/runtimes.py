@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.errors import RunError, UserError, user_path
 from hf_mps.core.text import first_line
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.tools.export import base, merged
@@ -35,7 +35,7 @@ class GGUF(Format):
     """One file that llama.cpp's own converter writes and transformers' GGUF reader opens again.
 
     The `gguf` package reads and writes the container; which tensor of an architecture goes where, and how a tokenizer
-    is stored, only llama.cpp's `convert_hf_to_gguf.py` knows, which is no part of it.
+    is stored, is known only to llama.cpp's `convert_hf_to_gguf.py`, which the package lacks.
     """
 
     name = "gguf"
@@ -93,7 +93,7 @@ def converter(said: str | None) -> Choice[list[str]]:
     Raises UserError where there is none.
     """
     if said is not None:
-        path = Path(said).expanduser()
+        path = user_path(said)
         script = path / SCRIPT if path.is_dir() else path
         if not script.is_file():
             raise UserError(f"--converter {said}: there is no {SCRIPT}; allowed: that file, or llama.cpp's folder")
@@ -102,8 +102,8 @@ def converter(said: str | None) -> Choice[list[str]]:
         if found := shutil.which(name):
             return Choice(_command(Path(found)), "on the PATH")
     raise UserError(
-        f"export gguf needs llama.cpp's {SCRIPT}, which the package gguf does not bring, and none is on the PATH; next:"
-        " git clone https://github.com/ggml-org/llama.cpp, and --converter llama.cpp; or hf-mps export mlx"
+        f"export gguf needs llama.cpp's {SCRIPT}, which is not on the PATH; next:"
+        " git clone https://github.com/ggml-org/llama.cpp, then the same command with --converter llama.cpp"
     )
 
 
@@ -117,7 +117,9 @@ def _failure(job: Job, done: subprocess.CompletedProcess[str]) -> Exception:
     unknown = next((found for line in lines if (found := UNKNOWN.search(line))), None)
     if unknown is not None:
         name = unknown.group(1) or unknown.group(2)
-        return UserError(f"{job.saved.where}: llama.cpp's converter does not know {name}; next: hf-mps export mlx")
+        return UserError(
+            f"{job.saved.where}: llama.cpp's converter does not know {name}; next: hf-mps export mlx RUN OUT"
+        )
     errors = [line for line in lines if "Error" in line] or lines or [f"exit code {done.returncode}"]
     return RunError(f"llama.cpp's converter failed: {errors[-1]}; nothing was written")
 
@@ -147,7 +149,7 @@ class MLX(Format):
         except ValueError as error:
             raise UserError(
                 f"{saved.where}: mlx-lm {metadata.version('mlx-lm')} has no model of the type"
-                f" {config.get('model_type')}; next: hf-mps export gguf, onnx or merged"
+                f" {config.get('model_type')}; next: hf-mps export merged RUN OUT"
             ) from error
 
     def write(self, job: Job, folder: Path) -> None:
@@ -193,7 +195,7 @@ def name_axes(graph: Any, names: Sequence[str]) -> None:
 
 
 class ONNX(Format):
-    """A file of transformers' own exporter, which goes by torch.export; ONNX Runtime opens it again.
+    """A file of transformers' exporter, which uses torch.export; ONNX Runtime opens it again.
 
     optimum-onnx 0.1.0 asks for transformers below 4.58, so that it serves none that hf_mps runs with.
     """
@@ -212,7 +214,7 @@ class ONNX(Format):
         except ImportError as error:
             version = metadata.version("transformers")
             raise UserError(
-                f"export onnx goes by transformers' own exporter, which {version} does not have; next:"
+                f"export onnx needs transformers' exporter, which {version} does not have; next:"
                 " pip install -U transformers"
             ) from error
 
@@ -244,7 +246,7 @@ class ONNX(Format):
         found = []
         for batch in job.batches:
             fed = {name: batch[name].numpy() for name in asked}
-            named = dict(zip([one.name for one in session.get_outputs()], session.run(None, fed), strict=True))
+            named = dict(zip([output.name for output in session.get_outputs()], session.run(None, fed), strict=True))
             found.append(base.masked(base.answered(named), batch))
         opened_by = f"onnxruntime {onnxruntime.__version__} on the CPU"
         return Comparison(opened_by, difference(job.reference, found, job.weights))

@@ -32,7 +32,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Manner:
-    """How answers are made: at most `max_new_tokens`, greedy or (`temperature` above 0) drawn, from `seed`."""
+    """How answers are generated: up to `max_new_tokens`, greedy, or sampled from `seed` at a `temperature` above 0."""
 
     max_new_tokens: int = 512
     temperature: float = 0.0
@@ -45,9 +45,9 @@ class Manner:
 
 @dataclass
 class Voice:
-    """A model that takes part in a conversation, with the history as it went for this one.
+    """A model that takes part in a conversation, with its history of it.
 
-    `within` is what its words are made in: without the adapter for a base model that shares its weights.
+    It generates inside the context `within`, which disables the adapter for a base model that shares the weights.
     """
 
     name: str
@@ -58,13 +58,13 @@ class Voice:
     system: str | None = None
     history: list[Message] = field(default_factory=list)
     left_out: int = 0
-    """How many messages the last answer was made without, as all would not fit the model's positions."""
+    """How many messages the last prompt left out because they did not fit the model's positions."""
 
     def answer(self, words: str, write: Write) -> str:
-        """Answer the user's `words`, given to `write` piece by piece, and remember both. Returns the whole answer.
+        """Answer the user's `words`, pass the answer to `write` piece by piece, remember both and return the answer.
 
-        The oldest messages are left out where all are more than the model has positions for. Raises UserError where the
-        words alone are, and where the template refuses the conversation.
+        The prompt leaves out the oldest messages that do not fit the model's positions. Raises UserError where the
+        words alone do not fit, and where the template refuses the conversation.
         """
         from transformers import TextStreamer
 
@@ -88,7 +88,7 @@ class Voice:
         return said
 
     def forget(self) -> None:
-        """Begin a new conversation; the system prompt stays."""
+        """Begin a new conversation with the same system prompt."""
         self.history, self.left_out = [], 0
 
     def _prompt(self, asked: list[Message]) -> list[int]:
@@ -103,14 +103,16 @@ class Voice:
             ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             if len(ids) <= room:
                 return ids
-        raise UserError(f"these words are {len(ids)} tokens; allowed: {room}, the model has {positions} positions")
+        raise UserError(
+            f"this message has {len(ids)} tokens; allowed: up to {room} of the model's {positions} positions"
+        )
 
 
 def voices(run: SavedRun, device: str, manner: Manner, *, base: bool) -> tuple[list[Voice], dict[str, Choice[Any]]]:
-    """Load the model of `run` onto `device`, and with `base` the one that it was trained from, to speak in turn.
+    """Load the model of `run` onto `device`, and with `base` also the model that it was trained from.
 
-    An adapter's base is the same weights without it; any other is loaded beside. Returns both, and what was chosen.
-    Raises UserError for a model that cannot be used, and where the base model is asked for and not there.
+    The base of an adapter shares its weights; any other base is loaded as well. Returns the voices and the choices.
+    Raises UserError for a model that cannot be used, and for a `base` that is missing.
     """
     recipe = cast(language.Recipe, run.to_use)  # as those of all tasks that chat are
 
@@ -128,10 +130,10 @@ def voices(run: SavedRun, device: str, manner: Manner, *, base: bool) -> tuple[l
     if isinstance(run.checkpoint, Adapter):
         return [own, Voice("base", model, loaded.tokenizer, manner, model.disable_adapter)], loaded.choices
     if run.base is None:
-        way_on = "leave --base out" if run.results is None else f"its recipe names {run.recipe.model}; fetch it again"
-        raise UserError(f"{run.where}: the model that it was trained from is not there to be compared; next: {way_on}")
+        named = f" {run.recipe.model}" if run.results is not None else ""
+        raise UserError(f"{run.where}: its base model{named} is not here to compare with; leave --base out")
     beside = language.load(recipe, run.base)
-    # The base model is asked in the template that the saved one learned.
+    # The base model gets the chat template of the saved model.
     beside.tokenizer.chat_template = loaded.tokenizer.chat_template
     return [own, Voice("base", placed(run.base, beside), beside.tokenizer, manner)], loaded.choices
 
@@ -139,13 +141,13 @@ def voices(run: SavedRun, device: str, manner: Manner, *, base: bool) -> tuple[l
 def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool = False) -> None:
     """Talk with the model of `run` until the input ends.
 
-    A terminal gets prompts; of a pipe each line is the user's, and answers alone are printed on stdout. With `base` the
-    model before its training answers too, each by its own history. Raises UserError for a model that does not chat or
-    cannot be used, RunError for a failure of the machine.
+    A terminal gets prompts; each line of a pipe is a message, and stdout gets only the answers. With `base` the model
+    before its training answers as well, with its own history. Raises UserError for a model that does not chat or cannot
+    be used, RunError for a failure of the machine.
     """
     if not run.task_class.chats:
         raise UserError(
-            f"{run.where} is of the task {run.task.value} ({run.task.reason}), which does not chat; next:"
+            f"{run.where} is a model for {run.task.value} ({run.task.reason}), which does not chat; next:"
             f" hf-mps predict {run.where} FILE"
         )
     with on_device.on_device(run) as (run, device, _, weights), status.shown("loading the model …"):
@@ -161,7 +163,7 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
 
 
 def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
-    """Answer line after line; print a failure that concerns one line on stderr, and read the next one."""
+    """Answer line after line; where a line fails, print why on stderr and read the next."""
     if at_keyboard:
         _tell("/help shows the commands, Ctrl-D ends")
     for line in _lines(at_keyboard):
@@ -186,9 +188,9 @@ def _answers(line: str, speaking: list[Voice], at_keyboard: bool) -> None:
             if not at_keyboard:
                 raise
             print(" …", flush=True)
-            for each, history in zip(speaking, before, strict=True):
-                each.history = history
-            _tell("stopped; these words and the answer are forgotten")
+            for speaker, history in zip(speaking, before, strict=True):
+                speaker.history = history
+            _tell("stopped; the conversation forgets this message and its answer")
             return
         print(flush=True)
         if voice.left_out:
@@ -209,7 +211,7 @@ def _obey(line: str, speaking: list[Voice]) -> bool:
             voice.system = voice.system if word == "/reset" else rest.strip() or None
         _tell("a new conversation begins")
     else:
-        raise UserError(f"{word} is no command; allowed: {', '.join(COMMANDS)}{nearest(word, COMMANDS)}")
+        raise UserError(f"{word} is not a command; allowed: {', '.join(COMMANDS)}{nearest(word, COMMANDS)}")
     return False
 
 

@@ -1,8 +1,7 @@
-"""A saved model measured on rows with labels, by the metrics of its run: other rows, or those of its own recipe.
+"""Measures a saved model on rows with labels, by the metrics of its run: other rows, or those of its recipe.
 
-The rows are made into features, batches and metrics by the task's `prepare`, as before a training, with what the run
-had decided from its training rows (classes, lengths, letters) in place of a second decision. Nothing is trained, and
-nothing is written.
+The task's `prepare` makes features, batches and metrics, as before a training; the run's decisions from its training
+rows (classes, lengths, letters) hold. Nothing is trained or written.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from hf_mps.tools.saved import on_device
 from hf_mps.tools.saved.run import NOWHERE, SavedRun
 
 FILES = "data.files"
-# What belongs to the recipe's own rows, and not to files that are given instead.
+# Keys of the recipe's own rows, which other files do not take over.
 OF_OWN_ROWS = ("rows", "hold_out", "splits", "config", "revision", "streaming", "sources", "shuffle_buffer")
 SPAN = re.compile(r"(-?[\d.e+-]+) to (-?[\d.e+-]+)")
 
 
 @dataclass
 class Measured:
-    """What a saved model scores: the metrics of each split by their names, with how many rows it has.
+    """The metrics of a saved model on each split, and the number of its rows.
 
-    `own` says that the rows are those that the run itself evaluated.
+    `own`: the rows are those that the run itself evaluated.
     """
 
     run: SavedRun
@@ -48,14 +47,15 @@ class Measured:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)
-    """Where the rows of each split are from."""
+    """The source of each split's rows."""
 
     def of_the_run(self, split: str) -> Mapping[str, float]:
-        """The metrics that the run itself had for a split; empty where it is another's rows."""
+        """Return the run's own metrics of a split; empty for other rows."""
         found: Mapping[str, float] = (self.run.results or {}).get("metrics", {}) if self.own else {}
         if split == "validation":
             return found
-        return {name.removeprefix(f"{split}_"): one for name, one in found.items() if name.startswith(f"{split}_")}
+        start = f"{split}_"
+        return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
 
 
 def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = None) -> Measured:
@@ -79,7 +79,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
             with lengths.those_of(run.chosen):
                 task = run.task_class(recipe, run.checkpoint, device.value)
                 prepared = task.prepare({"train": some, "validation": some})
-            # `prepare` takes the model itself for the reference, as a training begins; here it is the older one.
+            # `prepare` takes the model itself as the reference, as at the start of a training; here it is the base.
             if (reference := task.reference()) is not None:
                 prepared.trainer_settings["ref_model"] = reference
             trainer, chosen = measuring.trainer(prepared, recipe, device, folder, run.chosen, batch)
@@ -120,12 +120,12 @@ def settled(run: SavedRun) -> Recipe:
 def _with_rows(run: SavedRun, words: Sequence[str]) -> tuple[SavedRun, list[str] | None]:
     """Return the run with the rows that `words` name, and their splits; None for its own rows. Raises UserError."""
     parsed = run.parsed(words)
-    files = {key.removeprefix(f"{FILES}."): one.value for key, one in parsed.items() if key.startswith(f"{FILES}.")}
+    files = {key.removeprefix(f"{FILES}."): word.value for key, word in parsed.items() if key.startswith(f"{FILES}.")}
     other = files or any(key.startswith(("data.hub", "data.folder")) for key in parsed)
     if "train" in files:
         raise UserError("evaluate reads no training rows; next, to measure a file: data.validation=FILE")
     if not other and NOWHERE in (run.recipe.data.files or {}).values():
-        raise UserError(f"{run.where} comes without a run, and so without rows; next: data.validation=FILE")
+        raise UserError(f"no run trained {run.where}, so there are no rows to measure; next: data.validation=FILE")
     document = dataclasses.replace(run.document, values=copy.deepcopy(run.document.values))
     data = document.values.setdefault("data", {})
     if files:
@@ -155,6 +155,6 @@ def _refuse_other_classes(rows: Rows, recipe: Recipe) -> None:
     names, known = getattr(feature, "names", None), getattr(recipe.data, "labels", None)
     if names and known and list(names) != list(known):
         raise UserError(
-            f"{rows.where}: its classes are {labels.listed(names)}, and those of the model {labels.listed(known)};"
-            " allowed: the same in the same order, or a column of their names"
+            f"{rows.where}: its classes are {labels.listed(names)}, but the model's are {labels.listed(known)};"
+            " allowed: the same classes in the same order, or a column of names"
         )

@@ -16,15 +16,15 @@ from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.stages import choose_device
 from hf_mps.tools.saved.run import Adapter, SavedRun
 
-# What a file may say of its weights, and the names of the same.
+# Types of weights as configurations name them.
 HALVES = {"float16": "float16", "bfloat16": "bfloat16", "torch.float16": "float16", "torch.bfloat16": "bfloat16"}
 
 
 @contextmanager
 def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict[str, Choice[str]]]]:
-    """Choose the device of `run` and the type of its weights, and give both with a temporary folder.
+    """Choose the device of `run` and the type of its weights, and yield both with a temporary folder.
 
-    Libraries' bars are off, and a failure of the machine inside ends in one line (RunError).
+    It turns off the libraries' bars, and turns a failure of the machine into one line (RunError).
     """
     from hf_mps.finetune.features.machine import expected_operators
     from hf_mps.finetune.run.logging import no_bars

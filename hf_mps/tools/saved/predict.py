@@ -1,4 +1,4 @@
-"""A saved model's answers to rows without labels: as predictions.csv has them, batch by batch, to a file or stdout."""
+"""Predicts rows without labels with a saved model, batch by batch, as predictions.csv has them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from hf_mps.core import status
-from hf_mps.core.errors import RunError, UserError, neighbour
-from hf_mps.core.files import plain
+from hf_mps.core.errors import RunError, UserError, neighbour, user_path
+from hf_mps.core.files import plain, refuse_unwritable
 from hf_mps.core.text import counted, duration
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.report.predictions import cell
@@ -25,7 +25,7 @@ from hf_mps.tools.saved import on_device, rows
 from hf_mps.tools.saved.run import SavedRun
 
 ROW = "row"
-"""The column of answers that says which row of the input they are of, from 1."""
+"""The column with the number of the input's row, from 1."""
 FORMATS = ("csv", "jsonl")
 
 
@@ -57,7 +57,7 @@ def predict(
         answering(run, batch) as (made, trainer),
     ):
         if probabilities and not made.task.has_probabilities:
-            raise UserError(f"--probabilities is of classes, and {run.task.value} answers without any; leave it out")
+            raise UserError(f"--probabilities is for classes, which {run.task.value} does not predict; leave it out")
         write = Writer(file, kind)
         began = time.monotonic()
         with status.shown("answering …"):
@@ -92,20 +92,20 @@ def answering(run: SavedRun, batch: int | None = None) -> Iterator[tuple[Prepare
 
 
 def _beside(answers: Iterable[Mapping[str, Any]], some: Rows, kept: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    """Yield answers behind the columns `kept` of their rows: each names its row, or there is one for each.
+    """Yield answers after the columns `kept` of their rows: answers name their rows, or every row has one.
 
-    Raises UserError for a column that is called like one of the answers'.
+    Raises UserError for a column that has the name of one of the answers'.
     """
     by_number = {some.number(at): columns for at, columns in enumerate(kept)}
     for at, answer in enumerate(answers):
         columns = by_number[answer[ROW]] if ROW in answer else kept[at]
         if twice := next((name for name in columns if name in answer), None):
-            raise UserError(f"--keep {twice}: the answers have a column '{twice}' of their own; leave it out")
+            raise UserError(f"--keep {twice}: the answers already have a column '{twice}'; leave it out")
         yield {**columns, **answer}
 
 
 class Writer:
-    """Writes answers as csv, under the names of the first ones' keys, or as JSON lines; what came is there at once."""
+    """Writes answers as csv with the columns of the first rows, or as JSON lines, and flushes them."""
 
     def __init__(self, file: IO[str], kind: str) -> None:
         self._file = file
@@ -130,12 +130,12 @@ class Writer:
         try:
             self._csv.writerows({name: cell(value) for name, value in answer.items()} for answer in some)
         except ValueError as error:  # a later row with a column more
-            raise RunError(f"a csv has the columns of its first rows: {error}; next: --format jsonl") from error
+            raise RunError(f"a csv cannot add columns after its first rows: {error}; next: --format jsonl") from error
 
 
 def _kind(asked: str | None, out: Path | None) -> str:
     """Return csv or jsonl. Raises UserError for any other word, and for a file that exists or cannot be made."""
-    if out is not None and out.is_dir():
+    if out is not None and user_path(out).is_dir():
         raise UserError(f"--out {out} is a folder; next: --out {out / 'answers.csv'}")
     named = out.suffix.lower().removeprefix(".") if out is not None else ""
     kind = asked or (named if out is not None else FORMATS[0])
@@ -144,7 +144,7 @@ def _kind(asked: str | None, out: Path | None) -> str:
         raise UserError(f"{came}; allowed: {', '.join(FORMATS)}" + ("" if asked else ", or --format"))
     if out is not None:
         if out.exists():
-            raise UserError(f"--out {out} is there already, and nothing is overwritten; next: another name")
+            raise UserError(f"--out {out} exists already and is never overwritten; give another name")
         if not out.absolute().parent.is_dir():
             raise UserError(f"--out {out}: there is no such folder{neighbour(out.absolute().parent)}")
     return kind
@@ -156,15 +156,15 @@ DIGITS = 6
 
 @dataclass
 class Pictures:
-    """Where pictures among the answers go: into `work`, which ends as the folder `whole`; nowhere without them."""
+    """Writes pictures among the answers into `work`, which becomes the folder `whole`; drops them without a folder."""
 
     work: Path | None = None
     whole: Path | None = None
 
     def kept(self, answers: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield answers with the path of each picture, from where the answers are, in its place, or without it.
+        """Yield answers with the path of a picture, relative to the answers, in its place, or without the picture.
 
-        Raises UserError where the folder is there before.
+        Raises UserError for a folder that exists already.
         """
         for answer in answers:
             found = {name: value for name, value in answer.items() if not isinstance(value, Picture)}
@@ -172,7 +172,7 @@ class Pictures:
                 if self.work is None or self.whole is None:
                     continue
                 if self.whole.exists():
-                    raise UserError(f"--out: the pictures' folder {self.whole} is there already; next: another name")
+                    raise UserError(f"--out: the folder of the pictures {self.whole} exists already; give another name")
                 file = f"{int(answer[ROW]):0{DIGITS}}.png"
                 self.work.mkdir(exist_ok=True)
                 (self.work / file).write_bytes(answer[name])
@@ -191,14 +191,8 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
             raise UserError("stdout is closed, and the answers go there; next: --out FILE")
         yield sys.stdout, Pictures()
         return
-    try:
-        made = tempfile.TemporaryDirectory(prefix=f".{out.name[:100]}.", dir=out.absolute().parent)
-    except OSError as error:
-        why = error.strerror or error
-        raise UserError(
-            f"--out {out}: its folder cannot be written to: {why}; next: --out in another folder"
-        ) from error
-    with made as folder:
+    refuse_unwritable(out, f"--out {out}")
+    with tempfile.TemporaryDirectory(prefix=f".{out.name[:100]}.", dir=out.absolute().parent) as folder:
         work, whole = Path(folder, "answers"), out.with_name(f"{out.stem}.files")
         pictures = Path(folder, "pictures")
         with work.open("x", encoding="utf-8", newline="") as file:
@@ -209,6 +203,6 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
         try:
             os.link(work, out)  # unlike a rename, it takes no other file's place
         except FileExistsError as error:
-            raise UserError(f"--out {out} is there by now, and nothing is overwritten; next: another name") from error
+            raise UserError(f"--out {out} exists by now and is never overwritten; give another name") from error
         except OSError:  # a file system without links
             work.rename(out)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.core.errors import UserError, brief
+from hf_mps.core.errors import UserError, brief, user_path
 from hf_mps.finetune.data import formats, load, sources
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
@@ -26,7 +26,7 @@ STDIN = "-"
 MEDIA = ("image", "audio")
 """The roles whose columns hold files."""
 WORDS = "words"
-# Of a first line: enough to tell a csv's header.
+# Bytes of a first line that are read for a csv's header.
 LOOKED_AT = 1 << 16
 
 
@@ -72,7 +72,7 @@ class Input:
         for name in self.keep:
             if name not in there:
                 shown = ", ".join(map(brief, there))
-                raise UserError(f"{self.name}: there is no column '{name}' for --keep; the columns are {shown}")
+                raise UserError(f"{self.name}: there is no column '{name}' for --keep; allowed: {shown}")
         nested = {name.partition(".")[0] for name in there} | set(there)
         return {
             role: column
@@ -121,7 +121,7 @@ def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input
     """
     columns, optional = _columns(run)
     data = run.recipe.data
-    called, pipe = "stdin" if name == STDIN else name, Path(name).expanduser()
+    called, pipe = "stdin" if name == STDIN else name, user_path(name)
     if name != STDIN and not pipe.is_fifo():  # `<(zcat rows.csv.gz)` is a pipe
         yield replace(_found(name, columns, optional, data), keep=tuple(keep))
         return
@@ -149,22 +149,22 @@ def _columns(run: SavedRun) -> tuple[dict[str, str], tuple[str, ...]]:
 
 def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], data: schema.Data) -> Input:
     """Return the rows in a file or folder. Raises UserError."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     media = [role for role in columns if role in MEDIA]
     alone = bool(media) and set(columns) - set(optional) == set(media)
     if path.is_dir():
         if not alone:
-            raise UserError(f"{name}: is a folder; allowed: a file of rows ({formats.allowed()}), or - for stdin")
+            raise UserError(f"{name} is a folder; allowed: a file of rows ({formats.allowed()}), or - for stdin")
         column, files = sources.media(path)
         if column != media[0]:
-            raise UserError(f"{name}: holds files of {column}; allowed: {media[0]}")
+            raise UserError(f"{name} holds files of {column}; allowed: {media[0]}")
         return Input(path, name, "", columns, optional, data, tuple(files))
     formats.refuse_missing(path, name)
     kind = formats.kind(path)
     if kind is None and alone:
         return Input(path, name, "", columns, optional, data, (path.resolve(),))
     if kind is None:
-        raise UserError(f"{name}: cannot tell the format; allowed: {formats.allowed()}, or - for stdin")
+        raise UserError(f"{name}: its name has no known ending; allowed: {formats.allowed()}, or - for stdin")
     formats.refuse_disguised(path, name)
     return Input(path, name, kind, columns, optional, data)
 

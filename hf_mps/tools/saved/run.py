@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, nearest, neighbour
+from hf_mps.core.errors import UserError, nearest, neighbour, user_path
 from hf_mps.finetune import tasks
 from hf_mps.finetune.models.checkpoint import PYPI, TOKENIZER, Checkpoint, resolve
 from hf_mps.finetune.recipe import overrides
@@ -26,7 +26,7 @@ from hf_mps.finetune.tasks import Task
 ADAPTER = "adapter_config.json"
 # The rows of a model without a run: `predict` brings its own, `evaluate` asks for them.
 NOWHERE = "no-rows"
-# What a recipe says of its training alone, at the values that leave a saved model as it is.
+# Keys that change a model before its training, at the values that leave a saved model as it is.
 TRAINED: dict[str, Any] = {"lora": None, "packing": False, "model_type": None, "chat_template": None}
 TRAINED |= {"config_overrides": {}}
 
@@ -113,7 +113,7 @@ class SavedRun:
             from hf_mps.finetune.run.measuring import OF_TRAINING  # imports torch, as what follows does
 
             if ignored := next((name for name in arguments if name.startswith(OF_TRAINING)), None):
-                raise UserError(f"training.{ignored} changes how a model is trained, and this one is; leave it out")
+                raise UserError(f"training.{ignored} changes only a training; leave it out")
         return parsed
 
     def in_dtype(self, dtype: str) -> SavedRun:
@@ -133,20 +133,21 @@ def open_run(where: str, task: str | None = None) -> SavedRun:
     saved = _opened(where, task)
     labels = saved.checkpoint.stored_config().get("id2label")
     if isinstance(labels, dict) and {str(number) for number in labels} != {str(n) for n in range(len(labels))}:
-        numbers = f"numbers its classes {', '.join(map(str, labels))}"
-        raise UserError(
-            f"{where}: id2label in its config.json {numbers}; allowed: 0 to {len(labels) - 1}, without a gap"
-        )
+        numbers = ", ".join(map(str, labels))
+        raise UserError(f"{where}: id2label in its config.json has {numbers}; allowed: 0 to {len(labels) - 1}")
     return saved
 
 
 def _opened(where: str, task: str | None) -> SavedRun:
-    path = Path(where).expanduser()
+    path = user_path(where)
     if where.startswith(PYPI) or not path.is_dir():
         if path.is_file() or (where.startswith((".", "/", "~")) or where.count("/") > 1):
             problem = "is a file" if path.is_file() else f"there is no such folder{neighbour(path)}"
-            raise UserError(f"{where}: {problem}; allowed: a run's folder, one that save_pretrained wrote, a hub name")
-        return _without_run(where, resolve(where), None, task)
+            allowed = "a run's folder, one that save_pretrained wrote, a model's name on the hub"
+            raise UserError(f"{where}: {problem}; allowed: {allowed}")
+        source = resolve(where)
+        source.refuse_absent()
+        return _without_run(where, source, None, task)
     home = path.resolve()
     if home.name.startswith("checkpoint-") and _is_run(home.parent):
         home = home.parent
@@ -164,7 +165,7 @@ def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:
     results = _results(where, home / RESULTS)
     if not any((path / name).is_file() for name in MODEL_FILES):
         whole = checkpoints(home)
-        way_on = f"{whole[-1]}, its newest checkpoint" if whole else "the command of its recipe.yaml, which goes on"
+        way_on = f"{whole[-1]} in its place" if whole else f"hf-mps finetune {home / RECIPE} output_dir={where}"
         raise UserError(f"{where} holds a run that has not ended and no model yet; next: {way_on}")
     stored = (home / RECIPE).is_file()
     given = copy.deepcopy((results or {}).get("recipe"))
@@ -228,7 +229,7 @@ def read_adapter(where: str, folder: Path, base: str | None = None, dtype: str =
     try:
         source = resolve(named)
     except UserError as error:
-        raise UserError(f"{where} is an adapter, and its base model is not there: {error}") from error
+        raise UserError(f"{where} is an adapter, and its base model is missing: {error}") from error
     inner = Checkpoint(source.name, source.source, source.local, dtype=dtype)
     return Adapter(where, str(folder), True, dtype=dtype, base=inner)
 
@@ -243,14 +244,14 @@ TEMPLATE = "chat_template.jinja"
 
 
 def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
-    """Return the task of a saved model, and what tells it; `asked` is a person's own word for it.
+    """Return the task of a saved model, with the reason; `asked` is the user's word for it.
 
-    Raises UserError for a task that there is not, and for a configuration that names no class that a task is for.
+    Raises UserError for an unknown task, and for a configuration without the class of a task.
     """
     names = tasks.names()
     if asked is not None:
         if asked not in names:
-            raise UserError(f"--task {asked} is no task; allowed: {', '.join(names)}{nearest(asked, names)}")
+            raise UserError(f"--task {asked} is not a task; allowed: {', '.join(names)}{nearest(asked, names)}")
         return Choice(asked, "--task")
     folder = checkpoint._folder()
     if folder is not None and (folder / SENTENCES).is_file():
@@ -277,7 +278,7 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
             too = ", and its tokenizer has a chat template" if by_template else ""
             return Choice(task, f"its configuration names {name}{too}")
     named = ", ".join(map(str, classes)) or "no class"
-    raise UserError(f"{checkpoint.name}: its configuration names {named}, which tells no task; next: --task TASK")
+    raise UserError(f"{checkpoint.name}: its configuration names {named}, which fits no task; next: --task TASK")
 
 
 def _loaded_by(name: str) -> str | None:
@@ -290,7 +291,7 @@ def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[st
     if kind := _read(folder / SAVED).get("model_type"):
         if task := _loaded_by(kind):
             return Choice(task, f"its {SAVED} names {kind}")
-        raise UserError(f"{checkpoint.name}: its {SAVED} names {kind}, and no task is for that; next: --task TASK")
+        raise UserError(f"{checkpoint.name}: its {SAVED} names {kind}, which fits no task; next: --task TASK")
     sparse = SPARSE in (folder / SENTENCES).read_text(encoding="utf-8", errors="replace")
     too = f" and names {SPARSE}" if sparse else ""
     task = _loaded_by("SparseEncoder" if sparse else "SentenceTransformer")

@@ -139,7 +139,7 @@ def test_queries_keys_and_values_as_one_product_train_alike_within_a_graph(tmp_p
     ours = trainer(tmp_path / "ours", cuda=True)
     account = captured(ours)
     chosen = switch.choose(None, ours.model, "cuda")
-    assert chosen.value == joint_projections.JOINT_PROJECTIONS.what
+    assert chosen.value.parts == (joint_projections.JOINT_PROJECTIONS.what,)
     with switch.running(chosen, "cuda"):
         ours.train()
     assert (account.replayed, account.eager.total()) == (17, 1)

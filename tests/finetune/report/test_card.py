@@ -156,8 +156,8 @@ def test_a_simulated_run_is_told_as_one_and_its_speed_not_at_all() -> None:
     text = model_card(simulated=True, device=Choice("mps", reason)).text
     assert "M2 Pro" not in text, "hardware that was not there"
     assert (
-        " nyu-mll/glue mrpc, by hf_mps on a simulated device `mps`. Training took 3 min 12 s on the CPU"
-        " that stood in for a Mac's GPU: it says nothing about the speed or memory of a Mac.\n"
+        " nyu-mll/glue mrpc, by hf_mps on a simulated device `mps`. Training took 3 min 12 s on a CPU"
+        " that simulated a Mac's GPU; a Mac's speed and memory differ.\n"
     ) in text
     assert "| device | `mps` | simulated: the CPU of a machine without Metal computed |" in text
     for figure in ("samples/s", "57.2", "1.94 GiB"):

@@ -1,4 +1,4 @@
-"""The pictures of a classifier's answers: what is written into them, and that odd names do not break them."""
+"""The pictures of a model's answers: what is drawn and written into them, and that odd names do not break them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import io
 from typing import Any
 
 import matplotlib.figure
+import numpy
 import pytest
 from inline_snapshot import snapshot
 from matplotlib import image
+from matplotlib.colors import to_rgba
+from PIL import Image
 
-from hf_mps.finetune.report import classes
+from hf_mps.finetune.report import classes, pictures
 
 pytestmark = pytest.mark.usefixtures("rendered")
 
@@ -61,3 +64,36 @@ def test_values_lie_over_their_truths(drawn: list[Any]) -> None:
     png = classes.scatter([0.0, 1.0, 5.0], [0.5, 1.5, 4.0])["values.png"]
     assert png.startswith(b"\x89PNG")
     assert drawn[0].collections[0].get_offsets().tolist() == [[0.0, 0.5], [1.0, 1.5], [5.0, 4.0]]
+
+
+def test_a_few_rows_at_equal_distances_are_shown() -> None:
+    assert [pictures.spread(count) for count in (0, 1, 4, 5, 16)] == [[], [0], [0, 1, 2, 3], [0, 2, 4], [0, 4, 8, 12]]
+
+
+def test_true_boxes_are_drawn_above_the_predicted_ones_in_the_colours_of_their_classes(drawn: list[Any]) -> None:
+    scene = Image.new("RGB", (48, 40))
+    png = pictures.boxes([(scene, [("$cat", "", 1, 2, 10, 20)], [("dog", "0.90", 3, 4, 2, 2)])])["boxes.png"]
+    assert png.startswith(b"\x89PNG")
+    places = [[patch.get_bbox().extents.tolist() for patch in axes.patches] for axes in drawn]
+    assert places == [[[1, 2, 11, 22]], [[3, 4, 5, 6]]]
+    colours = [axes.patches[0].get_edgecolor() for axes in drawn]
+    legend = drawn[0].figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == [r"\$cat", "dog"]
+    assert [patch.get_facecolor() for patch in legend.get_patches()] == colours
+    assert [axes.texts[0].get_text() for axes in drawn] == ["", "0.90"]
+    assert [tuple(axes.images[0].get_extent()) for axes in drawn] == [(0, 48, 40, 0)] * 2
+
+
+@pytest.mark.parametrize("classes_named", [3, 40])
+def test_masks_lie_over_their_images_and_what_is_no_class_is_clear(drawn: list[Any], classes_named: int) -> None:
+    names = [f"class {number}" for number in range(classes_named)]
+    truth = numpy.array([[0, 1], [255, 2]])
+    answer = numpy.arange(classes_named).reshape(1, -1)[:, :40]
+    pictures.masks([(Image.new("RGB", (2, 2)), truth, answer)], names)
+    legend = drawn[0].figure.legends[0]
+    shown = drawn[0].images[0].get_array()
+    assert [text.get_text() for text in legend.get_texts()] == names
+    assert shown[1, 0, 3] == 0
+    for number, place in enumerate(((0, 0), (0, 1), (1, 1))):
+        assert shown[place].tolist() == list(to_rgba(legend.get_patches()[number].get_facecolor(), 0.6))
+    assert len({patch.get_facecolor() for patch in legend.get_patches()}) == classes_named

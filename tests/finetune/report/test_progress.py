@@ -15,6 +15,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainingArg
 
 from hf_mps.finetune.report.screen import final_table, header
 from hf_mps.finetune.report.step_lines import StepLines
+from tests.finetune.records import a_record
 from tests.finetune.terminals import Piped, Terminal
 
 GIB = 2**30
@@ -246,9 +247,8 @@ def test_where_nothing_can_be_drawn_lines_are_plain(
         out = Piped()
     Run(out).begin().steps(1).log(loss=0.5)
     header([("device", "mps", "the probe — answered")], title="run", stream=out)
-    told = {"metrics": {"f1": 0.5}, "baseline": None, "expectation": None, "peak_memory": None, "doubt": None}
-    record: Any = SimpleNamespace(**told, train_seconds=60.0, samples_per_second=6.4)
-    final_table(record, stream=out)
+    nothing = dict.fromkeys(("baseline", "expectation", "peak_memory"))
+    final_table(a_record(metrics={"f1": 0.5}, train_seconds=60, samples_per_second=6.4, **nothing), stream=out)
     dash = "?" if kind == "terminal that is not UTF-8" else "—"
     assert out.getvalue() == (
         "step   1/345  loss  0.5000       6.4 samples/s  eta 57:20\n"

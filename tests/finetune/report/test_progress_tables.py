@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.finetune.report import Baseline, Expectation
 from hf_mps.finetune.report.screen import final_table, header
+from tests.finetune.records import a_record
 from tests.finetune.terminals import Piped, Terminal
 
 HEADER = [
@@ -81,15 +81,7 @@ FILES = [Path("out"), Path("out/results.json"), Path("out/training.png")]
 
 def ended(expectation: Expectation, **metrics: float) -> Any:
     """What the table reads of a run's record."""
-    told = {
-        "main_metric": "f1",
-        "greater_is_better": True,
-        "train_seconds": 192.3,
-        "samples_per_second": 57.24,
-        "peak_memory": 2_085_000_000,
-        "doubt": None,
-    }
-    return SimpleNamespace(metrics=metrics, baseline=BASELINE, expectation=expectation, **told)
+    return a_record(metrics=metrics, baseline=BASELINE, expectation=expectation, peak_memory=2_085_000_000)
 
 
 def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -> None:

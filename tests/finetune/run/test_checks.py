@@ -10,7 +10,10 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run import stages
+from hf_mps.tools.dryrun import preview
+from hf_mps.tools.saved.run import open_run
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
 
@@ -286,6 +289,11 @@ def test_a_model_that_the_hub_does_not_give_is_asked_for_once(monkeypatch: pytes
             " nobody/nothing, or give a folder with model=PATH"
         ),
     )
+    monkeypatch.setattr(preview, "prepare_run", lambda *_: pytest.fail("the rows were read before"))
+    plan = load_recipe("quickstart", ["model=nobody/nothing"])
+    for look in (lambda: preview.show(plan), lambda: open_run("nobody/nothing")):
+        with pytest.raises(UserError, match=r"^model nobody/nothing cannot be fetched"):
+            look()
 
 
 @pytest.mark.parametrize(

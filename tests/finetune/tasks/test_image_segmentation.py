@@ -48,6 +48,7 @@ def scenes(desk: Path, segformer: Path) -> Path:
     return desk
 
 
+@pytest.mark.usefixtures("rendered")
 def test_it_learns_classes_on_mps_and_the_saved_model_answers(
     scenes: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,9 +67,12 @@ def test_it_learns_classes_on_mps_and_the_saved_model_answers(
     assert set(said["metrics"]) >= {"mean_iou", "mean_accuracy", "overall_accuracy"}
     assert said["metrics"]["mean_iou"] > said["baseline"]["metrics"]["mean_iou"] + 0.3
     assert said["baseline"]["what"].startswith("always answers ground")
+    assert said["pictures"] == ["masks.png"]
+    assert (scenes / "runs/my/masks.png").read_bytes().startswith(b"\x89PNG")
     lines = predictions(scenes / "runs/my")
     assert [line["image"] for line in lines] == [f"{number}.png" for number in range(24, 32)]
     assert all(float(line["overall_accuracy"]) > 0.5 for line in lines)
+    assert set(lines[0]) == {"row", "image", "mean_iou", "overall_accuracy", "prediction"}
 
     tiny.write_csv(scenes / "new.csv", [{"image": "24.png"}, {"image": "25.png"}])
     capfd.readouterr()
@@ -91,7 +95,7 @@ def test_it_learns_classes_on_mps_and_the_saved_model_answers(
     assert (
         capfd.readouterr()
         .err.splitlines()[-1]
-        .endswith("the pictures' folder answers.files is there already; next: another name")
+        .endswith("the folder of the pictures answers.files exists already; give another name")
     )
 
 

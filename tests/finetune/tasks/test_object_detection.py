@@ -52,6 +52,7 @@ def scenes(desk: Path, yolos: Path) -> Path:
     return desk
 
 
+@pytest.mark.usefixtures("rendered")
 def test_it_learns_boxes_on_mps_and_the_saved_model_answers(
     scenes: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +64,9 @@ def test_it_learns_boxes_on_mps_and_the_saved_model_answers(
     assert said["fallback"] == []
     assert said["metrics"]["map_50"] > 0.8
     assert said["baseline"]["metrics"]["map_50"] == 0
+    assert said["pictures"] == ["boxes.png"]
+    assert "![Boxes](boxes.png)" in (scenes / "runs/my/README.md").read_text(encoding="utf-8")
+    assert (scenes / "runs/my/boxes.png").read_bytes().startswith(b"\x89PNG")
     lines = predictions(scenes / "runs/my")
     assert [line["image"] for line in lines] == [f"{number}.png" for number in range(48, 56)]
     best = [json.loads(line["prediction"])[:1] for line in lines]

@@ -223,7 +223,7 @@ def test_what_is_no_release_is_refused_before_anything_is_asked(own_cache: Path,
         "'newest' is no release of PyTorch; allowed: a version, for example 2.13.0"
     )
     assert _refused(["fetch", "2.99.0", "--wheel", "x.whl"], capsys) == snapshot(
-        "a RELEASE is fetched from the package index, --wheel is a file; next: one of the two"
+        "a RELEASE cannot be combined with --wheel, which is a file; give one of them"
     )
     assert not own_cache.exists()
 

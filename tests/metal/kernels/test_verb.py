@@ -121,7 +121,7 @@ WRONG = {
         "there is no kernel double_dense_float_flaot; did you mean 'double_dense_float_float'?"
     ),
     "show nothing_of_the_kind": "there is no kernel nothing_of_the_kind; next: hf-mps kernels list",
-    "show double_strided_float --ir --json": "--ir prints LLVM's text, --json the signature; next: one of the two",
+    "show double_strided_float --ir --json": "--ir cannot be combined with --json; give one of them",
     "show double_strided_float --torch 2.98": (
         "the Metal kernels of torch 2.98.0 are not fetched (2.99.0 here); next: hf-mps kernels fetch 2.98.0"
     ),

@@ -96,27 +96,25 @@ def test_a_recipe_is_measured_in_real_size_by_the_runners_own_step(
     [
         (
             ["--recipe", "glue/mrpc", "--model", "gpt2"],
-            snapshot("hf-mps: --recipe and --model are two cases; give one of them\n"),
+            snapshot("hf-mps: --recipe cannot be combined with --model; give one of them\n"),
         ),
         (
             ["--recipe", "glue/mrpc", "--task", "sft"],
-            snapshot("hf-mps: --task belongs to --model, and a recipe has its own; leave it out\n"),
+            snapshot("hf-mps: --task cannot be combined with --recipe, which has a task; leave it out\n"),
         ),
         (
             ["--model", "gpt2"],
             snapshot(
-                "hf-mps: --model needs a word about what it is to learn; next: --task with one of causal-lm, dpo,"
-                " grpo, image-classification, image-segmentation, image-text, masked-lm, multiple-choice,"
-                " object-detection, question-answering, rerank, sentence-embeddings, sft, sparse-embeddings,"
-                " speech-recognition, speech-seq2seq, summarization, text-classification, token-classification,"
-                " translation\n"
+                "hf-mps: --model needs a task; next: --task with one of causal-lm, dpo, grpo, image-classification,"
+                " image-segmentation, image-text, masked-lm, multiple-choice, object-detection, question-answering,"
+                " rerank, sentence-embeddings, sft, sparse-embeddings, speech-recognition, speech-seq2seq,"
+                " summarization, text-classification, token-classification, translation\n"
             ),
         ),
         (
             ["max_length=3"],
             snapshot(
-                "hf-mps: 'max_length=3' belongs to a case of one's own; next: --recipe NAME, or --model ID --task"
-                " TASK\n"
+                "hf-mps: 'max_length=3' needs a recipe or a model; next: --recipe RECIPE, or --model NAME --task TASK\n"
             ),
         ),
         (
@@ -137,7 +135,7 @@ def test_a_recipe_is_measured_in_real_size_by_the_runners_own_step(
         (["--output", "full"], snapshot("hf-mps: --output full holds something already; next: --output full-2\n")),
         (
             ["--output", "/proc/x"],
-            "hf-mps: --output /proc/x cannot be written to: No such file or directory; next: another folder\n",
+            "hf-mps: --output /proc/x: /proc is not writable: No such file or directory; give another folder\n",
         ),
     ],
 )

@@ -93,7 +93,7 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert told["ready"] is True
     assert told["simulated"] is device.simulated()
-    assert list(told["findings"]) == list(doctor.SECTIONS)
+    assert list(told["findings"]) == ["machine", "metal", "memory", "versions", "environment", "guards"]
     assert set(told["findings"]["metal"][0]) == {"name", "state", "says", "next"}
 
 
@@ -102,9 +102,9 @@ def test_no_mac(pretend: Pretend, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 1
     ended = capsys.readouterr()
     assert "! computer" in ended.out
-    assert "Linux on AMD EPYC: no Mac, so there is no Metal" in ended.out
+    assert "Linux on AMD EPYC: this is not a Mac, so there is no Metal" in ended.out
     assert ended.err == snapshot(
-        "hf-mps: doctor: 3 to mend: computer, built, probe; "
+        "hf-mps: doctor: 3 problems: computer, built, probe; "
         "next: HF_MPS_SIMULATE=1 gives this machine a simulated Metal device\n"
     )
 
@@ -133,7 +133,7 @@ def test_without_metal_the_guards_are_one_line_and_what_concerns_the_user_stays(
     for each in REGISTRY.made("guard"):  # what tests before this one had them do is no part of it
         monkeypatch.setattr(each, "times", 0)
     (idle,) = guards.examine()
-    assert idle.says.endswith(" guards have nothing to do: the hazards are Metal's, and there is none")
+    assert idle.says.endswith(" guards have nothing to do, as there is no Metal")
     monkeypatch.setattr(REGISTRY.get("pin-memory"), "failure", "KeyError: 'gone'")
     failed, idle = guards.examine()
     assert (failed.name, failed.state) == ("pin-memory", "problem")
@@ -286,10 +286,10 @@ def test_memory_and_swap(monkeypatch: pytest.MonkeyPatch, pretend: Pretend) -> N
     monkeypatch.setattr(psutil, "swap_memory", lambda: swap._replace(used=3 * GIB))
     found = machines.examine_memory()
     assert named(found, "memory").says == snapshot(
-        "16.00 GiB in all, 2.00 GiB free for programs: a training will be pushed into swap early"
+        "16.00 GiB in all, 2.00 GiB free for programs: a training will swap early"
     )
     assert "beside live memory a Mac's driver holds 0.6 to 0.9 GiB more" in named(found, "recommended").says
-    assert named(found, "swap").says == snapshot("3.00 GiB are swapped out already: training slows down many times")
+    assert named(found, "swap").says == snapshot("3.00 GiB are swapped out, which slows training down many times")
 
 
 FALLBACK, NOT_ONE = "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FALLBACK"
@@ -308,13 +308,13 @@ VISIBLE, AUTOLOAD = "CUDA_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD"
         (HIGH, "0.0", "problem", "0 lifts the limit", ""),
         (HIGH, "1.0", "problem", "1 is below the low watermark, 1.4", f"{LOW}=1"),
         (HIGH, "2.5", "problem", "far into swap", ""),
-        (HIGH, "much", "problem", "much is no number", ""),
+        (HIGH, "much", "problem", "much is not a number", ""),
         (
             DEVICE,
             "cpu",
             "note",
             "lets TrainingArguments and Lightning follow",
-            "HF_MPS_DEVICE=cpu says it to all three",
+            "HF_MPS_DEVICE=cpu sends all three there",
         ),
         (
             USE_CPU,
@@ -323,7 +323,7 @@ VISIBLE, AUTOLOAD = "CUDA_VISIBLE_DEVICES", "TORCH_DEVICE_BACKEND_AUTOLOAD"
             "while TrainingArguments stays on mps",
             f"unset {USE_CPU} (HF_MPS_DEVICE=cpu moves all three)",
         ),
-        (VISIBLE, "0", "note", "nobody reads it on a Mac", ""),
+        (VISIBLE, "0", "note", "nothing reads it on a Mac", ""),
         (AUTOLOAD, "0", "problem", "hf_mps is not on in plain scripts", "hf-mps run script.py"),
     ],
 )

@@ -64,9 +64,9 @@ def test_a_weight_that_float16_would_round_to_nothing_is_no_other_model(
     ("words", "said"),
     [
         (["--lengths", "16,900"], "--lengths 900: allowed: 2 to 64, the positions that this model has\n"),
-        (["--lengths", "16"], "--lengths 16: allowed: two lengths or more, as EnumeratedShapes has them\n"),
+        (["--lengths", "16"], "--lengths 16: allowed: two lengths or more, such as 64,128\n"),
         (["--lengths", "16;32"], "--lengths 16;32: allowed: numbers with commas between them, as 64,128,256\n"),
-        (["--weights", "q4"], "--weights q4: export coreml does not write them; allowed: f16, f32"),
+        (["--weights", "q4"], "--weights q4: export coreml does not write these; allowed: f16, f32"),
     ],
 )
 def test_what_a_package_cannot_be_is_said(

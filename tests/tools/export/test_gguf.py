@@ -67,7 +67,7 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_misuse(hf_mps: Run, sto
     AutoTokenizer.from_pretrained(stories).save_pretrained(tmp_path / "other")
     ended = hf_mps("export", "gguf", tmp_path / "other", tmp_path / "out", "--converter", OURS)
     assert ended.code == 2
-    assert "llama.cpp's converter does not know XGLMForCausalLM; next: hf-mps export mlx\n" in ended.err
+    assert "llama.cpp's converter does not know XGLMForCausalLM; next: hf-mps export mlx RUN OUT\n" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
@@ -89,9 +89,8 @@ def test_without_a_converter_the_line_says_where_it_comes_from(
     ended = hf_mps("export", "gguf", stories, tmp_path / "out")
     assert ended.code == 2
     assert ended.err == (
-        "hf-mps: export gguf needs llama.cpp's convert_hf_to_gguf.py, which the package gguf does not bring, and none"
-        " is on the PATH; next: git clone https://github.com/ggml-org/llama.cpp, and --converter llama.cpp; or hf-mps"
-        " export mlx\n"
+        "hf-mps: export gguf needs llama.cpp's convert_hf_to_gguf.py, which is not on the PATH; next: git clone"
+        " https://github.com/ggml-org/llama.cpp, then the same command with --converter llama.cpp\n"
     )
     said = hf_mps("export", "gguf", stories, tmp_path / "out", "--converter", tmp_path)
     assert said.code == 2

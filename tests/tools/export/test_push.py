@@ -39,7 +39,7 @@ def test_what_goes_and_what_stays_is_told_with_sizes_and_reasons(folder: Path) -
     assert found.left_out == {
         ".saving/": (2, "hidden"),
         "checkpoint-7/": (570, "checkpoints hold the optimizer's state"),
-        "recipe.yaml": (20, "it names paths of this machine; the card has the recipe"),
+        "recipe.yaml": (20, "it holds paths of this machine; the card has the recipe"),
         "training_args.bin": (6, "the trainer's state, which no model is loaded with"),
     }
     assert found.files["model.safetensors"] == (folder / "model.safetensors").stat().st_size
@@ -106,19 +106,17 @@ def test_without_a_token_it_says_what_would_go_and_how(
     assert ended.code == 0, ended.err
     lines = ended.out.splitlines()
     assert lines[0].startswith("hf_mps push sorter to somebody/sorter: 5 files, ")
-    assert lines[-2] == "nothing was sent: no token is here (hf auth login makes one)"
-    assert lines[-1] == (
-        "to share  hf upload somebody/sorter sorter . --exclude 'checkpoint-*' --exclude training_args.bin"
-    )
+    assert lines[-2] == "nothing was sent: no token is stored"
+    assert lines[-1] == "next  hf auth login, then hf-mps push sorter somebody/sorter"
     assert "  training_args.bin" in ended.out
-    assert "stays here: the trainer's state, which no model is loaded with\n" in ended.out
+    assert "not sent: the trainer's state, which no model is loaded with\n" in ended.out
 
 
 @pytest.mark.parametrize(
     ("place", "name", "said"),
     [
         ("nowhere", "somebody/sorter", "nowhere: there is no such folder"),
-        ("sorter", "some body/sorter", "some body/sorter: the hub takes no such name: "),
+        ("sorter", "some body/sorter", "some body/sorter: the hub does not accept this name: "),
         ("empty", "somebody/sorter", "empty: the folder holds no model"),
         ("torn", "somebody/sorter", "torn/model.safetensors: the weights cannot be read: "),
         ("wordless", "somebody/sorter", "model wordless: it has no tokenizer "),

@@ -33,28 +33,28 @@ def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.Mo
     [
         (
             "merge sorter out",
-            "export merge: no such format; allowed: merged, gguf, mlx, coreml, onnx; did you mean 'merged'?",
+            "'merge' is not a format; allowed: merged, gguf, mlx, coreml, onnx; did you mean 'merged'?",
         ),
-        ("merged sorter taken", "taken is there already, and an export never writes over anything; next: another OUT"),
+        ("merged sorter taken", "taken exists already, and an export overwrites nothing; give another OUT"),
         (
             "merged sorter out --weights int4",
-            "--weights int4: export merged does not write them; allowed: bf16, f16, f32",
+            "--weights int4: export merged does not write these; allowed: bf16, f16, f32",
         ),
         (
             "onnx sorter out --lengths 16,32",
-            "--lengths is for export coreml; onnx takes a text of any length; leave it out",
+            "--lengths is for export coreml; leave it out of onnx",
         ),
         ("mlx stories out --converter x", "--converter is for export gguf; leave it out of mlx"),
         (
             "mlx sorter out",
-            "sorter is of the task text-classification, which export mlx does not hold; allowed: causal-lm, dpo, grpo,"
-            " sft; next: hf-mps export merged or coreml or onnx",
+            "sorter is a model for text-classification, which export mlx cannot hold; allowed: causal-lm, dpo, grpo,"
+            " sft; next: hf-mps export merged RUN OUT, or coreml, or onnx",
         ),
         (
             "coreml stories out",
-            "stories is of the task causal-lm, which export coreml does not hold; allowed: masked-lm,"
-            " question-answering, text-classification, token-classification; next: hf-mps export merged or gguf or"
-            " mlx or onnx",
+            "stories is a model for causal-lm, which export coreml cannot hold; allowed: masked-lm,"
+            " question-answering, text-classification, token-classification; next: hf-mps export merged RUN OUT, or"
+            " gguf, or mlx, or onnx",
         ),
         ("merged taken out", "taken: the folder holds no model; allowed: a run's folder, or one that save_pretrained"),
     ],

@@ -73,7 +73,7 @@ def test_commands_forget_set_the_system_prompt_and_end(instructed: Kept, command
         [
             "hf-mps: a new conversation begins",
             "hf-mps: a new conversation begins",
-            "hf-mps: /nothing is no command; allowed: /reset, /system, /help, /exit",
+            "hf-mps: /nothing is not a command; allowed: /reset, /system, /help, /exit",
             "hf-mps: /reset  begin a new conversation",
             "hf-mps: /system  TEXT: the system prompt of a new conversation; without TEXT none",
             "hf-mps: /help  show these commands",
@@ -106,7 +106,7 @@ def test_the_oldest_turns_are_left_out_where_all_do_not_fit(instructed: Kept) ->
         own.answer(SECOND, lambda piece: None)
     assert own.left_out > 0
     assert len(own.history) == 12
-    with pytest.raises(Exception, match=r"these words are \d+ tokens; allowed: \d+, the model has 64 positions"):
+    with pytest.raises(Exception, match=r"this message has \d+ tokens; allowed: up to \d+ of the model's 64 positions"):
         own.answer("word " * 200, lambda piece: None)
 
 
@@ -126,7 +126,7 @@ def test_a_model_that_does_not_chat_is_refused_in_one_line(kept: Made, command: 
         2,
         "",
         snapshot(
-            "hf-mps: <run> is of the task text-classification (its recipe.yaml), which does not chat; next:"
+            "hf-mps: <run> is a model for text-classification (its recipe.yaml), which does not chat; next:"
             " hf-mps predict <run> FILE\n"
         ),
     )

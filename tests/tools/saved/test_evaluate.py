@@ -100,7 +100,7 @@ def test_a_folder_of_save_pretrained_is_measured_on_rows_that_are_given(
     [
         (
             ["other.csv"],
-            snapshot("hf-mps: 'other.csv' is no KEY=VALUE; next, to measure a file: data.validation=other.csv\n"),
+            snapshot("hf-mps: 'other.csv' is not KEY=VALUE; next, to measure a file: data.validation=other.csv\n"),
         ),
         (
             ["data.train=other.csv"],
@@ -109,7 +109,7 @@ def test_a_folder_of_save_pretrained_is_measured_on_rows_that_are_given(
         (["data.validation=other.csv"], snapshot("hf-mps: data.files.validation: other.csv: there is no such file\n")),
         (
             ["training.num_train_epochs=2"],
-            "hf-mps: training.num_train_epochs changes how a model is trained, and this one is; leave it out\n",
+            "hf-mps: training.num_train_epochs changes only a training; leave it out\n",
         ),
     ],
 )

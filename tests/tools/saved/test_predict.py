@@ -118,7 +118,7 @@ def test_a_file_appears_whole_and_never_over_another(pairs: Kept, command: Comma
     ended = command("predict", pairs.folder, pairs.rows, "--out", out)
     assert (ended.code, masked(ended.err, out=str(out))) == (
         2,
-        snapshot("hf-mps: --out <out> is there already, and nothing is overwritten; next: another name\n"),
+        snapshot("hf-mps: --out <out> exists already and is never overwritten; give another name\n"),
     )
     broken = tiny.write_jsonl(tmp_path / "broken.jsonl", [{"sentence1": "one", "sentence2": None}])
     other = tmp_path / "other.csv"
@@ -191,7 +191,7 @@ def test_columns_of_the_input_are_kept_beside_the_answers(pairs: Kept, command: 
     wrong = command("predict", pairs.folder, tmp_path / "rows.csv", "--keep", "ident")
     assert (wrong.code, wrong.out) == (2, "")
     assert wrong.err.splitlines()[-1].rpartition("rows.csv: ")[2] == snapshot(
-        "there is no column 'ident' for --keep; the columns are sentence1, sentence2, label, id, note"
+        "there is no column 'ident' for --keep; allowed: sentence1, sentence2, label, id, note"
     )
 
 
@@ -202,7 +202,7 @@ def test_a_kept_column_stands_at_every_word_of_its_row(kept: Made, command: Comm
     answers = read_csv(command("predict", run.folder, file, "--keep", "id").out)
     assert [answer["id"] for answer in answers] == [f"row-{answer['row']}" for answer in answers]
     assert command("predict", run.folder, file, "--keep", "word").err.splitlines()[-1] == snapshot(
-        "hf-mps: --keep word: the answers have a column 'word' of their own; leave it out"
+        "hf-mps: --keep word: the answers already have a column 'word'; leave it out"
     )
 
 
@@ -211,7 +211,7 @@ def test_probabilities_of_classes_that_there_are_not_are_refused(kept: Made, com
     ended = command("predict", run.folder, run.rows, "--probabilities")
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.splitlines()[-1] == snapshot(
-        "hf-mps: --probabilities is of classes, and summarization answers without any; leave it out"
+        "hf-mps: --probabilities is for classes, which summarization does not predict; leave it out"
     )
 
 
@@ -272,9 +272,9 @@ def test_a_preference_model_answers_prompts_too(kept: Made, command: Command, tm
         (["-", "--format", "xml"], "", snapshot("--format xml; allowed: csv, jsonl")),
         (["-", "--out", "answers.xml"], "", snapshot("--out answers.xml: the name ends in .xml; allowed: csv, jsonl")),
         (["-", "data.txt=a"], "", snapshot("command line: data.txt is not a key here; allowed: hub, config, revision")),
-        (["a", "b"], "", snapshot("predict has a and b; give one file, or - and both on stdin")),
+        (["a", "b"], "", snapshot("predict takes one file, not a and b; give one, or - and both on stdin")),
         (["-", "--out", "."], "", "--out . is a folder; next: --out answers.csv"),
-        (["-", "--out", "/proc/x.csv"], "", "--out /proc/x.csv: its folder cannot be written to: "),
+        (["-", "--out", "/proc/x.csv"], "", "--out /proc/x.csv: /proc is not writable: "),
         (
             ["-", "--batch", "99999999999999999999"],
             "",
@@ -283,7 +283,7 @@ def test_a_preference_model_answers_prompts_too(kept: Made, command: Command, tm
         (
             ["-", "training.learning_rate=1"],
             "",
-            "training.learning_rate changes how a model is trained, and this one is; leave it out",
+            "training.learning_rate changes only a training; leave it out",
         ),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.tools.saved.run import Adapter, open_run
+from hf_mps.finetune.models.checkpoint import resolve
+from hf_mps.tools.saved.run import Adapter, infer_task, open_run
 from tests.snapshots import masked
 from tests.tools.saved.conftest import Made
 
@@ -105,7 +106,7 @@ def test_a_kind_of_sentence_transformers_that_no_task_is_for_is_refused(tmp_path
     with pytest.raises(UserError) as refused:
         open_run(str(tmp_path))
     assert str(refused.value).removeprefix(str(tmp_path)) == snapshot(
-        ": its config_sentence_transformers.json names MultiVectorEncoder, and no task is for that; next: --task TASK"
+        ": its config_sentence_transformers.json names MultiVectorEncoder, which fits no task; next: --task TASK"
     )
 
 
@@ -157,20 +158,26 @@ def file(folder: Path) -> None:
         (
             unfinished,
             snapshot(
-                "<place> holds a run that has not ended and no model yet; next: the command of its recipe.yaml, which"
-                " goes on"
+                "<place> holds a run that has not ended and no model yet; next: hf-mps finetune <place>/recipe.yaml"
+                " output_dir=<place>"
             ),
         ),
-        (unknown, snapshot("<place>: its configuration names SomethingElse, which tells no task; next: --task TASK")),
+        (unknown, snapshot("<place>: its configuration names SomethingElse, which fits no task; next: --task TASK")),
         (
             gap,
-            snapshot("<place>: id2label in its config.json numbers its classes 0, 2; allowed: 0 to 1, without a gap"),
+            snapshot("<place>: id2label in its config.json has 0, 2; allowed: 0 to 1"),
         ),
-        (file, snapshot("<place>: is a file; allowed: a run's folder, one that save_pretrained wrote, a hub name")),
+        (
+            file,
+            snapshot(
+                "<place>: is a file; allowed: a run's folder, one that save_pretrained wrote, a model's name on the hub"
+            ),
+        ),
         (
             None,
             snapshot(
-                "<place>: there is no such folder; allowed: a run's folder, one that save_pretrained wrote, a hub name"
+                "<place>: there is no such folder; allowed: a run's folder, one that save_pretrained wrote, a model's"
+                " name on the hub"
             ),
         ),
     ],
@@ -199,8 +206,8 @@ def test_a_task_that_there_is_not_and_one_that_a_run_is_not_are_refused(kept: Ma
     run = str(kept("text-classification").folder)
     with pytest.raises(UserError, match="is a run of text-classification; leave --task out"):
         open_run(run, "sft")
-    with pytest.raises(UserError, match=r"--task stf is no task; .*did you mean 'sft'"):
-        open_run("somebody/something", "stf")
+    with pytest.raises(UserError, match=r"--task stf is not a task; .*did you mean 'sft'"):
+        infer_task(resolve("somebody/something"), "stf")
 
 
 def test_a_pickle_that_holds_more_than_tensors_is_not_run(kept: Made, tmp_path: Path) -> None:

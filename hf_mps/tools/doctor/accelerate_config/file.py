@@ -20,16 +20,8 @@ OLDER = ("fp16", "dynamo_backend", "use_mps_device", "mps")
 
 # What belongs to a configuration for other machines: this wizard knows one process on each Mac.
 FOR_OTHERS = (
-    "deepspeed_config",
-    "fsdp_config",
-    "megatron_lm_config",
-    "parallelism_config",
-    "mpirun_config",
-    "fp8_config",
-    "tpu_name",
-    "tpu_zone",
-    "tpu_vm",
-    "tpu_env",
+    *("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config", "mpirun_config", "fp8_config"),
+    *("tpu_name", "tpu_zone", "tpu_vm", "tpu_env"),
 )
 OF_SEVERAL = ("main_process_ip", "main_process_port")
 """Keys that mean nothing for one machine."""

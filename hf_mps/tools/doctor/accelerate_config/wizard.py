@@ -36,15 +36,8 @@ class Outcome:
         """Print it as one JSON object."""
         from hf_mps.metal.device import simulated
 
-        values = {
-            "config_file": self.path,
-            "existed": self.existing is not None,
-            "simulated": simulated(),
-            "repairs": self.repairs,
-            "choices": self.choices,
-            "written": self.written,
-            "backup": self.backup,
-        }
+        values = {"config_file": self.path, "existed": self.existing is not None, "simulated": simulated()}
+        values |= {name: getattr(self, name) for name in ("repairs", "choices", "written", "backup")}
         print(jsons.dumps(plain(values), indent=2))
 
     def print(self) -> None:
