@@ -62,7 +62,7 @@ def test_what_is_new_and_wrong_comes_first_with_a_program(page: str) -> None:
 
 def test_kernels_operators_programs_and_steps_are_told(page: str) -> None:
     assert "**Kernels:** 5 added, 4 changed, 3 removed, 2 same; 1 of the changed ones ran here." in page
-    assert "**Operators that leave MPSGraph, so that no shape of theirs is compiled any more:** `flip`." in page
+    assert "**Operators that leave MPSGraph, and are no longer compiled for each shape:** `flip`." in page
     assert "`i0` right (was wrong)" in page
     assert "| BERT-base, glue/mrpc | 2,425 (299) | not known |" in page
     assert "| 2.14.1 | 16,024 | 9 | 8 (88.89 %) | 1 | 1 |" in page
