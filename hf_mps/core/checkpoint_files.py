@@ -235,8 +235,6 @@ def _move_into(stage: Path, target: Path, last: str) -> None:
         file.unlink()
     last_names = {file.name for file in stage.glob(last)}
     for path in sorted(stage.iterdir(), key=lambda path: path.name in last_names):
-        if (target / path.name).is_dir():
-            shutil.rmtree(target / path.name)
         replace_file(path, target / path.name)
 
 

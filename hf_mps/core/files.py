@@ -8,6 +8,7 @@ import json
 import math
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,11 +53,13 @@ def refuse_unwritable(path: Path, what: str) -> None:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Move a file to `target`, over one that is there. Raises OSError, with the old file in its place.
+    """Move a file or a folder to `target`, over one that is there. Raises OSError, with the old file in its place.
 
     Some servers behind sshfs refuse to rename over a file (sshfs(1), workaround=rename): there the old one is set aside
     under a name by which `checkpoint_files.sweep` puts it back, should the process be killed in between.
     """
+    if source.is_dir() and target.is_dir():  # rename(2) refuses to replace a folder that holds anything
+        shutil.rmtree(target)
     try:
         source.replace(target)
     except (FileExistsError, PermissionError):

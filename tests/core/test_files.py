@@ -43,6 +43,17 @@ def test_an_existing_file_is_replaced_and_nothing_stays_beside_it(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
+def test_a_folder_replaces_one_that_holds_files_and_a_file_never_does(tmp_path: Path) -> None:
+    for place, name in (("new", "config.json"), ("old", "left by a kill")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / name).touch()
+    with pytest.raises(IsADirectoryError):
+        files.write_atomic(tmp_path / "old", "x")
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["left by a kill"]
+    files.replace_file(tmp_path / "new", tmp_path / "old")
+    assert [path.name for path in tmp_path.rglob("*")] == ["old", "config.json"]
+
+
 def test_the_file_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> None:
     (tmp_path / "ordinary").touch()
     written = files.write_atomic(tmp_path / "f", "x")
