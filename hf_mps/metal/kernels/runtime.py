@@ -85,8 +85,9 @@ class Kernel:
     ) -> None:
         """Run the kernel over a grid, and return when it is done.
 
-        `arguments` are a tensor, the bytes of a value (`values.u32(3)`), Pointers, or None for a buffer that is left
-        unbound: by the name that the kernel gives each binding, or all of them in the order of their locations. The
+        `arguments` are a tensor, the bytes of a value (`values.u32(3)`), those of a struct's members by their names,
+        Pointers, or None for a buffer that is left unbound: by the name that the kernel gives each binding, or all of
+        them in the order of their locations. The
         grid is `threads` (Metal's dispatchThreads: the last group may be smaller) or `groups` of whole groups
         (dispatchThreadgroups); a number is the x of a line. `threadgroup` is bytes of threadgroup memory by location.
         `work` is the elements that are computed, where a thread computes many: whether it pays to use every core.
@@ -124,6 +125,7 @@ class Kernel:
             if len(arguments) != len(self._buffers):
                 self._refuse(f"the rule has {len(arguments)} arguments for {len(self._buffers)} bindings")
             bound = list(zip(self._buffers, arguments, strict=True))
+        bound = [(each, self._struct(each, value) if isinstance(value, dict) else value) for each, value in bound]
         shape = tuple(len(value) if isinstance(value, bytes) else -1 for _, value in bound)
         if shape not in self._checked:
             for binding, value in bound:
@@ -134,6 +136,19 @@ class Kernel:
                     self._refuse(f"{name} is written, and the rule has a value for it")
             self._checked.add(shape)
         return bound
+
+    def _struct(self, binding: Binding, values: dict[str, bytes]) -> bytes:
+        """Return a struct's bytes, each member where this release has it."""
+        members = {each.name: each for each in binding.members}
+        if names := members.keys() ^ values.keys():
+            self._refuse(f"{binding.type}.{min(names)} is its or the rule's alone")
+        data = bytearray(binding.whole or 0)
+        for name, value in values.items():
+            member = members[name]
+            if len(value) != (size := member.size * max(1, member.count)):
+                self._refuse(f"{binding.type}.{name} takes {size} bytes, and the rule has {len(value)}")
+            data[member.offset : member.offset + size] = value
+        return bytes(data)
 
     def _refuse(self, why: str) -> None:
         raise NoRule(f"the kernel {self.name} of {self.release} differs from what its rule binds: {why}")

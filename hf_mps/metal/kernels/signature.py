@@ -94,9 +94,9 @@ class Signature:
         return None
 
     @property
-    def fingerprint(self) -> tuple[tuple[int, int, int | None, str], ...]:
-        """What a launch rule relies on: location, address space, fixed size and name of each binding."""
-        return tuple((each.location, each.space, each.whole, each.name) for each in self.bindings)
+    def dimensions(self) -> int:
+        """Dimensions of the grid that the kernel reads its thread's place in, 1 to 3; 0 where it reads none."""
+        return next((each.width for each in self.attributes if each.name == "thread_position_in_grid"), 0)
 
 
 def read(text: str, name: str) -> Signature:

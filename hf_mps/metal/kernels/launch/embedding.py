@@ -9,16 +9,12 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.rules import errors, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, metal, span
+from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, span, u8, u32
 
 SOURCE = "operations/EmbeddingBag.mm"
 STRIDED = "a sparse gradient, or indices of another layout"
 CPUS = "a forward pass on the CPU, which leaves out the bag that an index is in"
 _SUM, _MAX = 0, 2
-_FORWARD = struct.Struct("<6I?3x5Ii4xq")
-_BACKWARD = struct.Struct("<6I?3xIIiq")
-_WEIGHTS = struct.Struct("<4IIIq")
-"""The structs of kernels/EmbeddingBag.h with offsets of 32 bits."""
 
 
 @rule("_embedding_bag", "_embedding_bag_forward_only", source=SOURCE)
@@ -50,8 +46,14 @@ def embedding_bag(
     output = torch.empty(bags, size, dtype=weight.dtype, device=weight.device)
     offset2bag, bag_size = indices.new_empty(len(indices)), indices.new_empty(bags)
     largest = indices.new_empty((bags, size) if mode == _MAX else (0,))
-    strides = (*weight.stride(), *output.stride(), *_strides(largest, mode), *_weighted(per_sample_weights))
-    parameters = _FORWARD.pack(*strides, len(indices), bags, size, weight.shape[0], mode, padding_idx)
+    parameters = {
+        "weight_strides": u32(weight.stride()),
+        "output_strides": u32(output.stride()),
+        "num_indices": u32(len(indices)),
+        "num_bags": u32(bags),
+        "num_weights": u32(weight.shape[0]),
+        **_shared(largest, mode, per_sample_weights, size, padding_idx),
+    }
     reported = errors()
     bound = [weight, indices, offsets, per_sample_weights, output, offset2bag, bag_size, largest, parameters]
     if output.numel():
@@ -79,8 +81,11 @@ def backward(
     size = grad.shape[1]
     _require_32_bits(grad)
     found = torch.zeros(rows, size, dtype=grad.dtype, device=grad.device)
-    strides = (*found.stride(), *grad.stride(), *_strides(largest, mode), *_weighted(per_sample_weights))
-    parameters = _BACKWARD.pack(*strides, size, mode, padding_idx)
+    parameters = {
+        "weight_grad_strides": u32(found.stride()),
+        "output_grad_strides": u32(grad.stride()),
+        **_shared(largest, mode, per_sample_weights, size, padding_idx),
+    }
     threads = grad.numel() if mode == _MAX else offset2bag.numel() * size
     bound = [grad, indices, offset2bag, bag_size, largest, per_sample_weights, found, parameters]
     if threads:
@@ -100,19 +105,28 @@ def weights_backward(
     size = grad.shape[1]
     _require_32_bits(weight)
     found = torch.zeros(len(indices), dtype=grad.dtype, device=grad.device)
-    parameters = _WEIGHTS.pack(*grad.stride(), *weight.stride(), 1, size, padding_idx)
+    parameters = {
+        "output_grad_strides": u32(grad.stride()),
+        "weight_strides": u32(weight.stride()),
+        "per_sample_weights_grad_stride": u32(1),
+        "feature_size": u32(size),
+        "padding_idx": i64(padding_idx),
+    }
     if len(indices) * size:
         kernel.launch([grad, weight, indices, offset2bag, found, parameters], len(indices) * size)
     return found
 
 
-def _weighted(weights: Tensor | None) -> tuple[bool, int]:
-    """Return whether samples have weights, and the stride of these."""
-    return (False, 0) if weights is None else (True, weights.stride(0))
-
-
-def _strides(largest: Tensor, mode: int) -> tuple[int, ...]:
-    return largest.stride() if mode == _MAX else (0, 0)
+def _shared(largest: Tensor, mode: int, weights: Tensor | None, size: int, padding_idx: int) -> dict[str, bytes]:
+    """Return what both directions are told, by the members' names (kernels/EmbeddingBag.h), offsets in 32 bits."""
+    return {
+        "max_indices_strides": u32(largest.stride() if mode == _MAX else (0, 0)),
+        "use_per_sample_weights": u8(weights is not None),
+        "per_sample_weights_stride": u32(0 if weights is None else weights.stride(0)),
+        "feature_size": u32(size),
+        "mode": i32(mode),
+        "padding_idx": i64(padding_idx),
+    }
 
 
 def _require_32_bits(tensor: Tensor) -> None:

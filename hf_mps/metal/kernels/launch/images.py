@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_mps.metal.kernels.rules import GRAPH, by_meta, errors, kernels, refuse, refuse_misfit, rule
 from hf_mps.metal.kernels.runtime import Kernel
-from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u64
+from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u8, u64
 
 GRID = "operations/GridSampler.mm"
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic")
@@ -267,7 +267,11 @@ def _arrays(*tensors: Tensor, sizes: bool = True) -> bytes:
     parts = []
     for each in tensors:
         parts += [each.shape, each.stride()] if sizes else [each.stride()]
-    return b"".join(padded(i32(part), 4 * DIMENSIONS) for part in parts)
+    return b"".join(map(_array, parts))
+
+
+def _array(numbers: Ints) -> bytes:
+    return padded(i32(tuple(numbers)), 4 * DIMENSIONS)
 
 
 def _each(window: Window, *numbers: Ints) -> bytes:
@@ -299,11 +303,21 @@ def max_pool3d_with_indices_backward(
     return result
 
 
-def _average(given: Tensor, result: Tensor, window: Window, include_pad: bool, divisor: int | None) -> bytes:
-    """AvgPoolingParams, of the input's side and the pooled side; two booleans are followed by two bytes of nothing."""
-    flags = bytes([include_pad, divisor is not None, 0, 0])
-    ways = _each(window, window.kernel, window.stride, window.padding)
-    return i32(given.dim(), window.pooled) + _arrays(given, result) + ways + flags + i32(divisor or 0)
+def _average(given: Tensor, result: Tensor, window: Window, include_pad: bool, divisor: int | None) -> dict[str, bytes]:
+    """Return the members of AvgPoolingParams, of the input's side and the pooled side."""
+    sides = {"input": given, "output": result}
+    return {
+        "dims": i32(given.dim()),
+        "pooling_dims": i32(window.pooled),
+        **{f"{side}_sizes": _array(each.shape) for side, each in sides.items()},
+        **{f"{side}_strides": _array(each.stride()) for side, each in sides.items()},
+        "kernel_size": _each(window, window.kernel),
+        "stride": _each(window, window.stride),
+        "padding": _each(window, window.padding),
+        "count_include_pad": u8(include_pad),
+        "has_divisor_override": u8(divisor is not None),
+        "divisor_override": i32(divisor or 0),
+    }
 
 
 @rule("avg_pool3d_backward", "avg_pool3d_backward.grad_input", source=SOURCE)

@@ -8,6 +8,7 @@ have, and the names tell.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -248,12 +249,16 @@ def exec_ternary(output: Tensor, first: Tensor, second: Tensor, third: Tensor, n
     layout = "dense" if way is None or way.contiguous else "strided"
     kernel = kernels[f"{name}_{layout}_cast_{into}" if casts else f"{name}_{layout}_{into}_{of}"]
     rest: list[Any] = []
+    threads: int | tuple[int, int, int] = count
     types = [scalar_type(each) for each in inputs]
     if way is not None and not way.contiguous:
+        if kernel.signature.dimensions == 3:  # from 2.15 on: all dimensions but two are the grid's last
+            across, down, *deep = (*way.shape, 1)
+            threads = (across, down, math.prod(deep))
         rest = [i64(way.shape), *(i64(each) for each in way.strides), u32(len(way.shape))]
         if casts:
             rest.append(u32(*types, scalar_type(output)))
     elif casts:
         sizes = [each.element_size() for each in inputs]
         rest = [padded(u32(sizes), 16), padded(u32(types), 16)]
-    kernel.launch([output, *inputs, *rest], count)
+    kernel.launch([output, *inputs, *rest], threads)
