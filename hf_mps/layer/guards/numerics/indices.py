@@ -110,9 +110,6 @@ def _gradient(whole: Callable[..., Any], grad: Any, indices: Any, rows: int, pad
     return total
 
 
-EMBEDDING_GRAD = EmbeddingGrad()
-
-
 HUGE_LIMIT = 2**31
 """Elements; kernels that index with 32 bits read other rows beyond (pytorch#188756)."""
 
@@ -133,6 +130,3 @@ class HugeEmbedding(Guard):
                 f"a parameter of shape {list(huge.shape)} has {huge.numel():,} elements; on Metal torch before 2.14 "
                 f"reads zeros beyond 2^31 (pytorch#188756); next: pip install 'torch>=2.14', or HF_MPS_DEVICE=cpu"
             )
-
-
-HUGE_EMBEDDING = HugeEmbedding()

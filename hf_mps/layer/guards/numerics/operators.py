@@ -169,9 +169,6 @@ def _halves(tensor: Any) -> tuple[slice, slice]:
     return slice(0, middle), slice(middle, tensor.shape[0])
 
 
-HUGE_CAT = HugeCat()
-
-
 def _misread(given: Any, end: Any, weight: Any) -> bool:
     # A number within a larger CPU tensor is read at that tensor's beginning (pytorch#187117).
     within = weight.device.type == "cpu" and weight.storage_offset() != 0
@@ -207,9 +204,6 @@ class LerpWeight(Guard):
         self.acted("lerp is given weights of another dtype in the dtype of its tensors", aloud=False)
         weight = weight.item() if weight.device.type == "cpu" else weight.to(given.dtype)
         return stock.foreign(getattr(torch.ops.aten, name), given, end, weight)
-
-
-LERP_WEIGHT = LerpWeight()
 
 
 def _uneven(given: Any, sizes: Any) -> bool:
@@ -312,9 +306,6 @@ def _layer_by_layer(
     return x, torch.cat(hidden), torch.cat(cells)
 
 
-LSTM_DROPOUT = LstmDropout()
-
-
 LAYER_NORM = "torch.nn.functional:layer_norm"
 
 
@@ -364,6 +355,3 @@ class MixedDtypes(Guard):
 
 def _word(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-MIXED_DTYPES = MixedDtypes()

@@ -190,9 +190,6 @@ def _large_k_right(run: Callable[[Any, Any], Any]) -> bool:
     return torch.allclose(run(*there).cpu(), run(one, other), rtol=1e-3, atol=1.0)
 
 
-LARGE_K = LargeK()
-
-
 SLICED = {
     **dict.fromkeys(("mm.out", "bmm.out", "addmm.out", "addmm_"), ("sliced-products", "gapped-products")),
     **dict.fromkeys(("baddbmm.out", "baddbmm_"), ("sliced-baddbmm", "gapped-baddbmm")),
@@ -364,9 +361,6 @@ class LinearBias(Guard):
         return stock.partial(rows, weight, None) + bias
 
 
-LINEAR_BIAS = LinearBias()
-
-
 DEEP = 4
 """Dimensions above which the graph flattens its input, which macOS 27 does not compile (pytorch#187201)."""
 
@@ -402,9 +396,6 @@ class LinearShapes(Guard):
             of_weight.view(weight.shape) if mask[1] else None,
             of_bias if mask[2] else None,
         )
-
-
-LINEAR_SHAPES = LinearShapes()
 
 
 LIMIT = 2**32
@@ -528,5 +519,3 @@ HUGE: dict[str, tuple[Callable[..., Any], int]] = {
     "baddbmm.out": (_baddbmm, 1),
     "baddbmm_": (_huge_in_place, 1),
 }
-
-HUGE_PRODUCTS = HugeProducts()
