@@ -39,9 +39,6 @@ class IndexAddGaps(Tried):
     patches = {"aten::index_add_": Kernel("_copied_back", when=_lost, faults=("index-add-gaps",))}
 
     def _copied_back(self, stock: OriginalCall, given: Any, *args: Any, **named: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(given, *args, **named)
         self.acted("index_add_ adds to copies of tensors with gaps or an offset, which are copied back", aloud=False)
         return given.copy_(stock.partial(given.clone(memory_format=torch.contiguous_format), *args, **named))
 

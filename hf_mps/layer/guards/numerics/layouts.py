@@ -231,7 +231,7 @@ class PermutedActivations(Tried):
         return {f"aten::{name}": kernel for name, kernel in kernels.items()}
 
     def _laid_out(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if not self.needed or name not in self._wrong:
+        if name not in self._wrong:
             self.release(f"aten::{name}")
             return stock(*args, **kwargs)
         if not any(map(_loose, args)):

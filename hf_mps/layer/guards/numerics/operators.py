@@ -56,9 +56,6 @@ class LargePad(Tried):
     patches = {f"aten::{name}": Kernel("_folded", when=_large, faults=("large-pad",)) for name in OPERATORS}
 
     def _folded(self, stock: OriginalCall, *args: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(*args)
         self.acted("large tensors of five dimensions or more are padded in four", aloud=False)
         tensors = 2 if hasattr(args[1], "shape") else 1
         kept = args[0].dim() - len(args[tensors]) // 2
@@ -234,9 +231,6 @@ class AdaptiveMaxPool(Tried):
     }
 
     def _on_cpu(self, name: str, stock: OriginalCall, *args: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(*args)
         self.acted("adaptive max pools of sizes that do not divide run on the CPU", aloud=False)
         moved = [each.cpu() if isinstance(each, torch.Tensor) else each for each in args]
         found = stock.foreign(getattr(torch.ops.aten, name), *moved)

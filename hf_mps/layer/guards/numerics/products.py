@@ -221,9 +221,6 @@ class SlicedProducts(Tried):
         }
 
     def _copied(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(*args, **kwargs)
         self.acted("products into slices of a tensor are computed apart and copied there", aloud=False)
         place = kwargs.pop("out", args[0])
         found = stock.foreign(getattr(torch, name.removesuffix(".out").removesuffix("_")), *args, **kwargs)
@@ -287,9 +284,6 @@ class ExpandedOperands(Tried):
         }
 
     def _filled(self, first: int, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(*args, **kwargs)
         self.acted("products of expanded tensors are given copies of them", aloud=False)
         pair = (each.contiguous() for each in args[first : first + 2])
         return stock(*args[:first], *pair, *args[first + 2 :], **kwargs)
