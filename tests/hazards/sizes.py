@@ -20,14 +20,16 @@ def huge_products() -> Iterator[None]:
     """pytorch#197636, and a Mac that can hold so much."""
     import torch
 
+    from hf_mps.layer import guards
     from hf_mps.layer.guards.numerics import products as module
 
+    guard = guards.get("huge-products")
     with _beginning_early("huge-products", module, "LIMIT"):
-        module.HUGE_PRODUCTS.install(torch)
+        guard.install(torch)
         try:
             yield
         finally:
-            module.HUGE_PRODUCTS.release()
+            guard.release()
 
 
 @contextmanager

@@ -91,9 +91,13 @@ _HOMES = {name: f"hf_mps.layer.guards.{file}" for file, names in _FILES.items() 
 
 
 def _written(module: ModuleType, name: str) -> Safeguard:
-    """The guard or sentinel large-k is LARGE_K of its file."""
-    safeguard: Safeguard = getattr(module, name.upper().replace("-", "_"))
-    return safeguard
+    """The guard large-k is LARGE_K of its file, where others need the object or it takes arguments; else it is made."""
+    there: Safeguard | None = getattr(module, name.upper().replace("-", "_"), None)
+    if there is not None:
+        return there
+    kinds = (each for each in vars(module).values() if isinstance(each, type))
+    made: Safeguard = next(kind for kind in kinds if vars(kind).get("name") == name)()
+    return made
 
 
 GUARDS = Catalogue(

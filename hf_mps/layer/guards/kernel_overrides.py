@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -48,6 +49,13 @@ class Tried(Guard):
             return Choice(True, f"tried on the device: {wrong} {differ} from the CPU on {self.given}")
         return Choice(False, f"tried on the device: {', '.join(self._trials)} are right on {self.given}")
 
+    def while_needed(self, ours: Function, stock: Function, *args: Any, **kwargs: Any) -> Any:
+        """Return what `ours` makes of a call; where the trial found the device right, its kernels are left alone."""
+        if self.needed:
+            return ours(stock, *args, **kwargs)
+        self.release()
+        return stock(*args, **kwargs)
+
     def forget(self) -> None:
         """Also put back the kernels that the trial took away."""
         super().forget()
@@ -80,7 +88,9 @@ class Kernel(Patch):
         assert isinstance(owner, Guard)
         if target not in owner.kernels:
             name = target.removeprefix("aten::")
-            owner.kernels[target] = before(owner, name, self.ours(owner), when=self.when)
+            ours = self.ours(owner)
+            ours = partial(owner.while_needed, ours) if isinstance(owner, Tried) else ours
+            owner.kernels[target] = before(owner, name, ours, when=self.when)
 
 
 class _Asked(Around):

@@ -10,6 +10,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core import notices
 from hf_mps.finetune.report.step_lines import StepLines
+from hf_mps.layer import guards
 from hf_mps.layer.guards.sentinels import numbers
 from hf_mps.layer.guards.sentinels.stream import STREAM
 from tests.finetune.tiny import Command
@@ -25,7 +26,7 @@ def test_what_a_sentinel_finds_is_a_line_of_the_run(
     try:
         ended = finetune("my.yaml")
     finally:
-        numbers.GRADIENT_NORM.forget()
+        guards.get("gradient-norm").forget()
         notices.forget()
     assert (ended.code, ended.err) == (0, "")
     notes = [line for line in ended.out.splitlines() if "the gradient norm was" in line]

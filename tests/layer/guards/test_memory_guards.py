@@ -119,10 +119,8 @@ def test_many_shapes_are_told_of_once_with_what_to_do() -> None:
 
 
 def test_lists_of_numbers_and_words_in_a_batch_of_rows_are_no_shapes() -> None:
-    from hf_mps.layer.guards.platform import memory
-
     for length in range(1, 40):
-        memory.SHAPE_GROWTH._at_batch([{"prompt": ["a"] * length, "ids": [1] * length}])
+        guards.get("shape-growth")._at_batch([{"prompt": ["a"] * length, "ids": [1] * length}])
     assert not [line for line in guards.get("shape-growth").lines if "different lengths" in line]
 
 

@@ -114,6 +114,3 @@ def _embedding_gradient() -> Any:
     words = torch.arange(64 * 64, device="cpu").remainder_(64)
     grad = torch.arange(64.0 * 64 * 16, device="cpu").remainder_(997).add_(1).reciprocal_().view(64 * 64, 16)
     return torch.ops.aten.embedding_dense_backward(grad.to("mps"), words.to("mps"), 64, -1, False).cpu()
-
-
-ATOMIC_ORDER = AtomicOrder()

@@ -67,9 +67,6 @@ def _large(rows: Any, *_: Any) -> bool:
     return bool(rows.shape[0] > LARGEST and rows.dim() == 4)
 
 
-CONV_BATCH = ConvBatch()
-
-
 OPERATORS = {"_mps_convolution": 0, "mps_convolution_transpose_backward": 1}
 """Operator -> which argument the convolution reads; the second one is the gradient of a transposed convolution."""
 
@@ -133,6 +130,3 @@ def _right(layout: Any) -> bool:
         if not torch.allclose(torch.conv3d(there, weight.to("mps"), padding=1).cpu(), right, rtol=1e-3, atol=1e-2):
             return False
     return True
-
-
-CONV3D_LAYOUT = Conv3dLayout()

@@ -266,6 +266,3 @@ def _first(tables: Mapping[str, Any], names: tuple[str, ...]) -> tuple[int | Non
             padding = getattr(table, "padding_idx", None)
             return int(weight.shape[0]), int(getattr(table, "offset", 0 if padding is None else padding + 1))
     return None, 0
-
-
-INDEX_RANGE = IndexRange()

@@ -39,9 +39,6 @@ class IndexAddGaps(Tried):
     patches = {"aten::index_add_": Kernel("_copied_back", when=_lost, faults=("index-add-gaps",))}
 
     def _copied_back(self, stock: OriginalCall, given: Any, *args: Any, **named: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(given, *args, **named)
         self.acted("index_add_ adds to copies of tensors with gaps or an offset, which are copied back", aloud=False)
         return given.copy_(stock.partial(given.clone(memory_format=torch.contiguous_format), *args, **named))
 
@@ -110,9 +107,6 @@ def _gradient(whole: Callable[..., Any], grad: Any, indices: Any, rows: int, pad
     return total
 
 
-EMBEDDING_GRAD = EmbeddingGrad()
-
-
 HUGE_LIMIT = 2**31
 """Elements; kernels that index with 32 bits read other rows beyond (pytorch#188756)."""
 
@@ -133,6 +127,3 @@ class HugeEmbedding(Guard):
                 f"a parameter of shape {list(huge.shape)} has {huge.numel():,} elements; on Metal torch before 2.14 "
                 f"reads zeros beyond 2^31 (pytorch#188756); next: pip install 'torch>=2.14', or HF_MPS_DEVICE=cpu"
             )
-
-
-HUGE_EMBEDDING = HugeEmbedding()

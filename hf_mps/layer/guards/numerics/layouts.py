@@ -82,9 +82,6 @@ def target_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-NON_BLOCKING = NonBlocking()
-
-
 WIDE = ("torch.float64", "torch.complex128")
 """What torch 2.14.0 writes nothing of, without an error; 2.13 and 2.14.1 raise (pytorch#197715)."""
 
@@ -153,8 +150,6 @@ def _reads_a_view() -> bool:
 
 COPY_TRIALS: dict[str, Callable[[], bool]] = {"as float16": _keeps_its_source, "of a view": _reads_a_view}
 
-DTYPE_COPIES = DtypeCopies()
-
 
 class NonContiguous(Guard):
     """Makes parameters contiguous when their optimizer is made; what optimizers keep beside them then is so too."""
@@ -210,9 +205,6 @@ def _agrees(run: Any) -> bool:
     return torch.allclose(result("cpu"), result("mps"), rtol=1e-4, atol=1e-5)
 
 
-NON_CONTIGUOUS = NonContiguous()
-
-
 NORM = "native_batch_norm_backward"
 
 
@@ -239,7 +231,7 @@ class PermutedActivations(Tried):
         return {f"aten::{name}": kernel for name, kernel in kernels.items()}
 
     def _laid_out(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if not self.needed or name not in self._wrong:
+        if name not in self._wrong:
             self.release(f"aten::{name}")
             return stock(*args, **kwargs)
         if not any(map(_loose, args)):

@@ -56,9 +56,6 @@ class LargePad(Tried):
     patches = {f"aten::{name}": Kernel("_folded", when=_large, faults=("large-pad",)) for name in OPERATORS}
 
     def _folded(self, stock: OriginalCall, *args: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(*args)
         self.acted("large tensors of five dimensions or more are padded in four", aloud=False)
         tensors = 2 if hasattr(args[1], "shape") else 1
         kept = args[0].dim() - len(args[tensors]) // 2
@@ -169,9 +166,6 @@ def _halves(tensor: Any) -> tuple[slice, slice]:
     return slice(0, middle), slice(middle, tensor.shape[0])
 
 
-HUGE_CAT = HugeCat()
-
-
 def _misread(given: Any, end: Any, weight: Any) -> bool:
     # A number within a larger CPU tensor is read at that tensor's beginning (pytorch#187117).
     within = weight.device.type == "cpu" and weight.storage_offset() != 0
@@ -209,9 +203,6 @@ class LerpWeight(Guard):
         return stock.foreign(getattr(torch.ops.aten, name), given, end, weight)
 
 
-LERP_WEIGHT = LerpWeight()
-
-
 def _uneven(given: Any, sizes: Any) -> bool:
     pairs = list(zip(given.shape[-2:], sizes, strict=True))
     # Metal refuses a height that grows beside a width that shrinks, and goes on refusing it.
@@ -240,9 +231,6 @@ class AdaptiveMaxPool(Tried):
     }
 
     def _on_cpu(self, name: str, stock: OriginalCall, *args: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(*args)
         self.acted("adaptive max pools of sizes that do not divide run on the CPU", aloud=False)
         moved = [each.cpu() if isinstance(each, torch.Tensor) else each for each in args]
         found = stock.foreign(getattr(torch.ops.aten, name), *moved)
@@ -312,9 +300,6 @@ def _layer_by_layer(
     return x, torch.cat(hidden), torch.cat(cells)
 
 
-LSTM_DROPOUT = LstmDropout()
-
-
 LAYER_NORM = "torch.nn.functional:layer_norm"
 
 
@@ -364,6 +349,3 @@ class MixedDtypes(Guard):
 
 def _word(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-MIXED_DTYPES = MixedDtypes()

@@ -190,9 +190,6 @@ def _large_k_right(run: Callable[[Any, Any], Any]) -> bool:
     return torch.allclose(run(*there).cpu(), run(one, other), rtol=1e-3, atol=1.0)
 
 
-LARGE_K = LargeK()
-
-
 SLICED = {
     **dict.fromkeys(("mm.out", "bmm.out", "addmm.out", "addmm_"), ("sliced-products", "gapped-products")),
     **dict.fromkeys(("baddbmm.out", "baddbmm_"), ("sliced-baddbmm", "gapped-baddbmm")),
@@ -224,9 +221,6 @@ class SlicedProducts(Tried):
         }
 
     def _copied(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(*args, **kwargs)
         self.acted("products into slices of a tensor are computed apart and copied there", aloud=False)
         place = kwargs.pop("out", args[0])
         found = stock.foreign(getattr(torch, name.removesuffix(".out").removesuffix("_")), *args, **kwargs)
@@ -290,9 +284,6 @@ class ExpandedOperands(Tried):
         }
 
     def _filled(self, first: int, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if not self.needed:
-            self.release()
-            return stock(*args, **kwargs)
         self.acted("products of expanded tensors are given copies of them", aloud=False)
         pair = (each.contiguous() for each in args[first : first + 2])
         return stock(*args[:first], *pair, *args[first + 2 :], **kwargs)
@@ -364,9 +355,6 @@ class LinearBias(Guard):
         return stock.partial(rows, weight, None) + bias
 
 
-LINEAR_BIAS = LinearBias()
-
-
 DEEP = 4
 """Dimensions above which the graph flattens its input, which macOS 27 does not compile (pytorch#187201)."""
 
@@ -402,9 +390,6 @@ class LinearShapes(Guard):
             of_weight.view(weight.shape) if mask[1] else None,
             of_bias if mask[2] else None,
         )
-
-
-LINEAR_SHAPES = LinearShapes()
 
 
 LIMIT = 2**32
@@ -528,5 +513,3 @@ HUGE: dict[str, tuple[Callable[..., Any], int]] = {
     "baddbmm.out": (_baddbmm, 1),
     "baddbmm_": (_huge_in_place, 1),
 }
-
-HUGE_PRODUCTS = HugeProducts()

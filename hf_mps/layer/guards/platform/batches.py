@@ -228,6 +228,3 @@ def _single(value: Any, name: str, names: list[str]) -> Any:
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
-
-
-FLOAT64_COLUMNS = Float64Columns()

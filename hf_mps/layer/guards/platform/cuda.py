@@ -103,9 +103,6 @@ def _cuda() -> bool:
     return torch.cuda.is_available()
 
 
-CUDA_WORDS = CudaWords()
-
-
 SWITCH = "triton.cudagraphs"
 """The one option by which reduce-overhead differs from the default, and max-autotune from its no-cudagraphs form."""
 
@@ -139,9 +136,6 @@ class CudaGraphs(Guard):
             return stock(backend, graph, inputs, *args, **kwargs)
         finally:
             backend.config = given
-
-
-CUDA_GRAPHS = CudaGraphs()
 
 
 UPDATES = {8: "bitsandbytes::optimizer_update_8bit_blockwise", 32: "bitsandbytes::optimizer_update_32bit"}
@@ -273,9 +267,6 @@ def _bitsandbytes(optim: str) -> bool:
     return optim in _OF_32_BITS or (("8bit" in optim or "paged" in optim) and "torch" not in optim)
 
 
-CUDA_OPTIMIZER = CudaOptimizer()
-
-
 LAYOUT = "TORCHINDUCTOR_LAYOUT_OPTIMIZATION"
 ERRORS = "TORCHDYNAMO_SUPPRESS_ERRORS"
 
@@ -334,6 +325,3 @@ class Compile(Guard):
 def on_metal(inputs: Any) -> bool:
     """Whether a graph is for Metal: its parameters are inputs too, one that makes all tensors itself holds no model."""
     return any(getattr(getattr(each, "device", None), "type", "") == "mps" for each in inputs)
-
-
-COMPILE = Compile()

@@ -120,9 +120,6 @@ def _forks(loader: Any) -> bool:
     return multiprocessing.get_start_method(allow_none=True) == "fork" != multiprocessing.get_all_start_methods()[0]
 
 
-FORK_WORKERS = ForkWorkers()
-
-
 class PinMemory(Guard):
     """Hides Trainer's default from torch while a loader of Trainer's begins an epoch; who gave it gets the warning.
 
@@ -176,6 +173,3 @@ class PinMemory(Guard):
             return stock(loader)
         finally:
             loader.pin_memory = True
-
-
-PIN_MEMORY = PinMemory()

@@ -110,9 +110,6 @@ def _sizes() -> tuple[int, int]:
     return memory.total("mps"), memory.recommended("mps") or 0
 
 
-MEMORY_BUDGET = MemoryBudget()
-
-
 MANY = 16
 """Lengths from which on a shorter list of them is suggested."""
 PRESSURE = 0.7
@@ -202,9 +199,6 @@ def _shape(batch: Any) -> tuple[Any, ...]:
     return tuple(getattr(batch, "shape", ()))
 
 
-SHAPE_GROWTH = ShapeGrowth()
-
-
 _PEAK = "_hf_mps_peak"
 
 
@@ -254,9 +248,6 @@ class MemoryMetrics(Guard):
             highest = peak.result.value
             figures["peaked"] = max(0, highest - peak.sample())
             self.acted(f"the peak of GPU memory in the metrics is {peak.result.reason}", aloud=False)
-
-
-MEMORY_METRICS = MemoryMetrics()
 
 
 class OomText(Guard):
@@ -310,6 +301,3 @@ class OomText(Guard):
         stock()
         if torch.backends.mps.is_available():
             torch.mps.empty_cache()
-
-
-OOM_TEXT = OomText()

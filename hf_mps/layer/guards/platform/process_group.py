@@ -150,6 +150,3 @@ class ProcessGroup(Guard):
 
 def _on_metal(model: Any) -> bool:
     return getattr(model, "device_type", "") == "mps"
-
-
-PROCESS_GROUP = ProcessGroup()

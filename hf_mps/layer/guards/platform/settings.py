@@ -115,9 +115,6 @@ def _world() -> World:
         return World()
 
 
-ONE_DEVICE = OneDevice()
-
-
 HALVES = ("bf16", "fp16")
 
 
@@ -211,9 +208,6 @@ class HalfPrecision(Guard):
         return plugin
 
 
-HALF_PRECISION = HalfPrecision()
-
-
 _ASKED = re.compile(r"(paged\|)?(flash_attention_\d|flex_attention)")
 """transformers' names for the two; kernels of the hub (`owner/name`) are the user's own choice."""
 
@@ -249,9 +243,6 @@ def _flex_trains() -> bool:
     from torch.nn.attention import flex_attention
 
     return "does not support backward on MPS" not in inspect.getsource(flex_attention)
-
-
-ATTENTION = Attention()
 
 
 VARIABLE = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -301,6 +292,3 @@ def _converts(tensor: Any, dtype: Any) -> bool:
         return False
     stored = tensor.get_dtype() if hasattr(tensor, "get_dtype") else str(getattr(tensor, "dtype", ""))
     return _STORED.get(stored, stored.removeprefix("torch.")) != str(dtype).removeprefix("torch.")
-
-
-ASYNC_LOADING = AsyncLoading()

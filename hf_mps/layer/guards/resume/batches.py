@@ -305,9 +305,6 @@ def _epochs(loader: Any) -> int:
     return int(loader.iteration)
 
 
-RESUME_EPOCH = ResumeEpoch()
-
-
 FILE = "loader_rng.pth"
 _REPLAY = "_hf_mps_replay"
 
@@ -416,6 +413,3 @@ def _number(loader: Any, loaders: list[Any]) -> int | None:
 def _read(folder: Path) -> dict[str, Any] | None:
     file = random_numbers.own(folder / FILE)
     return torch.load(file, weights_only=True, map_location="cpu") if file.is_file() else None
-
-
-RESUME_BATCHES = ResumeBatches()

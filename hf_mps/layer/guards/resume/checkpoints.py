@@ -245,9 +245,6 @@ def _in_project(folder: Path, stock: Callable[..., Any], accelerator: Any, *args
         project.project_dir = given
 
 
-ATOMIC_CHECKPOINT = AtomicCheckpoint()
-
-
 NUMBERED = re.compile(r"^(?P<word>.*\D)(?P<number>\d+)$")
 
 
@@ -375,9 +372,6 @@ def _before(folder: Path, *, above: bool = False) -> Iterator[Path]:
     return (each for _, each in sorted(found, reverse=True))
 
 
-TORN_CHECKPOINT = TornCheckpoint()
-
-
 class NodeWeights(Guard):
     """Lets the first process of each host write the weights that it is told to write, once arguments ask for that.
 
@@ -429,6 +423,3 @@ class NodeWeights(Guard):
             return False
         self.acted("each host has the weights in its checkpoints", aloud=False)
         return True
-
-
-NODE_WEIGHTS = NodeWeights()

@@ -92,9 +92,6 @@ class ResumeRng(Guard):
             )
 
 
-RESUME_RNG = ResumeRng()
-
-
 KEY, LOADERS = "hf_mps_random_states", "hf_mps_loaders"
 
 
@@ -189,6 +186,3 @@ def _places(trainer: Any) -> list[LoaderState | None]:
 
 def _on_metal(connector: Any) -> bool:
     return str(connector.trainer.strategy.root_device).partition(":")[0] == "mps"
-
-
-LIGHTNING_RNG = LightningRng()

@@ -110,9 +110,6 @@ class ResumeLoss(Guard):
             logs["train_loss"] = total / trainer.state.global_step
 
 
-RESUME_LOSS = ResumeLoss()
-
-
 FOLDER = "_hf_mps_read_from"
 
 
@@ -189,9 +186,6 @@ def _read(model: Any, folder: str) -> Any:
     return model.load_state_dict(state, strict=False)
 
 
-RESUME_NAMES = ResumeNames()
-
-
 STATE = "trainer_state.json"
 FROM, EPOCHS = "_hf_mps_goes_on_from", "_hf_mps_epochs"
 
@@ -260,6 +254,3 @@ def _stopped_early(trainer: Any, state: dict[str, Any]) -> bool:
         for one in every
         if one
     )
-
-
-RESUME_END = ResumeEnd()

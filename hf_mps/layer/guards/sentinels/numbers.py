@@ -169,9 +169,6 @@ class GradientNorm(Sentinel):
             history.largest = max(history.largest, norm)
 
 
-GRADIENT_NORM = GradientNorm()
-
-
 FROZEN_TIMES = 30
 FIRST = 8
 """Losses of a training that say where it began."""
@@ -236,6 +233,3 @@ class LossFrozen(Sentinel):
                     " it agrees to the last bit, so nothing is learned; next: see that weights require gradients, the"
                     " learning rate is above 0 and batches reach the device whole"
                 )
-
-
-LOSS_FROZEN = LossFrozen()

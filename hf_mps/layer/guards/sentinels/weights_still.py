@@ -214,6 +214,3 @@ def _settings(optimizer: Any, weight: Any, group: dict[str, Any]) -> tuple[float
         return rate, math.inf, floor, *known  # Adam and its like
     feeble = rate * float(group.get("d", 1.0)) * FEEBLE  # d is what Prodigy and D-Adaptation multiply lr by
     return feeble, feeble, floor, *known
-
-
-WEIGHTS_STILL = WeightsStill()

@@ -18,7 +18,7 @@ Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}
 _LANE = (
     *(conversions.define, conversions.define_bfloat, rounding.define, exponentials.define),
-    *(exponentials.define_trigonometric, integers.define, integers.define_atomic, simd.define_matrix),
+    *(integers.define, integers.define_atomic, simd.define_matrix),
 )
 
 

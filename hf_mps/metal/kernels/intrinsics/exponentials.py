@@ -74,22 +74,22 @@ _NAME = re.compile(rf"air\.(?:fast_)?(\w+)\.({TYPE})")
 
 
 def define(name: str) -> Definition | None:
-    """The definition of an exponential, logarithm, power or hyperbolic function."""
+    """The definition of one of these functions; sincos returns the sine and stores the cosine."""
     found = _NAME.fullmatch(name)
-    if not found or found[1] not in _FUNCTIONS:
+    if not found or scalar_of(kind := llvm_type(found[2])) not in ("half", "float"):
         return None
-    if found[1] in ("exp", "exp2") and scalar_of(llvm_type(found[2])) == "float":
-        body = Body(name, llvm_type(found[2]), llvm_type(found[2]))
+    if found[1] in ("exp", "exp2") and scalar_of(kind) == "float":
+        body = Body(name, kind, kind)
         return body.finish(exp_in_float(body.arguments[0], natural=found[1] == "exp"))
-    return rounded_once(name, llvm_type(found[2]), _FUNCTIONS[found[1]])
-
-
-def rounded_once(name: str, kind: str, function: Callable[..., Value], returns: int = 1) -> Definition | None:
-    """A definition over half or float whose function is written in double."""
-    if scalar_of(kind) not in ("half", "float"):
+    if found[1] == "sincos":
+        body = Body(name, kind, kind, "ptr")
+        sin, cos = (from_double(v, scalar_of(kind)) for v in sine_and_cosine(body.arguments[0].cast("fpext", "double")))
+        body.effect(f"store {kind} {cos.name}, ptr {body.arguments[1].name}")
+        return body.finish(sin)
+    function = _FUNCTIONS.get(found[1])
+    if function is None:
         return None
-    count = function.__code__.co_argcount
-    body = Body(name, kind, *[kind] * count)
+    body = Body(name, kind, *[kind] * function.__code__.co_argcount)
     result = function(*(a.cast("fpext", "double") for a in body.arguments))
     return body.finish(from_double(result, scalar_of(kind)))
 
@@ -208,40 +208,7 @@ def _atanh(x: Value) -> Value:
     return copysign(size.compare("olt", 1e-4).select(near, far), x)
 
 
-_FUNCTIONS: dict[str, Callable[..., Value]] = {
-    "exp": lambda x: exp2(x * _LOG2_E),
-    "exp2": lambda x: exp2(x),
-    "exp10": lambda x: exp2(x * math.log2(10)),
-    "log": lambda x: log2(x) * math.log(2),
-    "log2": lambda x: log2(x),
-    "log10": lambda x: log2(x) * math.log10(2),
-    "pow": power,
-    "tanh": tanh,
-    "sinh": sinh,
-    "cosh": cosh,
-    "asinh": _asinh,
-    "acosh": lambda x: log2(x + x.body.llvm("sqrt", x * x - 1.0)) * math.log(2),
-    "atanh": _atanh,
-}
-
-
 _HALF_PI, _HALF_PI_REST = math.pi / 2, 6.123233995736766e-17
-
-_TRIGONOMETRIC = re.compile(rf"air\.(?:fast_)?(\w+)\.({TYPE})")
-
-
-def define_trigonometric(name: str) -> Definition | None:
-    """The definition of a trigonometric function; sincos returns the sine and stores the cosine."""
-    found = _TRIGONOMETRIC.fullmatch(name)
-    if not found or scalar_of(kind := llvm_type(found[2])) not in ("half", "float"):
-        return None
-    if found[1] == "sincos":
-        body = Body(name, kind, kind, "ptr")
-        pair = sine_and_cosine(body.arguments[0].cast("fpext", "double"))
-        sin, cos = (from_double(v, scalar_of(kind)) for v in pair)
-        body.effect(f"store {kind} {cos.name}, ptr {body.arguments[1].name}")
-        return body.finish(sin)
-    return rounded_once(name, kind, _ANGLES[found[1]]) if found[1] in _ANGLES else None
 
 
 def sine_and_cosine(x: Value) -> tuple[Value, Value]:
@@ -353,7 +320,20 @@ def _acos(x: Value) -> Value:
     return large.select(outer, math.pi / 2 - copysign(arc, x))
 
 
-_ANGLES: dict[str, Callable[..., Value]] = {
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "exp": lambda x: exp2(x * _LOG2_E),
+    "exp2": lambda x: exp2(x),
+    "exp10": lambda x: exp2(x * math.log2(10)),
+    "log": lambda x: log2(x) * math.log(2),
+    "log2": lambda x: log2(x),
+    "log10": lambda x: log2(x) * math.log10(2),
+    "pow": power,
+    "tanh": tanh,
+    "sinh": sinh,
+    "cosh": cosh,
+    "asinh": _asinh,
+    "acosh": lambda x: log2(x + x.body.llvm("sqrt", x * x - 1.0)) * math.log(2),
+    "atanh": _atanh,
     "sin": lambda x: sine_and_cosine(x)[0],
     "cos": lambda x: sine_and_cosine(x)[1],
     "tan": _tan,

@@ -62,8 +62,7 @@ def compare(output: Tensor, self: Operand, other: Operand, *, kernel: str) -> No
 def as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
     """Two inputs of one dtype, and the output holds pairs of them."""
     refuse(real.dtype != imag.dtype, "PyTorch refuses the arguments: two dtypes")
-    if real.dtype not in COMPLEX:
-        raise NoRule("no kernel for the dtype")
+    refuse(real.dtype not in COMPLEX, "no kernel for the dtype")
     return written(target, COMPLEX[real.dtype], real, imag)
 
 

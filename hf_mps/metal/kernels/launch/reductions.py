@@ -16,7 +16,6 @@ from hf_mps.metal.kernels.rules import kernels, refuse, refuse_misfit, rule
 from hf_mps.metal.kernels.values import metal, u32
 
 SOURCE = "operations/ReduceOps.mm"
-REFUSED = "PyTorch refuses the arguments"
 
 
 def wrapped(dims: Sequence[int] | int | None, rank: int) -> set[int]:

@@ -16,7 +16,6 @@ SOURCE = "operations/ScanKernel.mm"
 GROUP = 1024
 COLUMNS = 32
 """Columns of a threadgroup that scans an outer dimension."""
-REFUSED = "PyTorch refuses the arguments"
 TINY_TILE = 2048
 """Elements of a threadgroup that scans many short rows."""
 

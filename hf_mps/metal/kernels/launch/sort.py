@@ -113,7 +113,6 @@ def _bytes(edges: Tensor) -> bytes:
 
 
 SOURCE = "operations/Sort.mm"
-REFUSED = "PyTorch refuses the arguments"
 EACH = 4
 """Elements that a thread sorts (ILP_PER_THREAD)."""
 Pair = tuple[Tensor, Tensor]
