@@ -42,14 +42,10 @@ def stated(text: str, kernel: str, values: Mapping[str, bool | int | float]) -> 
         raise UserError(f"{kernel} has function constants without a value: {', '.join(missing)}; next: "
                         f"library.with_constants({missing[0].split()[0]}=…)")  # fmt: skip
     for name, each in known.items():
-        text = re.sub(
-            _GLOBAL.format(re.escape(each.variable)),
-            lambda found, each=each, name=name: (
-                f"{found[1]}constant {found[2]} {_literal(each, found[2], values[name])}"
-            ),
-            text,
-            flags=re.MULTILINE,
-        )
+        found = re.search(_GLOBAL.format(re.escape(each.variable)), text, re.MULTILINE)
+        assert found is not None, name
+        literal = _literal(each, found[2], values[name])
+        text = f"{text[: found.start()]}{found[1]}constant {found[2]} {literal}{text[found.end() :]}"
     false = [name for name in known if not values[name]]
     named = dict(re.findall(r'^!(\d+) = !\{ptr .*, !"bool", !"(\w+)"\}$', text, re.M))
 
