@@ -27,10 +27,16 @@ def _names(incomplete: str) -> list[str]:
     return [name for name in store.open_library(store.chosen(None)) if name.startswith(incomplete)]
 
 
-Torch = Annotated[
+def _renamed(given: str | None) -> None:
+    if given is not None:
+        raise UserError(f"--torch is --release now, as MLX's kernels are here too; next: --release {given}")
+
+
+Renamed = Annotated[str | None, typer.Option("--torch", hidden=True, callback=_renamed)]
+Release = Annotated[
     str | None,
     typer.Option(
-        "--torch",
+        "--release",
         metavar="RELEASE",
         help="A fetched release. Default: the installed torch's, or the newest.",
         autocompletion=_releases,
@@ -43,7 +49,7 @@ Torch = Annotated[
 def fetch_kernels(
     releases: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RELEASE]...", help="Releases, such as 2.13.0. Default: the installed torch's."),
+        typer.Argument(metavar="[RELEASE]...", help="Releases, such as 2.13.0 or mlx. Default: the installed torch's."),
     ] = None,
     wheel: Annotated[
         list[Path] | None,
@@ -51,10 +57,11 @@ def fetch_kernels(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Download a PyTorch release's Metal kernels into your cache.
+    """Download the Metal kernels of a release of PyTorch or MLX into your cache.
 
     pip downloads the release's macOS wheel (about 110 MB), whose sha256 is compared with the package index; the kernels
-    (80 MB) are kept, the wheel is not. A release that is there already is not fetched again.
+    (80 MB) are kept, the wheel is not. A release that is there already is not fetched again. `mlx`, or `mlx-0.32.4`, is
+    a release of MLX, for `torch.mps.load_metallib`.
 
     Example: `hf-mps kernels fetch 2.13.0`
     """
@@ -77,7 +84,8 @@ def list_kernels(
     family: Annotated[
         str | None, typer.Option("--family", metavar="FAMILY", help="The kernels of one family, with their buffers.")
     ] = None,
-    torch: Torch = None,
+    release: Release = None,
+    torch: Renamed = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -88,7 +96,7 @@ def list_kernels(
     from hf_mps.core.text import aligned
     from hf_mps.metal.kernels import describe, store
 
-    release = store.chosen(torch)
+    release = store.chosen(release)
     library = store.open_library(release)
     if family is not None:
         names = describe.of_family(library, family)
@@ -119,7 +127,8 @@ def show_kernel(
             metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).", autocompletion=_names
         ),
     ],
-    torch: Torch = None,
+    release: Release = None,
+    torch: Renamed = None,
     ir: Annotated[bool, typer.Option("--ir", help="Print the kernel's LLVM module instead.")] = False,
     json: Json = False,
     debug: Debug = False,
@@ -132,7 +141,7 @@ def show_kernel(
 
     if ir and json:
         raise UserError("--ir cannot be combined with --json; give one of them")
-    release = store.chosen(torch)
+    release = store.chosen(release)
     library = store.open_library(release)
     if ir:
         print(metallib.parse(library, name))
@@ -166,7 +175,7 @@ def remove_kernels(
         known = ", ".join(store.releases()) or "none"
         raise UserError(f"which releases? fetched: {known}; next: hf-mps kernels remove RELEASE, or --all")
     for release in [store.present(release) for release in releases or store.releases()]:
-        print(f"torch {release}: removed, {memory(store.remove(release))}")
+        print(f"{store.named(release)}: removed, {memory(store.remove(release))}")
 
 
 @kernels.command("report", hidden=True, context_settings={"ignore_unknown_options": True})

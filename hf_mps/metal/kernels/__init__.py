@@ -38,6 +38,10 @@ def check(release: str) -> None:
     from hf_mps.metal.kernels import metallib, store
 
     metallib.require()
+    if store.canonical(release).startswith(store.MLX):
+        raise UserError(
+            f"{release} has MLX's kernels, which are no operators of PyTorch; next: torch.mps.load_metallib"
+        )
     store.verify(release)
 
 

@@ -131,7 +131,7 @@ def in_short(library: Library, name: str) -> tuple[str, str]:
 
 def kernel_lines(known: dict[str, Any]) -> Iterator[str]:
     """A kernel's signature for a person: buffers by location with their structs, attributes, memory, intrinsics."""
-    yield f"{known['kernel']}  torch {known['release']}, family {known['family']}, {known['bitcode']:,} bytes"
+    yield f"{known['kernel']}  {store.named(known['release'])}, family {known['family']}, {known['bitcode']:,} bytes"
     rows = [("location", "name", "address space", "access", "type", "bytes"), *_binding_rows(known["bindings"])]
     yield from aligned(rows, right=(0, 5))
     for each in known["attributes"]:

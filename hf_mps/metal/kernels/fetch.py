@@ -1,4 +1,4 @@
-"""Fetches a release's Metal kernels: its macOS wheel with the user's pip, the metallib from it into the cache."""
+"""Fetches the Metal kernels of PyTorch or MLX: a macOS wheel with the user's pip, its metallib into the cache."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from hf_mps.core.text import duration, memory
 from hf_mps.metal.kernels import describe, store
 from hf_mps.metal.kernels.metallib import BrokenLibrary, Library, libraries
 
-DYLIB = "torch/lib/libtorch_cpu.dylib"
+FILES = {"torch": "torch/lib/libtorch_cpu.dylib", "mlx-metal": "mlx/lib/mlx.metallib"}
+"""The projects whose wheels have Metal kernels, and the file of each that holds them."""
 NEXT = "next: hf-mps kernels fetch RELEASE, or --wheel with a file torch-RELEASE-…-macosx_…_arm64.whl"
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, KeyError, UnicodeDecodeError)
 
@@ -46,10 +47,13 @@ class Contents(NamedTuple):
 
     release: str
     git_version: str
+    """Empty for MLX, whose wheel does not say."""
+    file: str
+    """The file in it that holds the kernels."""
 
 
 def read_wheel(path: Path) -> Contents:
-    """Return what a macOS wheel of PyTorch says of itself.
+    """Return what a macOS wheel of PyTorch or MLX says of itself.
 
     Raises UserError for a file that is absent, is no whole wheel, or is another project's or another platform's.
     """
@@ -60,32 +64,36 @@ def read_wheel(path: Path) -> Contents:
             raise UserError(f"{path} is no wheel: it has no metadata; {NEXT}")
         facts = _fields(archive.read(metadata))
         tags = _fields(archive.read(metadata.replace("METADATA", "WHEEL"))).get("tag", "")
-        project, release = facts.get("name", ""), facts.get("version", "")
-        if project.lower() != "torch":
-            raise UserError(f"{path} is a wheel of {brief(project)}, not of torch; {NEXT}")
+        project, release = facts.get("name", "").lower(), facts.get("version", "")
+        if project not in FILES:
+            raise UserError(f"{path} is a wheel of {brief(project)}, not of torch or mlx-metal; {NEXT}")
         platform = tags.rpartition("-")[2]
         if not re.fullmatch(r"macosx_\d+_\d+_arm64", platform):
-            raise UserError(f"{path} is torch {brief(release)} for {brief(platform)}, not for macOS on arm64; {NEXT}")
-        if DYLIB not in names:
-            raise UserError(f"{path} has no {DYLIB}; {NEXT}")
+            raise UserError(
+                f"{path} is {project} {brief(release)} for {brief(platform)}, not for macOS on arm64; {NEXT}"
+            )
+        if FILES[project] not in names:
+            raise UserError(f"{path} has no {FILES[project]}; {NEXT}")
+        if project != "torch":
+            return Contents(store.MLX + release, "", FILES[project])
         commit = re.search(r"""git_version = ['"](\w+)['"]""", archive.read("torch/version.py").decode())
-        return Contents(release, commit[1] if commit else "")
+        return Contents(release, commit[1] if commit else "", FILES[project])
 
 
-def extract_library(path: Path, target: Path) -> None:
-    """Write the wheel's `libtorch_cpu.dylib` to `target`, compared with the archive's checksum and the wheel's RECORD.
+def extract_library(path: Path, name: str, target: Path) -> None:
+    """Write the wheel's file `name` to `target`, compared with the archive's checksum and the wheel's RECORD.
 
     Raises UserError where they differ, OSError where it cannot be written.
     """
     digest = hashlib.sha256()
-    with _opened(path) as archive, archive.open(DYLIB) as source, target.open("wb") as file:
+    with _opened(path) as archive, archive.open(name) as source, target.open("wb") as file:
         while block := source.read(1 << 20):
             digest.update(block)
             file.write(block)
-        stated = _recorded(archive)
+        stated = _recorded(archive, name)
     found = "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
     if stated and stated != found:
-        raise UserError(f"{path} is broken: its {DYLIB} is not the one that its RECORD lists; {NEXT}")
+        raise UserError(f"{path} is broken: its {name} is not the one that its RECORD lists; {NEXT}")
 
 
 @contextlib.contextmanager
@@ -111,13 +119,13 @@ def _fields(text: bytes) -> dict[str, str]:
     return found
 
 
-def _recorded(archive: zipfile.ZipFile) -> str:
-    """Return the hash that the wheel's RECORD has for its library, `sha256=…`, or an empty string."""
+def _recorded(archive: zipfile.ZipFile, file: str) -> str:
+    """Return the hash that the wheel's RECORD has for a file of it, `sha256=…`, or an empty string."""
     name = next((each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", each)), None)
     if name is None:
         return ""
     rows = csv.reader(io.StringIO(archive.read(name).decode()))
-    return next((row[1] for row in rows if len(row) > 1 and row[0] == DYLIB), "")
+    return next((row[1] for row in rows if len(row) > 1 and row[0] == file), "")
 
 
 # The first is what PyTorch builds for at present; pip takes wheels of every older macOS for it (macosx_11_0_arm64 up to
@@ -156,7 +164,9 @@ def offer(release: str, work: Path) -> Offer:
         name = unquote(urlsplit(download["url"]).path).rpartition("/")[2]
         digest = download["archive_info"].get("hashes", {}).get("sha256", "")
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise RunError(f"pip's report on torch {release} cannot be read ({type(error).__name__}: {error})") from error
+        raise RunError(
+            f"pip's report on {store.named(release)} cannot be read ({type(error).__name__}: {error})"
+        ) from error
     stated = bool(digest) and (f"{name}#sha256={digest}" in said or not _BROUGHT.search(said))
     return Offer(name, digest, stated)
 
@@ -166,7 +176,7 @@ def download(release: str, work: Path) -> Path:
     _pip("download", release, work, "--dest", work)
     wheels = list(work.glob("*.whl"))
     if len(wheels) != 1:
-        raise RunError(f"pip downloaded {len(wheels)} wheels for torch {release}, not one")
+        raise RunError(f"pip downloaded {len(wheels)} wheels for {store.named(release)}, not one")
     return wheels[0]
 
 
@@ -182,13 +192,19 @@ def _pip(verb: str, release: str, work: Path, *more: str | Path) -> str:
     command += ["--only-binary=:all:", "--no-deps", "--no-input", "--no-color", "--disable-pip-version-check"]
     # A separate cache, which goes with `work`: no second copy of the wheel stays, and an index that sends no metadata
     # (PEP 658), for which the first call downloads the wheel, is not asked for it again by the second.
-    command += ["--cache-dir", work / "cache", f"torch=={release}"]
+    command += ["--cache-dir", work / "cache", _requirement(release)]
     # What pip unpacks goes with `work` too, though it be killed. A pip.conf with user = true would contradict --target.
     environment = {**os.environ, "PIP_USER": "0", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     if ended.returncode:
         raise _refusal(release, ended.stdout + ended.stderr)
     return ended.stdout
+
+
+def _requirement(release: str) -> str:
+    if release.startswith(store.MLX):
+        return f"mlx-metal=={release.removeprefix(store.MLX)}"
+    return f"torch=={release}"
 
 
 def _refusal(release: str, said: str) -> UserError | RunError:
@@ -199,25 +215,26 @@ def _refusal(release: str, said: str) -> UserError | RunError:
     differs = re.search(r"Expected sha256 (\w+)\s+Got\s+(\w+)", said)
     if differs:
         return RunError(
-            f"the wheel of torch {release} has sha256 {differs[2][:12]}…, and the index states {differs[1][:12]}…; "
-            "nothing was kept; next: again"
+            f"the wheel of {store.named(release)} has sha256 {differs[2][:12]}…, and the index states "
+            f"{differs[1][:12]}…; nothing was kept; next: again"
         )
     unreachable = _UNREACHABLE.search(said)
     if unreachable:
         number = _ERRNO.search(unreachable[1])
         reason = number[1] if number else brief(unreachable[1])
         return RunError(
-            f"pip does not reach the package index for torch {release} ({reason}); "
+            f"pip does not reach the package index for {store.named(release)} ({reason}); "
             "next: again, or hf-mps kernels fetch --wheel PATH"
         )
-    capped = re.search(r"The user requested \(constraint\) (torch\S+)", said)
-    if capped and not Requirement(capped[1]).specifier.contains(release, prereleases=True):
-        return UserError(f"pip's constraint {capped[1]} excludes torch {release}; next: pip config list")
+    capped = re.search(r"The user requested \(constraint\) ((?:torch|mlx-metal)\S+)", said)
+    if capped and not Requirement(capped[1]).specifier.contains(release.removeprefix(store.MLX), prereleases=True):
+        return UserError(f"pip's constraint {capped[1]} excludes {store.named(release)}; next: pip config list")
     known = re.search(r"\(from versions: ([^)]*)\)", said)
     if capped or known or any("No matching distribution" in line for line in errors):
         listed = f"; the newest that it has: {known[1].split(', ')[-1]}" if known and known[1] != "none" else ""
         return UserError(
-            f"the package index has no macOS wheel of torch {release}{listed}; next: pip index versions torch"
+            f"the package index has no macOS wheel of {store.named(release)}{listed}; "
+            f"next: pip index versions {_requirement(release).partition('==')[0]}"
         )
     return RunError(f"pip: {errors[0] if errors else (said.strip().splitlines() or ['it failed'])[-1]}")
 
@@ -238,10 +255,10 @@ def fetch(release: str, say: Say) -> store.Fetched:
             return here
         with _work(name) as work:
             start = time.monotonic()
-            with status.shown(f"torch {name}: asking the package index"):
+            with status.shown(f"{store.named(name)}: asking the package index"):
                 offered = offer(name, work)
-            say(f"torch {name}: downloading {offered.wheel} with pip")
-            with status.shown(f"torch {name}: downloading"):
+            say(f"{store.named(name)}: downloading {offered.wheel} with pip")
+            with status.shown(f"{store.named(name)}: downloading"):
                 file = download(name, work)
             digest = store.sha256(file)
             if file.name != offered.wheel or offered.sha256 not in ("", digest):
@@ -251,7 +268,7 @@ def fetch(release: str, say: Say) -> store.Fetched:
                 )
             size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
             stated = "the index states it" if offered.stated else "compared by pip with the index's, if it states one"
-            say(f"torch {name}: {size} in {seconds}, sha256 {digest[:12]}… ({stated})")
+            say(f"{store.named(name)}: {size} in {seconds}, sha256 {digest[:12]}… ({stated})")
             return _keep(file, digest, digest if offered.stated else None, work, say)
 
 
@@ -273,7 +290,7 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
     fresh = work / name
     fresh.mkdir(mode=0o700)
     dylib = work / "library"
-    extract_library(file, dylib)
+    extract_library(file, contents.file, dylib)
     size = _cut_out(dylib, fresh / store.LIBRARY, name)
     kernels = list(Library.open(fresh / store.LIBRARY))
     known = store.Fetched(
@@ -294,7 +311,7 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
     fresh.rename(place)
     store.verify(name)
     say(
-        f"torch {name}: {known.kernels:,} kernels in {known.families} families, {memory(size)}, "
+        f"{store.named(name)}: {known.kernels:,} kernels in {known.families} families, {memory(size)}, "
         f"in {duration(time.monotonic() - start)}; kept in {place}"
     )
     return known
@@ -312,7 +329,7 @@ def _cut_out(dylib: Path, target: Path, release: str) -> int:
             if not chosen:
                 others = ", ".join(str(Library(each).macos) for each in found)
                 raise UserError(
-                    f"torch {release} has no metallib for macOS {MACOS} in its library "
+                    f"{store.named(release)} has no metallib for macOS {MACOS} in its library "
                     f"({f'only for {others}' if others else 'before 2.6 they are source that the Mac compiles'}); "
                     "next: a newer release"
                 )
@@ -337,7 +354,7 @@ def _alone(release: str, say: Say) -> Iterator[store.Fetched | None]:
     try:
         lock.acquire(blocking=False)
     except filelock.Timeout:
-        say(f"torch {release}: another process fetches it; waiting …")
+        say(f"{store.named(release)}: another process fetches it; waiting …")
         lock.acquire()
         here = _whole(release, say)
     try:
@@ -355,7 +372,7 @@ def _whole(release: str, say: Say) -> store.Fetched | None:
     except UserError as error:
         say(f"{str(error).rpartition('; next')[0] or error}: fetched again")
         return None
-    say(f"torch {release}: here already, {known.kernels:,} kernels in {store.folder(release)}")
+    say(f"{store.named(release)}: here already, {known.kernels:,} kernels in {store.folder(release)}")
     return known
 
 
@@ -372,7 +389,7 @@ def _work(release: str) -> Iterator[Path]:
         problem = "no space is left" if error.errno == errno.ENOSPC else f"{error.strerror or error}"
         raise RunError(f"{store.root()}: {problem}; next: room there, or XDG_CACHE_HOME=FOLDER elsewhere") from error
     except BrokenLibrary as error:
-        problem = f"the metallib of torch {release} cannot be read ({error})"
+        problem = f"the metallib of {store.named(release)} cannot be read ({error})"
         raise UserError(f"{problem}; next: another wheel of it") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -59,6 +59,8 @@ class Binding:
     indirect: bool = False
     """The buffer holds pointers to other buffers (an argument buffer)."""
     members: tuple[Member, ...] = ()
+    present: bool = True
+    """False where a function constant that was stated leaves the buffer out (constants.py): nothing is bound."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ def _signature(name: str, text: str, nodes: dict[int, str], limits: Node, parame
     attributes: list[Attribute] = []
     for reference in _atoms(nodes[parameters.number]):
         atoms = _atoms(nodes[reference.number])
+        if atoms[1] == "air.function_constant":  # whether it is bound follows from a constant, the node after it
+            del atoms[1:3]
         if atoms[1] in ("air.buffer", "air.indirect_buffer"):
             bindings.append(_binding(atoms, nodes))
         else:
@@ -142,6 +146,7 @@ def _binding(atoms: list[Any], nodes: dict[int, str]) -> Binding:
         used="air.arg_unused" not in atoms,
         indirect=atoms[1] == "air.indirect_buffer",
         members=tuple(_members(_atoms(nodes[members.number]), nodes)) if members else (),
+        present="air.absent" not in atoms,
     )
 
 

@@ -32,6 +32,9 @@ LIBRARY = "macos14.metallib"
 FACTS = "release.json"
 VERIFIED = "verified.json"
 EXAMPLE = "2.13.0"
+MLX = "mlx-"
+"""What the names of MLX's releases begin with: their kernels are kept beside PyTorch's."""
+EXAMPLE_MLX = "0.32.4"
 
 
 @dataclass(frozen=True)
@@ -62,28 +65,46 @@ def root() -> Path:
 
 
 def canonical(release: str) -> str:
-    """A release as PyTorch's wheels name it: `2.13` is 2.13.0, `2.13.0+cpu` too. Raises UserError for what is none."""
+    """A release as PyTorch's wheels name it: `2.13` is 2.13.0, `2.13.0+cpu` too. Raises UserError for what is none.
+
+    `mlx-0.32.4` is a release of MLX, `mlx` the one of the installed MLX, or EXAMPLE_MLX.
+    """
+    if release == "mlx":
+        release = MLX + (_installed("mlx") or EXAMPLE_MLX)
+    kind = MLX if release.startswith(MLX) else ""
     try:
-        version = Version(release)
+        version = Version(release.removeprefix(kind))
     except InvalidVersion:
+        project, example = ("MLX", f"mlx-{EXAMPLE_MLX}") if kind else ("PyTorch", EXAMPLE)
         raise UserError(
-            f"'{brief(release)}' is no release of PyTorch; allowed: a version, for example {EXAMPLE}"
+            f"'{brief(release)}' is no release of {project}; allowed: a version, for example {example}"
         ) from None
     numbers = ".".join(map(str, (*version.release, 0, 0)[: max(3, len(version.release))]))
-    return numbers + version.public.removeprefix(version.base_version)
+    return kind + numbers + version.public.removeprefix(version.base_version)
 
 
 def releases() -> list[str]:
-    """Return the fetched releases, oldest first."""
+    """Return the fetched releases, oldest first, MLX's before PyTorch's."""
     found = root()
     names = [each.name for each in found.iterdir() if (each / FACTS).is_file()] if found.is_dir() else []
-    return sorted((name for name in names if not name.startswith(".")), key=Version)
+    whole = (name for name in names if not name.startswith("."))
+    return sorted(whole, key=lambda name: (not name.startswith(MLX), Version(name.removeprefix(MLX))))
+
+
+def named(release: str) -> str:
+    """Return a release with its project's name, for people: `torch 2.13.0`, `MLX 0.32.4`."""
+    return f"MLX {release.removeprefix(MLX)}" if release.startswith(MLX) else f"torch {release}"
 
 
 def installed() -> str | None:
     """Return the release of the torch that is installed here, which is not imported, or None."""
+    own = _installed("torch")
+    return canonical(own) if own else None
+
+
+def _installed(project: str) -> str | None:
     try:
-        return canonical(metadata.version("torch"))
+        return metadata.version(project)
     except metadata.PackageNotFoundError:
         return None
 
@@ -104,7 +125,7 @@ def folder(release: str) -> Path:
     if (place / FACTS).is_file():
         return place
     there = f" ({', '.join(releases())} here)" if releases() else ""
-    raise UserError(f"the Metal kernels of torch {name} are not fetched{there}; next: hf-mps kernels fetch {name}")
+    raise UserError(f"the Metal kernels of {named(name)} are not fetched{there}; next: hf-mps kernels fetch {name}")
 
 
 def path(release: str) -> Path:
@@ -163,7 +184,7 @@ def present(release: str) -> str:
     """Return the name of a release that is to be removed. Raises UserError where it was not fetched."""
     name = canonical(release)
     if name not in releases():
-        raise UserError(f"torch {name} is not fetched; allowed: {', '.join(releases()) or 'nothing, as none is here'}")
+        raise UserError(f"{named(name)} is not fetched; allowed: {', '.join(releases()) or 'nothing, as none is here'}")
     return name
 
 

@@ -8,15 +8,12 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from hf_mps.core.errors import Notice
 
 SENTENCE = "simulated: compiled through aot_eager, Inductor's Metal code was not run"
-LIBRARY_SENTENCE = (
-    "a compiled Metal library cannot be loaded on the simulated device, which has no Metal; torch.mps.compile_shader "
-    "compiles its source here"
-)
 CUDA_GRAPHS = "triton.cudagraphs"
 """The option of Inductor's that its modes reduce-overhead and max-autotune switch on (torch/_inductor/__init__.py)."""
 refused = False
@@ -30,27 +27,33 @@ class SimulatedNotice(Notice):
 
 
 def install_compiler() -> None:
-    """Send graphs with mps tensors to aot_eager, and refuse Metal source in torch.mps. Once."""
+    """Send graphs with mps tensors to aot_eager. Once."""
     import torch
 
     wrapper = torch._TorchCompileInductorWrapper
     if getattr(wrapper.__call__, "_hf_mps_simulates", False):
         return
     wrapper.__call__ = _through_aot_eager(wrapper.__call__)  # type: ignore[method-assign]
-    torch.mps.load_metallib = _refuse_library
 
 
 def install_shaders(device: Any) -> None:
-    """Give torch._C what compiles Metal source in a wheel with Metal: people's shaders, and what Inductor writes."""
+    """Give torch._C what a wheel with Metal has: what compiles Metal source, and what loads a compiled library."""
     import torch
 
     def compile_source(source: str) -> Any:
         from hf_mps.metal.source.library import Library
 
-        return Library(source, device)
+        return Library.compiled(source, device)
+
+    def load(content: bytes | Path) -> Any:
+        from hf_mps.metal.source.library import Library
+
+        return Library.loaded(content, device)
 
     core: Any = torch._C
     core._mps_compileShader = compile_source
+    core._mps_loadMetalllib = load  # as PyTorch spells it
+    core._mps_loadMetallibFromPath = lambda path: load(Path(path))
 
 
 def _through_aot_eager(compile_graph: Any) -> Any:
@@ -72,10 +75,6 @@ def _through_aot_eager(compile_graph: Any) -> Any:
 
     call._hf_mps_simulates = True  # type: ignore[attr-defined]
     return call
-
-
-def _refuse_library(*_: Any, **__: Any) -> Any:
-    raise RuntimeError(LIBRARY_SENTENCE)
 
 
 def _missing() -> str | None:

@@ -1,4 +1,4 @@
-"""A compiled Metal library and its kernels, as `torch.mps.compile_shader` returns them.
+"""A compiled Metal library and its kernels, as `torch.mps.compile_shader` and `load_metallib` return them.
 
 Arguments, defaults and errors are those of PyTorch's host (torch/csrc/mps/Module.cpp and, in ATen/native/mps,
 OperationUtils.mm). Where a Mac would read memory that was never bound, a line says so.
@@ -10,17 +10,19 @@ import functools
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from hf_mps.core import cache, settings
 from hf_mps.core.errors import RunError
-from hf_mps.metal.kernels import metallib
+from hf_mps.metal.kernels import constants, metallib, signature
 from hf_mps.metal.kernels.intrinsics.integers import SIMDGROUP
 from hf_mps.metal.kernels.release import Objects, compiler_key
 from hf_mps.metal.kernels.runtime import Grid, Kernel
-from hf_mps.metal.kernels.signature import THREADGROUP, Binding
+from hf_mps.metal.kernels.signature import THREADGROUP, Binding, Signature
 from hf_mps.metal.kernels.values import NoRule, Pointers, scalar
 from hf_mps.metal.source import clang, rewrite
 from hf_mps.metal.source.module import Module, read
@@ -34,25 +36,49 @@ _REPORTS_BYTES = 4 + 30 * _REPORT.size
 
 
 class Library:
-    """Metal source, compiled; each kernel is an attribute of its name.
+    """Metal source or a metallib, compiled; each kernel is an attribute of its name.
 
     `device` is the simulated device's extension: it brings in what is queued before a launch, and counts it.
-
-    Raises:
-        SyntaxError: the source does not compile; a line for each error, `program_source:LINE:COLUMN: error: …`.
-        UserError: there is no clang, or no llvmlite; with the command that installs it.
     """
 
-    def __init__(self, source: str, device: Any = None) -> None:
+    def __init__(self, module: Module | Precompiled, device: Any = None) -> None:
+        self._module, self._device = module, device
+        self._kernels: dict[str, MetalKernel] = {}
+
+    @classmethod
+    def compiled(cls, source: str, device: Any = None) -> Library:
+        """Return a source's library.
+
+        Raises:
+            SyntaxError: the source does not compile; a line for each error, `program_source:LINE:COLUMN: error: …`.
+            UserError: there is no clang, or no llvmlite; with the command that installs it.
+        """
         metallib.require()
-        self._device = device
         try:
-            self._module = _module(source)
+            return cls(_module(source), device)
         except rewrite.Rejected as rejected:
             raise SyntaxError(f"Failed to compile Metal source\n{rejected}") from None
         except ValueError as unfit:
             raise SyntaxError(f"Failed to compile Metal source\n{rewrite.NAME}: error: {unfit}") from None
-        self._kernels: dict[str, MetalKernel] = {}
+
+    @classmethod
+    def loaded(cls, content: bytes | Path, device: Any = None) -> Library:
+        """Return a metallib, from its bytes or its file. Raises RuntimeError for what is none."""
+        metallib.require()
+        try:
+            found = metallib.Library.open(content) if isinstance(content, Path) else metallib.Library(content)
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"Failed to load Metal library: {error}") from None
+        return cls(Precompiled(found), device)
+
+    def with_constants(self, **values: bool | int | float) -> Library:
+        """Return the library with function constants stated, by name; ours: torch.mps has no way to state them.
+
+        Raises UserError, when a kernel is asked for, where one of its constants has no value or a wrong one.
+        """
+        if not isinstance(self._module, Precompiled):
+            raise RuntimeError("with_constants is of a library that torch.mps.load_metallib returned")
+        return Library(replace(self._module, constants={**self._module.constants, **values}), self._device)
 
     def __getattr__(self, name: str) -> MetalKernel:
         if name.startswith("__"):
@@ -150,6 +176,8 @@ class MetalKernel:
 
     def _value(self, binding: Binding, args: tuple[Any, ...], casts: str | dict[int, str] | None) -> Any:
         place = binding.location
+        if not binding.present:
+            return None
         if place >= len(args):
             raise RuntimeError(f"{self._name}: nothing is bound at buffer({place}), which is {binding.name!r}; "
                                f"{len(args)} arguments were given")  # fmt: skip
@@ -218,25 +246,43 @@ def _module(source: str) -> Module:
     return read(rewrite.compiled(source))
 
 
-def _kernel(module: Module, name: str) -> Kernel:
+@dataclass(frozen=True)
+class Precompiled:
+    """A metallib as a Module is: its kernels' assembly, one asked for at a time, with function constants stated."""
+
+    described: metallib.Library
+    constants: Mapping[str, bool | int | float] = field(default_factory=dict)
+
+    def signature(self, kernel: str) -> Signature:
+        """Return what a kernel binds."""
+        return signature.read(self.only(kernel), kernel)
+
+    def only(self, kernel: str) -> str:
+        """Return a kernel's assembly. Raises UserError for a function constant without a value."""
+        return constants.stated(str(metallib.parse(self.described, kernel)), kernel, self.constants)
+
+
+def _kernel(module: Module | Precompiled, name: str) -> Kernel:
     """A kernel of a module, compiled for this CPU or read from the user's cache, where it is kept."""
     import llvmlite.binding as llvm
 
     from hf_mps.metal.kernels.lowering.compiler import compile_kernel
 
-    text, signature, checked = module.only(name), module.signature(name), settings.shaders_checked()
+    text, checked = module.only(name), settings.shaders_checked()
+    file, source = (rewrite.NAME, clang.fingerprint()) if isinstance(module, Module) else ("the metallib", "metallib")
     folder = cache.home("shaders")
-    key = compiler_key(clang.fingerprint()) + ("-checked" if checked else "")
+    key = compiler_key(source) + ("-checked" if checked else "")
     objects = Objects(folder / key) if folder is not None else None
     kept_as = hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()[:32]
     kept = objects.read(kept_as) if objects is not None else None
     if kept is None:
         try:
             with objects.survived(kept_as) if objects is not None else nullcontext():
-                compiled = compile_kernel(signature, llvm.parse_assembly(text).as_bitcode(), checked=checked)
+                known = module.signature(name)
+                compiled = compile_kernel(known, llvm.parse_assembly(text).as_bitcode(), checked=checked)
         except (RunError, NoRule) as unknown:
             raise RuntimeError(f"Failed to create function state object for: {name}: {unknown}") from None
-        kept = signature, compiled.threadgroup_bytes, compiled.code
+        kept = known, compiled.threadgroup_bytes, compiled.code
         if objects is not None:
             objects.write(kept_as, *kept)
-    return Kernel(rewrite.NAME, kept[0], kept[2], kept[1], checked=checked)
+    return Kernel(file, kept[0], kept[2], kept[1], checked=checked)

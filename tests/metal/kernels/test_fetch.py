@@ -16,8 +16,10 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
+from hf_mps.core.errors import UserError
+from hf_mps.metal import kernels
 from hf_mps.metal.kernels import fetch, store
-from tests.metal.kernels.wheels import COMMIT, KERNELS, index, metallib, served, wheel
+from tests.metal.kernels.wheels import COMMIT, KERNELS, index, metallib, mlx_wheel, served, wheel
 from tests.snapshots import masked
 
 Printed = pytest.CaptureFixture[str]
@@ -101,6 +103,22 @@ def test_several_releases_are_fetched_in_one_call(tmp_path: Path, own_cache: Pat
     pip_index(index(tmp_path / "simple", *(wheel(tmp_path / "wheels", release) for release in releases)))
     assert main(["kernels", "fetch", *releases]) == 0
     assert store.releases() == ["2.98.0", "2.99.0", "2.100.0"]
+
+
+def test_mlx_is_fetched_beside_pytorch_and_loads(
+    tmp_path: Path, own_cache: Path, pip_index: Index, capsys: Printed
+) -> None:
+    pip_index(index(tmp_path / "simple", mlx_wheel(tmp_path / "wheels")))
+    assert main(["kernels", "fetch", "mlx-0.99"]) == 0
+    assert main(["kernels", "fetch", "--wheel", str(wheel(tmp_path))]) == 0
+    assert store.releases() == ["mlx-0.99.0", "2.99.0"]
+    assert store.facts("mlx-0.99.0").git_version == ""
+    assert set(store.open_library("mlx-0.99.0")) == set(KERNELS)
+    assert "MLX 0.99.0: 4 kernels in 2 families" in capsys.readouterr().out
+    with pytest.raises(UserError, match="MLX's kernels, which are no operators of PyTorch"):
+        kernels.check("mlx-0.99.0")
+    assert main(["kernels", "remove", "mlx-0.99.0"]) == 0
+    assert capsys.readouterr().out.startswith("MLX 0.99.0: removed, ")
 
 
 def test_the_installed_release_is_the_default(tmp_path: Path, own_cache: Path, pip_index: Index) -> None:

@@ -104,9 +104,11 @@ def test_the_report_that_moved_to_the_scripts_is_named(capsys: Printed) -> None:
         ["show", "double_dense_float_flaot"],
         ["show", "nothing_of_the_kind"],
         ["show", "double_strided_float", "--ir", "--json"],
-        ["show", "double_strided_float", "--torch", "2.98"],
+        ["show", "double_strided_float", "--release", "2.98"],
         ["list", "--family", "doubel"],
-        ["list", "--torch", "newest"],
+        ["list", "--release", "newest"],
+        ["list", "--release", "mlx-newest"],
+        ["list", "--torch", "2.99.0"],
     ],
 )
 def test_a_wrong_word_ends_in_one_line(arguments: list[str], small: str, capsys: Printed) -> None:
@@ -122,11 +124,13 @@ WRONG = {
     ),
     "show nothing_of_the_kind": "there is no kernel nothing_of_the_kind; next: hf-mps kernels list",
     "show double_strided_float --ir --json": "--ir cannot be combined with --json; give one of them",
-    "show double_strided_float --torch 2.98": (
+    "show double_strided_float --release 2.98": (
         "the Metal kernels of torch 2.98.0 are not fetched (2.99.0 here); next: hf-mps kernels fetch 2.98.0"
     ),
     "list --family doubel": "there is no family doubel; did you mean 'double'?",
-    "list --torch newest": "'newest' is no release of PyTorch; allowed: a version, for example 2.13.0",
+    "list --release mlx-newest": "'mlx-newest' is no release of MLX; allowed: a version, for example mlx-0.32.4",
+    "list --torch 2.99.0": "--torch is --release now, as MLX's kernels are here too; next: --release 2.99.0",
+    "list --release newest": "'newest' is no release of PyTorch; allowed: a version, for example 2.13.0",
 }
 
 
@@ -187,7 +191,7 @@ def test_the_real_kernels_of_a_release_have_their_families(library: Library) -> 
 
 
 def test_a_real_kernel_is_shown(release: str, capsys: Printed) -> None:
-    shown = json.loads(_shown(capsys, "show", "fused_adamw_float_float", "--torch", release, "--json"))
+    shown = json.loads(_shown(capsys, "show", "fused_adamw_float_float", "--release", release, "--json"))
     arguments, lists = shown["bindings"][:2]
     assert [each["name"] for each in arguments["members"]] == [
         "params",

@@ -86,8 +86,8 @@ def test_a_zip_that_is_no_wheel_is_refused(tmp_path: Path, own_cache: Path, caps
 
 def test_a_wheel_of_another_project_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
     assert _refused(wheel(tmp_path, project="torchvision"), own_cache, capsys) == snapshot(
-        "<wheel> is a wheel of torchvision, not of torch; next: hf-mps kernels fetch RELEASE, or --wheel with"
-        " a file torch-RELEASE-…-macosx_…_arm64.whl"
+        "<wheel> is a wheel of torchvision, not of torch or mlx-metal; next: hf-mps kernels fetch RELEASE, or"
+        " --wheel with a file torch-RELEASE-…-macosx_…_arm64.whl"
     )
 
 

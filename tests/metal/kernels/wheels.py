@@ -104,14 +104,29 @@ def wheel(
     return path
 
 
+def mlx_wheel(folder: Path, version: str = "0.99.0") -> Path:
+    """A wheel of MLX's Metal kernels in `folder`."""
+    content, info = metallib(*KERNELS), f"mlx_metal-{version}.dist-info"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"mlx_metal-{version}-py3-none-macosx_14_0_arm64.whl"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("mlx/lib/mlx.metallib", content)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: mlx-metal\nVersion: {version}\n\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-macosx_14_0_arm64\n")
+        archive.writestr(f"{info}/RECORD", f"mlx/lib/mlx.metallib,sha256={digest},{len(content)}\n")
+    return path
+
+
 def index(folder: Path, *wheels: Path, stated: str = "") -> str:
-    """A package index of files with wheels of torch, and its URL; it states each one's sha256, or `stated` for all."""
+    """A package index of files with one project's wheels, and its URL; it states each sha256, or `stated` for all."""
     links = []
     for each in wheels:
         digest = stated or hashlib.sha256(each.read_bytes()).hexdigest()
         links.append(f'<a href="{each.as_uri()}#sha256={digest}">{each.name}</a>')
-    (folder / "torch").mkdir(parents=True)
-    (folder / "torch" / "index.html").write_text(_page(links))
+    project = wheels[0].name.partition("-")[0].replace("_", "-")
+    (folder / project).mkdir(parents=True)
+    (folder / project / "index.html").write_text(_page(links))
     return folder.as_uri()
 
 

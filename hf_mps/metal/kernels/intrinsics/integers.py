@@ -14,11 +14,20 @@ from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, bits_of
 
 SIMDGROUP = 32
 _EXTREMA = re.compile(rf"air\.(min|max|clamp|abs)\.([su])\.({TYPE})")
+_UNIFORM = re.compile(rf"air\.is_uniform\.({TYPE})")
 _LOGICAL = re.compile(r"air\.(all|any)\.(v\d+i1)")
 
 
 def define(name: str) -> Definition | None:
-    """min, max, clamp and abs of integers; all and any of a vector of bools; the simdgroup's width."""
+    """min, max, clamp and abs of integers; all and any of a vector of bools; the simdgroup's width; two for kernels'
+    authors: that a value is the same for all threads, which they promise, and a function constant as a condition.
+    """
+    if found := _UNIFORM.fullmatch(name):
+        body = Body(name, "i1", llvm_type(found[1]))
+        return body.finish(body.flag(True))
+    if name == "air.normalize_function_constant_predicate.i8":
+        body = Body(name, "i8", "i8")
+        return body.finish(body.llvm("umin", body.arguments[0], body.value(1, "i8")))
     if name == "air.get_simdgroup_size.i16":
         body = Body(name, "i16")
         return body.finish(body.value(SIMDGROUP, "i16"))

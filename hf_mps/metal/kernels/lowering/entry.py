@@ -111,7 +111,9 @@ _THREAD = """  %posx = add nuw i32 %startx, %lidx
   %row.x = mul i32 %row.y, %sizex
   %linear = add i32 %row.x, %lidx
   %lane = and i32 %linear, 31
-  %simdgroup = lshr i32 %linear, 5"""
+  %simdgroup = lshr i32 %linear, 5
+  %quadgroup = lshr i32 %linear, 2
+  %quad.lane = and i32 %linear, 3"""
 
 
 def loops(
@@ -152,6 +154,8 @@ _VECTORS = {
 _SCALARS = {
     "thread_index_in_threadgroup": "%linear",
     "thread_index_in_simdgroup": "%lane",
+    "thread_index_in_quadgroup": "%quad.lane",
+    "quadgroup_index_in_threadgroup": "%quadgroup",
     "simdgroup_index_in_threadgroup": "%simdgroup",
     "threads_per_simdgroup": "32",
     "simdgroups_per_threadgroup": "%simdgroups",
@@ -162,6 +166,8 @@ _OWN = {
     "thread_index_in_threadgroup",
     "thread_index_in_simdgroup",
     "simdgroup_index_in_threadgroup",
+    "thread_index_in_quadgroup",
+    "quadgroup_index_in_threadgroup",
 }
 _LLVM = {"uint": "i32", "int": "i32", "ushort": "i16", "short": "i16"}
 

@@ -83,6 +83,8 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     builder.getModulePassManager().run(module, builder)
     # What LLVM found out of a value's range, which the next steps' patterns for arguments do not know.
     flat = re.sub(r" range\(i\d+ -?\d+, -?\d+\)", "", marked(str(module)))
+    if re.search(r"^@llvm\.global_ctors = \w+ global \[[1-9]", flat, re.MULTILINE):
+        raise RunError(f"the kernel {name} has function constants, of which something is left to compute when it runs")
     start = flat.index("define dso_local void @kernel(")
     body = flat[start : flat.index("\n}\n", start)]
     crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(body) if intrinsics.kind(each) != "lane"))
@@ -93,7 +95,7 @@ def _for_host(text: str, name: str) -> str:
     """The module for this CPU's target, its kernel called @kernel and all else ready to be inlined."""
     lines = []
     for line in text.splitlines():
-        if line.startswith(("target ", "!air.", "!llvm.")):
+        if line.startswith(("target ", "!air.", "!llvm.", "@llvm.compiler.used")):
             continue
         if line.startswith("!"):
             line = re.sub(r"\bptr @[^,}]+", "ptr null", line)
@@ -117,6 +119,7 @@ def _for_inlining(line: str, name: str) -> str:
     for called in (f"@{name}(", f'@"{name}"('):
         if called in line:
             return "define dso_local void @kernel(" + _QUOTED.sub("", line.split(called, 1)[1])
+    line = re.sub(r' section "[^"]*"', "", line)
     return _LINKAGE.sub("define internal ", line).removesuffix("{") + "alwaysinline {"
 
 

@@ -73,7 +73,9 @@ _THREAD = f"""  %lane.w = zext i32 %lane to i64
   %posx = add nuw i32 %startx, %lidx
   %posy = add nuw i32 %starty, %lidy
   %posz = add nuw i32 %startz, %lidz
-  %simdgroup = lshr i32 %linear, 5"""
+  %simdgroup = lshr i32 %linear, 5
+  %quadgroup = lshr i32 %linear, 2
+  %quad.lane = and i32 %linear, 3"""
 
 _TURN = """turn.{place}:
   %lane = phi i32 [ 0, %turns ], [ %next, %turn.{place} ]
