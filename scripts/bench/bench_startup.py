@@ -32,6 +32,7 @@ COMMANDS = {
     "hf-mps --help": ["-m", "hf_mps", "--help"],
     "hf-mps recipes list": ["-m", "hf_mps", "recipes", "list"],
     "python, import torch": ["-c", "import torch"],
+    "python, import Trainer": ["-c", "from transformers import Trainer"],  # the floor of every run
 }
 QUICKSTART = ["-m", "hf_mps.finetune", "quickstart", "--fresh", "training.logging_steps=1", "training.max_steps=2"]
 QUICKSTART += ["training.eval_strategy=no", "training.save_strategy=no"]

@@ -1,19 +1,29 @@
 """What `hf-mps plan` and `hf-mps audit` say of every architecture of transformers that a task of ours trains.
 
     python scripts/tools/architectures.py [NAME …]
+    python scripts/tools/architectures.py --times times.json --jobs 8 [NAME …]
 
 Writes docs/architectures.json and its summary, docs/architectures.md; with names, only the rows of these. Each
 architecture is given as a folder with nothing but a small configuration, as a person may have one.
+
+--times measures instead how long `plan` and `audit` take of TIMED architectures (or the named ones) in the size that
+their configurations have by default, each in a process; a JSON file has seconds by the clock and of the processor,
+the exit code, and the last line of what failed. It is written after each; --jobs measures so many at once.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
+import resource
+import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +59,8 @@ WITHOUT_LENGTH = (
     "speech-seq2seq",
 )
 ROWS, LENGTH = 2, 16
+TIMED, LIMIT = 60, 600
+"""Architectures whose plan and audit are timed, and the seconds after which one is ended."""
 WORDS = {"vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DATA, PAGE = DOCS / "architectures.json", DOCS / "architectures.md"
@@ -99,24 +111,18 @@ def row(name: str, task: str, folder: Path) -> Row:
     from hf_mps.core.errors import RunError, UserError
     from hf_mps.metal.operators.table import OperatorSupport
     from hf_mps.tools.dryrun import memory
-    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
+    from hf_mps.tools.dryrun.audit.record import audit_of
     from hf_mps.tools.dryrun.resolve import resolve_target
-
-    recorders: list[OperatorRecorder] = []
-
-    def record(step: Any) -> OperatorRecorder:
-        recorders.append(OperatorRecorder(step.tracker))
-        return recorders[0]
 
     try:
         shape = [f"training.per_device_train_batch_size={ROWS}", "training.gradient_accumulation_steps=1"]
         target = resolve_target(str(written(name, task, folder)), shape, task)
         length = None if task in WITHOUT_LENGTH else LENGTH
-        peak = memory.estimate(target, length=length, also=record).bytes
+        estimate = memory.estimate(target, length=length, record=True)
     except (UserError, RunError) as error:
         return Row(name, task, f"exit {error.exit_code}", str(error).replace(f"{folder}/", ""))
-    missing = [f"`{entry.operator}`" for entry in audit_of(name, recorders[0], OperatorSupport(), {}).findings]
-    return Row(name, task, f"{peak / 2**20:.1f} MiB", ", ".join(missing) or "none")
+    missing = [f"`{entry.operator}`" for entry in audit_of(name, estimate.recorded, OperatorSupport(), {}).findings]
+    return Row(name, task, f"{estimate.bytes / 2**20:.1f} MiB", ", ".join(missing) or "none")
 
 
 def written(name: str, task: str, folder: Path) -> Path:
@@ -201,13 +207,76 @@ def page(found: dict[str, Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def times(names: dict[str, str], file: Path, jobs: int) -> None:
+    """Write to `file` how long plan and audit of some architectures take, as many at once as there are `jobs`."""
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(jobs) as pool:
+        each = {}
+        for name, task in names.items():
+            place = full_size(name, Path(folder))
+            for verb in ("plan", "audit"):
+                words = ["-m", "hf_mps", verb, str(place), "--task", task, "--json"]
+                each[pool.submit(timed, [sys.executable, *words])] = name, verb
+        for done in as_completed(each):
+            name, verb = each[done]
+            found.setdefault(name, {"task": names[name]})[verb] = done.result()
+            print(name, verb, done.result(), sep="  ", flush=True)
+            file.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def timed(command: list[str]) -> dict[str, Any]:
+    """Run a command; its seconds, exit code (None where it took longer than LIMIT) and what it said last, if it failed.
+
+    In a process that runs nothing else at the same time, which the processor's seconds are taken from.
+    """
+    before, start, code, told = _processor(), time.perf_counter(), None, f"ended after {LIMIT} s"
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+        code, told = ran.returncode, (ran.stderr.strip().splitlines() or [""])[-1]
+    except subprocess.TimeoutExpired:
+        pass
+    seconds = {"clock": time.perf_counter() - start, "processor": _processor() - before}
+    rounded: dict[str, Any] = {name: round(value, 1) for name, value in seconds.items()}
+    return {**rounded, "exit": code, **({"error": told} if code != 0 else {})}
+
+
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def full_size(name: str, folder: Path) -> Path:
+    """Return a folder with the architecture's default configuration; without one the command says what is missing."""
+    from transformers import AutoConfig
+
+    place = folder / name
+    place.mkdir()
+    try:
+        AutoConfig.for_model(name).save_pretrained(place)
+    except Exception as error:  # whatever its class makes of having no arguments
+        print(f"{name}: no default configuration: {type(error).__name__}", file=sys.stderr)
+    return place
+
+
 def main() -> int:
-    """Write data and page: all rows, or those that were asked for."""
+    """Write data and page: all rows, or those that were asked for; or the times."""
     from hf_mps.tools.dryrun import metal_device
 
-    metal_device()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a model_type; default all, with --times some")
+    parser.add_argument("--times", type=Path, metavar="JSON", help="measure how long plan and audit take")
+    parser.add_argument("--jobs", type=int, default=1, help="with --times, how many at once; default 1")
+    given = parser.parse_args()
     every = architectures()
-    asked = sys.argv[1:] or list(every)
+    if unknown := [name for name in given.names if name not in every]:
+        parser.error(f"{unknown[0]} is no architecture that a task trains")
+    if given.times:
+        # Spread over the alphabet, and so over families and tasks.
+        some = given.names or [list(every)[place * len(every) // TIMED] for place in range(TIMED)]
+        times({name: every[name] for name in some}, given.times, given.jobs)
+        return 0
+    metal_device()
+    asked = given.names or list(every)
     found = {name: one for name, one in table().items() if every.get(name) == one.task}
     for one in rows({name: every[name] for name in asked}):
         print(*one, sep="  ", flush=True)

@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_mps.metal.operators.calls import tensors_of
+
 # Values are followed in tensors of up to so many elements: ids, masks and lengths. Floats, such as an optimizer's first
 # moments, are followed only in small tensors; a batch's tensors, and what is computed from them, at their size.
 FOLLOWED, FRACTIONS = 2**22, 2**12
@@ -24,6 +26,8 @@ _aten = torch.ops.aten
 LOSSES, PAIRING = "transformers.loss.", "linear_sum_assignment"
 # Operators that a mask tells which elements to take: where the mask is true must be known.
 BY_MASKS = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
+# PyTorch asks a fake tensor for its device twice an operator, through every mode.
+DEVICE = torch.ops.prim.device.default
 # Their result depends on a tensor's shape alone.
 OF_A_SHAPE = (
     *(_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default),
@@ -75,6 +79,8 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._entered.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device
         kwargs = kwargs or {}
         if func is _aten._grouped_mm.default:
             return grouped(*args, **kwargs)
@@ -104,7 +110,7 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with unset_fake_temporarily():
             real = func(*tree_map(self._counterpart, args), **tree_map(self._counterpart, kwargs))
         if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
-            device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+            device = tensors_of(args, kwargs)[0].device
             result = tree_map(lambda tensor: _like(tensor, device), real)
         else:
             result = func(*args, **kwargs)
@@ -117,7 +123,7 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether all values of a call are known: its tensors' are, and it draws no random numbers."""
         if func in OF_A_SHAPE:
             return _followed(args[0].numel(), kwargs.get("dtype") or args[0].dtype)
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = tensors_of(args, kwargs)
         if (
             not all(leaf in self._real or _is_real(leaf) for leaf in leaves)
             or torch.Tag.nondeterministic_seeded in func.tags
@@ -139,6 +145,8 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and argument.alias_info
             and argument.alias_info.is_write
         ]
+        if not written:
+            return
         storages = {tensor.untyped_storage()._cdata for tensor in written}
         for fake in [fake for fake, tensor in self._real.items() if tensor.untyped_storage()._cdata in storages]:
             del self._real[fake]

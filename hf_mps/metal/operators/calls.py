@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from hf_mps.metal.operators.launch_class import Call, Operand
 
@@ -37,6 +36,19 @@ def text_of(call: Call) -> str:
     return json.dumps([call.operator, list(map(astuple, call.inputs)), call.lists, call.arguments])
 
 
+def tensors_of(*trees: Any) -> list[torch.Tensor]:
+    """Return the tensors in the arguments or results of an operator, in order: `tree_leaves` is slow."""
+    found: list[torch.Tensor] = []
+    for tree in trees:
+        if isinstance(tree, torch.Tensor):
+            found.append(tree)
+        elif isinstance(tree, (list, tuple)):
+            found += tensors_of(*tree)
+        elif isinstance(tree, dict):
+            found += tensors_of(*tree.values())
+    return found
+
+
 def _number(argument: Any) -> int | tuple[int, ...] | None:
     if isinstance(argument, (list, tuple)) and all(isinstance(each, int) for each in argument):
         return tuple(map(int, argument))
@@ -44,10 +56,9 @@ def _number(argument: Any) -> int | tuple[int, ...] | None:
 
 
 def _operands(tree: Any) -> Iterator[Operand]:
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            dense = leaf.layout != torch.strided or _is_dense(leaf)
-            yield Operand(str(leaf.dtype).removeprefix("torch."), tuple(map(int, leaf.shape)), dense, leaf.device.type)
+    for leaf in tensors_of(tree):
+        dense = leaf.layout != torch.strided or _is_dense(leaf)
+        yield Operand(str(leaf.dtype).removeprefix("torch."), tuple(map(int, leaf.shape)), dense, leaf.device.type)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -14,6 +14,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.metal.device import machine
 from hf_mps.metal.operators.launch_class import CLASSES, LAUNCHED, Call, LaunchClass, LaunchTable, encoders, of_release
+from hf_mps.tools.dryrun.layers import calls_of_all
 
 # Averages over 1,000 calls on one element: exp, tanh and erfinv took 1.2 to 1.4 us of dispatch, sqrt, log, sin and cos,
 # which were MPSGraph then, 19.2 to 20.7 us.
@@ -84,12 +85,16 @@ class Launches:
         }
 
 
-def of_calls(calls: Sequence[Call], table: LaunchTable) -> Launches:
-    """Return the launches of some calls, in the order in which they are made, by a release's table."""
+def of_calls(calls: Sequence[Call], table: LaunchTable, more: Sequence[tuple[Sequence[Call], int]] = ()) -> Launches:
+    """Return the launches of some calls, in the order in which they are made, by a release's table.
+
+    Of a few layers' calls `more` are those of one layer more each, with the number of such layers (`layers.Cut`): the
+    launches are then the whole model's.
+    """
     classes: Counter[LaunchClass] = Counter()
     operators: dict[str, Counter[Choice[LaunchClass]]] = {}
     graphs: dict[object, int] = {}
-    for call, count in Counter(calls).items():
+    for call, count in calls_of_all(calls, more).items():
         found, parts = table.of(call), table.encoded(call)
         nothing: tuple[LaunchClass, ...] = (found.value,) if found.value in ("view", "cpu") else ()
         for kind, of_kind in Counter(parts or nothing).items():
@@ -97,6 +102,7 @@ def of_calls(calls: Sequence[Call], table: LaunchTable) -> Launches:
         operators.setdefault(call.operator, Counter())[found] += count
         graphs[call.graph] = parts.count("graph")
     several = encoders(map(table.encoded, calls))
+    several += sum(lacking * (encoders(map(table.encoded, each)) - several) for each, lacking in more)
     return Launches(table.release, classes, sum(graphs.values()), several, operators)
 
 

@@ -36,10 +36,10 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
 
     device = metal_device()
     from hf_mps.finetune.smoke.fake import needs_numbers
-    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun import layers, prepare
     from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.tools.dryrun.launches import asked_for
-    from hf_mps.tools.dryrun.step import model_errors
+    from hf_mps.tools.dryrun.step import generates, model_errors
 
     support, launches = _tables(torch_table, release)
     training, accumulated = _traced(target.resolved.recipe)
@@ -47,8 +47,18 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
 
     def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
         step = prepare.step(parts, device, fake=tensors is FAKE)
-        recorder = OperatorRecorder(step.tracker)
-        step.run(1, watch=[recorder])
+        cut = layers.cut(step.model, traces=1) if tensors is FAKE and not generates(step.trainer) else None
+
+        def recorded(kept: layers.Kept) -> OperatorRecorder:
+            shorter = step if cut is None else prepare.step(parts, device, fake=True)
+            recorder = OperatorRecorder(shorter.tracker)
+            with layers.few(shorter.model, kept):
+                shorter.run(1, watch=[recorder])
+            return recorder
+
+        recorder = recorded(cut.base if cut else {})
+        if cut is not None:
+            recorder = recorder.of_all([(recorded(kept), lacking) for kept, lacking in cut.more])
         return audit_of(target.name, recorder, support, {**facts, **step.facts, "tensors": tensors}, launches)
 
     with model_errors(target.resolved):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.text import aligned, counted
+from hf_mps.finetune.smoke.fake import DEVICE
 from hf_mps.metal.fallback.accounting import TRACKER
-from hf_mps.metal.operators.calls import call_of
+from hf_mps.metal.operators.calls import call_of, tensors_of
 from hf_mps.metal.operators.launch_class import CLASSES, Call, LaunchClass, LaunchTable
 from hf_mps.metal.operators.table import FINDINGS, KINDS, NO_OPERATORS, SEEN_AS, Kind, OperatorSupport
+from hf_mps.tools.dryrun import layers
 from hf_mps.tools.dryrun.launches import Launches, launch_lines, of_calls
 from hf_mps.tools.dryrun.modules import ModuleTracker, family
 from hf_mps.tools.dryrun.render import Annotation, Report
@@ -29,7 +31,8 @@ LACKING = (torch.float64, torch.complex128)
 
 
 class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it around a step; `calls` has all calls in their order.
+    """Enter it around a step; `calls` has all calls in their order; of a few layers, `more` has those of one layer
+    more, with the number of such layers.
 
     `places` has the calls of an operator ("aten::add.Tensor") for each (phase, module), `dtypes` those of its tensors.
 
@@ -42,16 +45,19 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places: dict[str, Counter[tuple[str, str]]] = {}
         self.dtypes: dict[str, set[torch.dtype]] = {}
         self.calls: list[Call] = []
+        self.more: list[tuple[list[Call], int]] = []
         self._tracker, self._device = tracker, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = SEEN_AS.get(func.name(), func.name())
         if name.startswith(NO_OPERATORS):
             return result
         # What a call without arguments made, or moved here, counts as the device's too.
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_of(args, kwargs, result)
         if dtypes := {tensor.dtype for tensor in tensors if tensor.device.type == self._device}:
             phase, module = self._tracker.here()
             self.places.setdefault(name, Counter())[phase, family(module)] += 1
@@ -63,6 +69,20 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Begin again: what was seen was of another step."""
         for seen in (self.places, self.dtypes, self.calls):
             seen.clear()
+
+    def of_all(self, more: Sequence[tuple[OperatorRecorder, int]]) -> OperatorRecorder:
+        """Return what a step of the whole model calls, if this is of a few of its layers.
+
+        `more` are of one layer more each, with the number of such layers that this one lacks (`layers.Cut`).
+        """
+        whole = OperatorRecorder(self._tracker, self._device)
+        whole.calls, whole.more = self.calls, [(each.calls, lacking) for each, lacking in more]
+        every = (self, *(each for each, _ in more))
+        for name in {name: None for each in every for name in each.places}:
+            places = [(each.places.get(name, Counter()), lacking) for each, lacking in more]
+            whole.places[name] = layers.of_all(self.places.get(name, Counter()), places)
+            whole.dtypes[name] = set().union(*(each.dtypes.get(name, ()) for each in every))
+        return whole
 
 
 @dataclass(frozen=True)
@@ -129,7 +149,7 @@ def audit_of(
     table: LaunchTable | Choice[None] | None = None,
 ) -> Audit:
     """Return the audit of what was recorded, what Metal lacks first; `table` says what the calls launch."""
-    launches = of_calls(recorder.calls, table) if isinstance(table, LaunchTable) else table
+    launches = of_calls(recorder.calls, table, recorder.more) if isinstance(table, LaunchTable) else table
     places: dict[str, Counter[tuple[str, str]]] = {}
     dtypes: dict[str, set[torch.dtype]] = {}
     classes: dict[str, Counter[Choice[LaunchClass]]] = {}

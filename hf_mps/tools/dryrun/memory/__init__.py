@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hf_mps.core.choice import Choice
 
 if TYPE_CHECKING:
     from hf_mps.tools.dryrun.memory.fit import MemoryPlan
     from hf_mps.tools.dryrun.memory.machine import Machine
     from hf_mps.tools.dryrun.memory.trace import Estimate
     from hf_mps.tools.dryrun.resolve import Target
-    from hf_mps.tools.dryrun.step import TrainingStep
 
 
-def estimate(
-    target: Target, *, length: int | None = None, also: Callable[[TrainingStep], Any] | None = None
-) -> Estimate:
+def estimate(target: Target, *, length: int | None = None, record: bool = False) -> Estimate:
     """The peak of one training step of `target`, with batches of `length` tokens (default: what rows are cut to).
 
-    `also` returns a recorder that looks on, such as `hf_mps.tools.dryrun.audit.record.OperatorRecorder`, or None.
-    Imports torch and makes a simulated device where there is no Metal. Raises UserError for what cannot be looked at,
-    RunError where the step reads values, which fake tensors do not have.
+    With `record` its operators are in `recorded`. Imports torch and makes a simulated device where there is no Metal.
+    Raises UserError for what cannot be looked at, RunError where the step reads values, which fake tensors do not have.
     """
     from hf_mps.tools.dryrun import metal_device
 
@@ -30,7 +27,7 @@ def estimate(
     from hf_mps.tools.dryrun.step import model_errors
 
     with model_errors(target.resolved), prepare.weightless(target) as parts:
-        return Tracer(parts, device, length, also)()
+        return Tracer(parts, device, length, record)()
 
 
 def plan(
@@ -46,9 +43,7 @@ def plan(
 
     device = metal_device()
     from hf_mps.finetune.features.memory_fit import MemoryAdjustments
-    from hf_mps.metal.operators.launch_class import LaunchTable
     from hf_mps.tools.dryrun import launches, prepare
-    from hf_mps.tools.dryrun.audit.record import OperatorRecorder
     from hf_mps.tools.dryrun.memory import adjust
     from hf_mps.tools.dryrun.memory.fit import MemoryPlan, ranked
     from hf_mps.tools.dryrun.memory.machine import largest, present
@@ -58,31 +53,25 @@ def plan(
     machine = machine or present()
     table = launches.table_of(release)
 
-    def traced(target: Target) -> tuple[Estimate, int, OperatorRecorder]:
-        recorders: list[OperatorRecorder] = []
-
-        def of_the_first(step: TrainingStep) -> OperatorRecorder | None:
-            if recorders:
-                return None
-            recorders.append(OperatorRecorder(step.tracker))
-            return recorders[0]
-
+    def traced(target: Target) -> tuple[Estimate, int]:
         with prepare.weightless(target) as parts:
-            tracer = Tracer(parts, device, length, of_the_first)
+            tracer = Tracer(parts, device, length, record=True)
             estimate = tracer()
             most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
-        return estimate, most, recorders[0]
+        return estimate, most
 
     made = MemoryAdjustments()
     with model_errors(target.resolved):
-        estimate, most, recorder = traced(target)
+        estimate, most = traced(target)
         if machine.verdict(estimate.bytes) != "fits":
             made = adjust.make(target, machine, device, length, estimate)
         if made.overrides:
             target = target.varied(made.overrides)
-            estimate, most, recorder = traced(target)
+            estimate, most = traced(target)
+    recorded = estimate.recorded
+    assert recorded is not None  # asked for above
     fits = machine.verdict(estimate.bytes) == "fits"
     options = () if fits else tuple(ranked(target, machine, device, length, made.overrides, estimate))
-    found = launches.of_calls(recorder.calls, table) if isinstance(table, LaunchTable) else table
+    found = table if isinstance(table, Choice) else launches.of_calls(recorded.calls, table, recorded.more)
     facts = {"device": device, **launches.asked_for(release, table), **estimate.facts, **made.choices}
     return MemoryPlan(target.name, machine, estimate, most, options, facts, found)

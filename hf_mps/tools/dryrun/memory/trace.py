@@ -2,17 +2,15 @@
 
 Fake tensors hold nothing: a laptop's memory is enough to find the peak of a 7-billion-parameter model.
 
-The peak of a deep model comes from traces of a few of its layers, which are all alike: a moment's bytes grow by the
-same number with each layer: its weights, gradients and moments, and what it keeps for the backward pass. Which moment
-is the highest changes with the depth, so each is scaled by itself, told by its phase, its module (in the first layer,
-the last one, or between) and its operator.
+The peak of a deep model comes from traces of a few of its layers (`hf_mps.tools.dryrun.layers`). Which moment is the
+highest changes with the depth, so each is scaled by itself, told by its phase, its module (in the first layer, the
+last one, or one of a kind between) and its operator.
 """
 
 from __future__ import annotations
 
-import re
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,15 +18,19 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
-from hf_mps.finetune.smoke.fake import needs_numbers
+from hf_mps.finetune.smoke.fake import DEVICE, needs_numbers
+from hf_mps.metal.operators.calls import tensors_of
 from hf_mps.metal.operators.table import NO_OPERATORS
-from hf_mps.tools.dryrun import batch, meta_model, prepare
+from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
+from hf_mps.tools.dryrun.audit.record import OperatorRecorder
+from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
 from hf_mps.tools.dryrun.step import generates
 
@@ -45,79 +47,28 @@ class Peak:
     where: tuple[str, str] = ("", "")
 
 
-FEW = (3, 4)
-"""Layers of the two traces: with three there is one between the first and the last."""
-LEAST = 10
-"""Layers of a model for which two short traces cost less than a whole one."""
-FIRST_LAYER, INNER_LAYER, LAST_LAYER = "first", "between", "last"
 Key = tuple[str, str, str]
 
 
-def identical_layers(model: Any) -> str | None:
-    """The name of the longest list of at least LEAST layers that differ in their numbers alone; None without one."""
-    lists = {
-        name: len(module)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) >= LEAST and len(set(map(_signature, module))) == 1
-    }
-    return max(lists, key=lambda name: lists[name], default=None)
-
-
-@contextmanager
-def few(model: Any, name: str, count: int) -> Iterator[None]:
-    """Leave `model` the first `count` layers of the list `name` while the context lasts."""
-    parent = model.get_submodule(name.rpartition(".")[0])
-    own = name.rpartition(".")[2]
-    whole = parent._modules[own]
-    parent._modules[own] = torch.nn.ModuleList(list(whole)[:count])
-    try:
-        yield
-    finally:
-        parent._modules[own] = whole
-
-
-def folded(moments: Mapping[tuple[tuple[str, str], str], Peak], name: str, count: int) -> dict[Key, Peak]:
-    """The highest moments of a trace of `count` layers by what they have in common with those of a trace of more."""
-
-    def position(match: re.Match[str]) -> str:
-        number = int(match[1])
-        return f"{name}.{FIRST_LAYER if number == 0 else LAST_LAYER if number == count - 1 else INNER_LAYER}"
-
-    layer = re.compile(rf"{re.escape(name)}\.(\d+)")
+def folded(moments: Mapping[tuple[tuple[str, str], str], Peak], cut: Cut, kept: Kept) -> dict[Key, Peak]:
+    """The highest moments of a trace of the layers `kept`, by what they have in common with those of another trace."""
     found: dict[Key, Peak] = {}
     for ((phase, module), operator), one in moments.items():
-        each = (phase, layer.sub(position, module), operator)
+        each = (phase, cut.named(kept, module), operator)
         found[each] = max(found.get(each, one), one, key=lambda peak: peak.bytes)
     return found
 
 
-def scaled(found: Mapping[int, Mapping[Key, Peak]], depth: int) -> Peak | None:
-    """The highest moment of `depth` layers, from those of the traces of FEW; None where they are not the same ones."""
-    fewer, more = (found[count] for count in FEW)
-    if fewer.keys() != more.keys():
+def scaled(base: Mapping[Key, Peak], more: Sequence[tuple[Mapping[Key, Peak], int]]) -> Peak | None:
+    """The highest moment of all layers, from those of the traces of a few; None where they are not the same ones."""
+    if any(each.keys() != base.keys() for each, _ in more):
         return None
-    steps = (depth - FEW[1]) / (FEW[1] - FEW[0])
-    made = (_further(fewer[each], more[each], steps) for each in more)
+    made = []
+    for key, one in base.items():
+        parts = of_all(one.parts, [(each[key].parts, lacking) for each, lacking in more])
+        where = max([one, *(each[key] for each, _ in more)], key=lambda peak: peak.bytes).where
+        made.append(Peak(sum(parts.values()), dict(parts), where))
     return max(made, key=lambda one: one.bytes, default=None)
-
-
-def _further(fewer: Peak, more: Peak, steps: float) -> Peak:
-    parts = {part: round(size + steps * (size - fewer.parts.get(part, 0))) for part, size in more.parts.items()}
-    return Peak(sum(parts.values()), parts, more.where)
-
-
-def _signature(layer: Any) -> tuple[Any, ...]:
-    """Return what a layer is made of and how it is set, without its number."""
-    modules = [(name, type(one), _settings(one)) for name, one in layer.named_modules()]
-    tensors = [*layer.named_parameters(), *layer.named_buffers()]
-    held = [(name, one.shape, one.dtype, one.stride(), one.requires_grad) for name, one in tensors]
-    return (*modules, *held)
-
-
-def _settings(module: Any) -> tuple[Any, ...]:
-    values = sorted(vars(module).items())
-    plain = (bool, int, float, str, type(None))
-    return tuple((name, value) for name, value in values if name != "layer_idx" and isinstance(value, plain))
 
 
 WEIGHTS, GRADIENTS, STATE, CACHE = "weights", "gradients", "optimizer", "generation"
@@ -162,6 +113,8 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The parameters that got a gradient, by the names of their kinds of layers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].device
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             return args[place].add_(args[1 - place])
         self._operator = func.name()
@@ -169,13 +122,11 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._expanded(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if func.namespace in SENDING:
-            for leaf in tree_leaves((args, kwargs, result)):
-                if isinstance(leaf, torch.Tensor):
-                    self.sent(leaf)
+            for leaf in tensors_of(args, kwargs, result):
+                self.sent(leaf)
         elif not func.name().startswith(NO_OPERATORS):
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, torch.Tensor):
-                    self._made(leaf)
+            for leaf in tensors_of(result):
+                self._made(leaf)
         return result
 
     def _expanded(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -324,9 +275,14 @@ def _told(highest: Peak) -> Peak:
 
 
 def followed(
-    step: TrainingStep, *others: Any, device: str = "mps", moments: bool = False, trained: Collection[str] = ()
+    step: TrainingStep,
+    *others: Any,
+    device: str = "mps",
+    moments: bool = False,
+    trained: Collection[str] = (),
+    steps: int = STEPS,
 ) -> Memory:
-    """Run a step twice and return its memory, with the highest of all `moments` where they are asked for.
+    """Run a step twice (`steps`) and return its memory, with the highest of all `moments` where they are asked for.
 
     Where the parameters that get a gradient are known (`trained`), the optimizer's state is made of gradients without
     a pass, and the step runs once.
@@ -339,11 +295,12 @@ def followed(
     for name, parameter in model.named_parameters():
         weights.setdefault(family(name), []).extend([parameter] if parameter.requires_grad else [])
 
-    def stepped(number: int = 1) -> None:
-        for leaf in tree_leaves([*trainer.optimizer.state.values()]):
-            if isinstance(leaf, torch.Tensor):  # made in the backward pass, where weights step there
-                memory.belongs(leaf, STATE)
-        for other in others if number < STEPS else ():
+    last = 1 if trained else steps
+
+    def stepped(number: int = 0) -> None:
+        for leaf in tensors_of(*trainer.optimizer.state.values()):
+            memory.belongs(leaf, STATE)  # made in the backward pass, where weights step there
+        for other in others if number < last else ():
             other.forget()
 
     def make_state() -> None:
@@ -360,9 +317,7 @@ def followed(
             for parameter in parameters:
                 hook = partial(memory.gradient, name=name)
                 hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-        step.run(
-            1 if trained else STEPS, watch=[memory, *others], after_step=stepped, before=make_state if trained else None
-        )
+        step.run(last, watch=[memory, *others], after_step=stepped, before=make_state if trained else None)
     return memory
 
 
@@ -399,13 +354,15 @@ class Estimate:
     facts: dict[str, Choice[Any]] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
     """The parameters that got a gradient, as a further Tracer of these takes them."""
+    recorded: OperatorRecorder | None = None
+    """The operators of a step, where they were asked for."""
 
 
 class Tracer:
     """Traces the steps of one target in batches of any size, and makes once what they share.
 
-    `also` returns a recorder that looks on at a step, as hf_mps.tools.dryrun.audit.record.OperatorRecorder does, or
-    None. `trained` is what another estimate says of a model with the same weights: it saves half a trace.
+    With `record`, estimates have the operators of the first one's step. `trained` is what another estimate says of
+    a model with the same weights: it saves half a trace.
     """
 
     def __init__(
@@ -413,11 +370,12 @@ class Tracer:
         parts: prepare.Parts,
         device: Choice[str],
         length: int | None = None,
-        also: Callable[[TrainingStep], Any] | None = None,
+        record: bool = False,
         trained: Collection[str] = (),
     ) -> None:
         self._parts, self._device = parts, device
-        self._also = also
+        self._record = record
+        self._recorded: OperatorRecorder | None = None
         self.wide = batch.width(parts.whole, parts.prepared, length)
         self._known: dict[int, Estimate] = {}
         self._trained: Collection[str] = trained
@@ -452,41 +410,56 @@ class Tracer:
             str(self.wide),
             step.facts,
             frozenset(self._trained),
+            self._recorded,
         )
 
     def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
         step = self._step(changes, rows)
-        others = list(filter(None, (self._also(step),) if self._also is not None else ()))
-        if (highest := None if others else self._of_few(step, changes, rows)) is None:
+        if (highest := self._of_few(step, changes, rows)) is None:
+            recorders = self._recorders(step)
             # A step that generates, of which its trainer keeps count, is always run twice.
-            trained = () if others or generates(step.trainer) else self._trained
-            memory = followed(step, *others, trained=trained)
+            trained = () if generates(step.trainer) else self._trained
+            memory = followed(step, *recorders, trained=trained)
             self._trained, highest = memory.trained, _told(memory.peak)
+            self._keep(recorders)
         return step, highest
+
+    def _recorders(self, step: TrainingStep) -> list[OperatorRecorder]:
+        return [OperatorRecorder(step.tracker)] if self._record and self._recorded is None else []
+
+    def _keep(self, recorders: list[OperatorRecorder]) -> None:
+        if recorders:
+            self._recorded = recorders[0]
 
     def _step(self, changes: dict[str, Any], rows: int) -> TrainingStep:
         return prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
 
     def _of_few(self, step: TrainingStep, changes: dict[str, Any], rows: int) -> Peak | None:
-        """Return the peak scaled from traces of a few layers; None for a model without many that are alike.
+        """Return the peak told by traces of a few layers; None for a model without many that are alike.
 
         A step that generates is traced whole: its keys and values are kept for as many layers as the configuration
         says.
         """
-        name = identical_layers(step.model)
-        if name is None or generates(step.trainer):
+        cut = layers.cut(step.model, traces=1 if self._trained else STEPS)
+        if cut is None or generates(step.trainer):
             return None
-        found = {}
-        if not self._trained:  # of one mode, so that both traces have the same moments
+        if not self._trained:  # of one mode, so that all traces have the same moments
+            shorter = self._step({"gradient_accumulation_steps": 1}, rows)
+            with layers.few(shorter.model, cut.base):
+                self._trained = followed(shorter, steps=1).trained
+        found: list[dict[Key, Peak]] = []
+        recorders: list[list[OperatorRecorder]] = []
+        for kept in (cut.base, *(kept for kept, _ in cut.more)):
             shorter = self._step(changes, rows)
-            with few(shorter.model, name, FEW[0]):
-                self._trained = followed(shorter).trained
-        for count in FEW:
-            shorter = self._step(changes, rows)
-            with few(shorter.model, name, count):
-                moments = followed(shorter, moments=True, trained=self._trained).moments
-            found[count] = folded(moments or {}, name, count)
-        highest = scaled(found, len(step.model.get_submodule(name)))
+            recorders.append(self._recorders(shorter))
+            with layers.few(shorter.model, kept):
+                moments = followed(shorter, *recorders[-1], moments=True, trained=self._trained).moments
+            found.append(folded(moments or {}, cut, kept))
+        lacking = [lacking for _, lacking in cut.more]
+        highest = scaled(found[0], list(zip(found[1:], lacking, strict=True)))
+        if highest is not None and recorders[0]:
+            further = [(each[0], count) for each, count in zip(recorders[1:], lacking, strict=True)]
+            self._recorded = recorders[0][0].of_all(further)
         return highest and _told(highest)
 
     def _setting(self, name: str, default: int) -> int:

@@ -1,20 +1,22 @@
-"""A deep model is planned from a few of its layers, and needs what the trace of all of them says."""
+"""A deep model is planned from a few of its layers, and needs and launches what the trace of all of them says."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
-from hf_mps.tools.dryrun import metal_device, prepare
+from hf_mps.tools.dryrun import layers, metal_device, prepare
+from hf_mps.tools.dryrun.audit import audit
+from hf_mps.tools.dryrun.launches import Launches, of_calls, table_of
 from hf_mps.tools.dryrun.memory import trace
-from hf_mps.tools.dryrun.memory.trace import Tracer, peak
+from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.tools.dryrun.resolve import resolve_target
 
-DEEP = {
+LLAMA = {
     "model_type": "llama",
     "vocab_size": 512,
     "hidden_size": 64,
@@ -23,67 +25,113 @@ DEEP = {
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }
+SMALL = LLAMA | {"num_key_value_heads": 2, "head_dim": 16}
+T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 512, "num_layers": 8}
 LORA = ["lora={r: 4}", "training.gradient_checkpointing=true"]
-
-
-def both(folder: Path, words: list[str], **config: Any) -> tuple[Any, Any]:
-    """What is planned of a step of a model of `config`, and the peak of the trace of all its layers."""
-    (folder / "config.json").write_text(json.dumps(DEEP | config), encoding="utf-8")
-    rows = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=2"]
-    target, device = resolve_target(str(folder), [*rows, *words], "causal-lm"), metal_device()
-    with prepare.weightless(target) as parts:
-        tracer = Tracer(parts, device, 32)
-        planned = tracer()
-        return planned, peak(tracer._step({"gradient_accumulation_steps": 2}, 2))
+MODELS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "all weights": ("causal-lm", [], LLAMA),
+    "checkpointing": ("causal-lm", ["training.gradient_checkpointing=true"], LLAMA),
+    "LoRA": ("causal-lm", LORA, LLAMA),
+    "LoRA over 4 bits": (
+        "causal-lm",
+        [*LORA, "quantization=nf4", "weights=bfloat16"],
+        LLAMA | {"num_hidden_layers": 20},
+    ),
+    "a wide output layer": ("causal-lm", [], LLAMA | {"vocab_size": 40000, "hidden_size": 32}),
+    "Adafactor": ("causal-lm", ["training.optim=adafactor"], LLAMA),
+    "two towers": ("summarization", [], T5 | {"model_type": "t5", "num_decoder_layers": 10}),
+    "two kinds of layers": ("causal-lm", [], SMALL | {"model_type": "gemma2", "sliding_window": 16}),
+    "named layers": (
+        "causal-lm",
+        [],
+        SMALL | {"model_type": "cohere2", "sliding_window": 16, "sliding_window_pattern": 4},
+    ),
+    "an encoder": ("masked-lm", [], LLAMA | {"model_type": "bert"}),
+    "pictures": ("image-classification", [], LLAMA | {"model_type": "vit", "image_size": 32, "patch_size": 8}),
+}
 
 
 @pytest.mark.rotated
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "config"),
-    [
-        ([], {}),
-        (["training.gradient_checkpointing=true"], {}),
-        (LORA, {}),
-        ([*LORA, "quantization=nf4", "weights=bfloat16"], {"num_hidden_layers": 20}),
-        ([], {"vocab_size": 40000, "hidden_size": 32}),
-    ],
-    ids=["all weights", "checkpointing", "LoRA", "LoRA over 4 bits", "a wide output layer"],
-)
-def test_a_few_layers_tell_the_peak_of_all(
-    words: list[str], config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", MODELS)
+def test_a_few_layers_tell_the_peak_and_the_launches_of_all(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used: list[int] = []
-    stock = trace.scaled
-    monkeypatch.setattr(trace, "scaled", lambda found, depth: used.append(depth) or stock(found, depth))
-    planned, whole = both(tmp_path, words, **config)
-    assert used == [config.get("num_hidden_layers", 12)]
+    task, words, config = MODELS[name]
+    AutoConfig.for_model(**config).save_pretrained(tmp_path)
+    rows = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=2"]
+    target, device = resolve_target(str(tmp_path), [*rows, *words], task), metal_device()
+    table = table_of(None)
+
+    def told() -> tuple[Estimate, Launches]:
+        with prepare.weightless(target) as parts:
+            estimate = Tracer(parts, device, None if task == "image-classification" else 32, record=True)()
+        assert estimate.recorded is not None
+        return estimate, of_calls(estimate.recorded.calls, table, estimate.recorded.more)  # type: ignore[arg-type]
+
+    used: list[Any] = []
+    scaled = trace.scaled
+    monkeypatch.setattr(trace, "scaled", lambda *found: used.append(scaled(*found)) or used[-1])
+    planned, launches = told()
+    assert used[0] is not None
+    monkeypatch.setattr(layers, "cut", lambda *_, **__: None)
+    whole, every = told()
     assert planned.bytes == pytest.approx(whole.bytes, rel=0.001)
     assert planned.parts == pytest.approx(whole.parts, rel=0.001, abs=0.001 * whole.bytes)
-    assert planned.where.partition(":")[0] == whole.where[0]
+    assert planned.where.partition(":")[0] == whole.where.partition(":")[0]
+    assert planned.recorded is not None
+    assert whole.recorded is not None
+    assert planned.recorded.places.keys() == whole.recorded.places.keys()
+    assert launches.values() == every.values()
 
 
-def test_layers_that_differ_and_shallow_models_are_traced_whole() -> None:
-    def model(*sizes: int) -> torch.nn.Module:
-        made = torch.nn.Module()
-        made.layers = torch.nn.ModuleList(torch.nn.Linear(8, size) for size in sizes)
-        return made
+def model(*sizes: int) -> torch.nn.Module:
+    made = torch.nn.Module()
+    made.layers = torch.nn.ModuleList(torch.nn.Linear(8, size) for size in sizes)
+    return made
 
-    assert trace.identical_layers(model(*[8] * 12)) == "layers"
-    assert trace.identical_layers(model(*[8] * 9)) is None
-    assert trace.identical_layers(model(*[8] * 11, 16)) is None
+
+def kept(model: torch.nn.Module) -> Any:
+    found = layers.cut(model)
+    return found and [found.base, *((each, lacking) for each, lacking in found.more)]
+
+
+def test_the_first_layer_the_last_and_one_of_each_kind_between_are_kept() -> None:
+    assert kept(model(*[8] * 12)) == [{"layers": [0, 10, 11]}, ({"layers": [0, 1, 10, 11]}, 9)]
+    assert kept(model(*[8] * 5)) is None
+    assert kept(model(*range(1, 13))) is None
     gemma = model(*[8] * 12)
     for number, layer in enumerate(gemma.layers):  # type: ignore[arg-type]
-        layer.attention_type = "full" if number % 2 else "sliding"
-    assert trace.identical_layers(gemma) is None
+        layer.attention_type = "full" if number % 6 == 5 else "sliding"
+    assert kept(gemma) == [{"layers": [0, 5, 10, 11]}, ({"layers": [0, 1, 5, 10, 11]}, 8)]
+
+
+def test_layers_that_the_configuration_names_by_number_are_a_kind() -> None:
+    made = model(*[8] * 24)
+    made.full_indexes = [7, 15, 23]
+    assert kept(made)[0] == {"layers": [0, 15, 22, 23]}
+    with layers.few(made, {"layers": [0, 15, 22, 23]}):
+        assert made.full_indexes == [1, 3]
+    assert made.full_indexes == [7, 15, 23]
 
 
 def test_a_model_is_whole_again_after_a_short_trace() -> None:
     made = torch.nn.Module()
-    made.inner = torch.nn.Module()
-    made.inner.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(12))
+    made.inner = model(*[2] * 12)
     whole = made.inner.layers
-    short = trace.few(made, "inner.layers", 3)
-    with short:
-        assert len(made.inner.layers) == 3
+    with layers.few(made, {"inner.layers": [0, 10, 11]}):
+        assert list(made.inner.layers) == [whole[0], whole[10], whole[11]]  # type: ignore[index]
     assert made.inner.layers is whole
+
+
+@pytest.mark.slow
+def test_an_audit_of_a_few_layers_finds_the_calls_and_the_launches_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoConfig.for_model(**LLAMA).save_pretrained(tmp_path)
+    target = resolve_target(str(tmp_path), ["training.per_device_train_batch_size=2"], "causal-lm")
+    told = audit(target)
+    monkeypatch.setattr(layers, "cut", lambda *_, **__: None)
+    whole = audit(target)
+    assert {each.operator: each.calls for each in told.entries} == {each.operator: each.calls for each in whole.entries}
+    assert told.launches.values() == whole.launches.values()  # type: ignore[union-attr]

@@ -1,0 +1,230 @@
+"""A deep model is told by a few of its layers: which ones short traces keep, and what a step of all of them is.
+
+Layers of a kind are alike, so what a step holds and calls grows by the same with each: its weights, gradients and
+moments, what it keeps for the backward pass, and its operators. A first trace keeps the first layer of each long list,
+the last, and one of each kind between; a further trace for each kind has one more of it. A model may have several lists
+(a vision tower and a text tower) and several kinds of layers in one (`config.layer_types`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from hf_mps.metal.operators.launch_class import Call, Operand
+
+LEAST = 6
+"""Layers of a list that is worth the traces."""
+FIRST_LAYER, INNER_LAYER, LAST_LAYER = "first", "between", "last"
+# Lists of a model's configuration or a tower's attributes that name some of its layers by their numbers, as
+# `fullatt_block_indexes` of Qwen2.5-VL does.
+_NUMBERS = re.compile(r"index|indices|idx|layers")
+Kept = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The numbers of the layers that the first trace keeps of each list, by the list's name.
+
+    `more` has, for each kind, what a further trace keeps, and how many of that kind the first one lacks. `kinds` is the
+    kind of each layer.
+    """
+
+    base: Kept
+    more: Sequence[tuple[Kept, int]]
+    kinds: Mapping[str, Sequence[str]]
+
+    def named(self, kept: Kept, module: str) -> str:
+        """Return a module's name in a trace of the layers `kept`, with its layer's kind in place of the number."""
+        for name, numbers in kept.items():
+            if module.startswith(f"{name}."):
+                number, dot, rest = module[len(name) + 1 :].partition(".")
+                return f"{name}.{self.kinds[name][numbers[int(number)]]}{dot}{rest}"
+        return module
+
+
+def cut(model: Any, *, traces: int = 2) -> Cut | None:
+    """Return which layers tell all of `model`; None where short traces are no less than `traces` of the whole."""
+    if "ref" in getattr(model, "peft_config", {}):
+        return None  # TRL's DPO trainer adds this adapter, and cannot be made of the model a second time
+    base: dict[str, list[int]] = {}
+    kinds: dict[str, list[str]] = {}
+    further: list[tuple[str, int, int]] = []
+    whole = 0
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.ModuleList) or any(name.startswith(f"{each}.") for each in base):
+            continue
+        count, last = len(module), len(module) - 1
+        if count < LEAST or len(set(map(type, module))) > 1:
+            continue
+        settings = list(_of_layers(_holders(model, name), count))
+        signatures = [
+            (_signature(layer), tuple(str(value(number)) for *_, value in settings))
+            for number, layer in enumerate(module)
+        ]
+        between = {signature: number for number, signature in enumerate(signatures) if 0 < number < last}
+        if len(between) + 3 >= count:
+            continue
+        base[name] = [0, *sorted(between.values()), last]
+        words = {each: INNER_LAYER + (f"-{place}" if place else "") for place, each in enumerate(between)}
+        kinds[name] = [FIRST_LAYER, *(words[each] for each in signatures[1:last]), LAST_LAYER]
+        inner = signatures[1:last]
+        further += [(name, 1 + inner.index(each), inner.count(each) - 1) for each in between if inner.count(each) > 1]
+        whole += count
+    kept = sum(map(len, base.values()))
+    if not base or (1 + len(further)) * kept + len(further) >= traces * whole:
+        return None
+    more = [({**base, name: [0, number, *base[name][1:]]}, lacking) for name, number, lacking in further]
+    return Cut(base, more, kinds)
+
+
+@contextmanager
+def few(model: Any, kept: Kept) -> Iterator[None]:
+    """Leave `model` the layers `kept` of its lists while the context lasts, under new numbers."""
+    with ExitStack() as stack:
+        for name, numbers in kept.items():
+            holders = _holders(model, name)
+            parent, whole = holders[0], model.get_submodule(name)
+            for values, key, each, value in _of_layers(holders, len(whole)):
+                found = [value(number) for number in numbers]
+                if isinstance(found[0], _Place):
+                    found = [place for place, one in enumerate(found) if one.named]
+                else:  # a cache of keys and values is as long, and asked for layers by their former numbers
+                    found += each[len(found) :]
+                stack.enter_context(patch.dict(values, {key: type(each)(found)}))
+            own = name.rpartition(".")[2]
+            layers = torch.nn.ModuleList(whole[number] for number in numbers)
+            stack.enter_context(patch.dict(parent._modules, {own: layers}))
+        yield
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Whether a list of numbers names a layer."""
+
+    named: bool
+
+
+def _holders(model: Any, name: str) -> list[Any]:
+    """Return what may say something of each layer of the list `name`: the module that has it, its configuration."""
+    parent = model.get_submodule(name.rpartition(".")[0])
+    return [each for each in (parent, getattr(parent, "config", None)) if each is not None]
+
+
+def _of_layers(holders: Sequence[Any], count: int) -> Iterator[tuple[dict[str, Any], str, Any, Callable[[int], Any]]]:
+    """The lists that say something of each of `count` layers: where each is, its name, itself, and what of a layer."""
+    for holder in holders:
+        for key, each in list(vars(holder).items()):
+            if not isinstance(each, (list, tuple)) or not each or type(each) not in (list, tuple):
+                continue
+            numbers = all(isinstance(one, int) and 0 <= one < count for one in each)
+            if len(each) == count:
+                yield vars(holder), key, each, each.__getitem__
+            elif numbers and _NUMBERS.search(key) and len(set(each)) == len(each):
+                yield vars(holder), key, each, lambda number, each=each: _Place(number in each)  # type: ignore[misc]
+
+
+def _signature(layer: Any) -> tuple[Any, ...]:
+    """Return what a layer is made of and how it is set, without its number."""
+    modules = tuple((name, type(one), _settings(one)) for name, one in layer.named_modules())
+    tensors = [*layer.named_parameters(), *layer.named_buffers()]
+    held = [(name, one.shape, one.dtype, one.stride(), one.requires_grad) for name, one in tensors]
+    return (*modules, *held)
+
+
+def _settings(module: Any) -> tuple[Any, ...]:
+    values = sorted(vars(module).items())
+    plain = (bool, int, float, str, type(None))
+    return tuple((name, value) for name, value in values if name != "layer_idx" and isinstance(value, plain))
+
+
+def of_all(base: Mapping[Any, int], more: Sequence[tuple[Mapping[Any, int], int]]) -> Counter[Any]:
+    """Return the counts of the whole model, from those of the first trace and of each further one with its lack."""
+    found: Counter[Any] = Counter(base)
+    for each, lacking in more:
+        for key in each.keys() | base.keys():
+            found[key] += lacking * (each.get(key, 0) - base.get(key, 0))
+    return Counter({key: count for key, count in found.items() if count})
+
+
+def calls_of_all(base: Sequence[Call], more: Sequence[tuple[Sequence[Call], int]]) -> Counter[Call]:
+    """Return how often the whole model makes each call.
+
+    A call over the tensors of all layers (an optimizer's, the norm of all gradients) is another one in each trace; it
+    is told by its operator and its place among those, and gets the tensors of all layers.
+    """
+    counts = [Counter(base), *(Counter(each) for each, _ in more)]
+    found = of_all(counts[0], [(each, lacking) for each, (_, lacking) in zip(counts[1:], more, strict=True)])
+    changed = [[call for call in counts[0] if not all(call in each for each in counts[1:])]]
+    changed += [[call for call in each if call not in counts[0]] for each in counts[1:]]
+    for operator in {call.operator for call in changed[0]}:
+        those = [[call for call in each if call.operator == operator] for each in changed]
+        if len({len(each) for each in those}) > 1:
+            continue
+        for first, *others in zip(*those, strict=True):
+            for call in (first, *others):
+                found.pop(call, None)
+            pairs = [(other, lacking) for other, (_, lacking) in zip(others, more, strict=True)]
+            found[_of_all_layers(first, pairs)] += counts[0][first]
+    return found
+
+
+def _of_all_layers(base: Call, others: Sequence[tuple[Call, int]]) -> Call:
+    """Return the call with the tensors of all layers, from those of the first trace and of the further ones."""
+    lists = [_joined(part, others, place) for place, part in enumerate(_split(base))]
+    inputs = tuple(operand for each in lists for operand in each)
+    results = _all_layers(base.results, [(other.results, lacking) for other, lacking in others])
+    return replace(base, inputs=inputs, results=results, lists=tuple(map(len, lists[: len(base.lists)])))
+
+
+def _joined(part: Sequence[Operand], others: Sequence[tuple[Call, int]], place: int) -> tuple[Operand, ...]:
+    return _all_layers(part, [(_split(other)[place], lacking) for other, lacking in others])
+
+
+def _split(call: Call) -> list[Sequence[Operand]]:
+    """Return the operands of each list, and the others, which come behind."""
+    found: list[Sequence[Operand]] = []
+    start = 0
+    for length in (*call.lists, len(call.inputs) - sum(call.lists)):
+        found.append(call.inputs[start : start + length])
+        start += length
+    return found
+
+
+def _all_layers(base: Sequence[Operand], others: Sequence[tuple[Sequence[Operand], int]]) -> tuple[Operand, ...]:
+    """Return operands with those that a further trace has between the others, as often as the first one lacks them.
+
+    Where none has more of them, their shapes grow.
+    """
+    if all(len(each) == len(base) for each, _ in others):
+        return tuple(
+            replace(
+                one,
+                shape=tuple(
+                    _further(size, ((each[place].shape[axis], lacking) for each, lacking in others))
+                    for axis, size in enumerate(one.shape)
+                ),
+            )
+            for place, one in enumerate(base)
+        )
+    inserted: list[tuple[int, Sequence[Operand]]] = []
+    for each, lacking in others:
+        same = (place for place, (one, other) in enumerate(zip(base, each, strict=False)) if one != other)
+        start = next(same, len(base))
+        inserted.append((start, tuple(each[start : start + len(each) - len(base)]) * lacking))
+    found, start = [], 0
+    for place, block in sorted(inserted, key=lambda one: one[0]):
+        found += [*base[start:place], *block]
+        start = place
+    return (*found, *base[start:])
+
+
+def _further(base: int, others: Iterable[tuple[int, int]]) -> int:
+    return base + sum(lacking * (each - base) for each, lacking in others)
