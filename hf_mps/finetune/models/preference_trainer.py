@@ -25,6 +25,8 @@ class PreferenceTrainer(QuietTrl, DPOTrainer):  # type: ignore[misc]
     precompute_ref_logps: bool
 
     def __init__(self, model: Any, *arguments: Any, **settings: Any) -> None:
+        if "ref" in getattr(model, "peft_config", ()):
+            model.delete_adapter("ref")  # that of an earlier trainer of this model, which TRL makes anew
         with quantization.adapters_kept(model):
             super().__init__(model, *arguments, **settings)
 

@@ -81,6 +81,14 @@ def test_rewards_are_beta_times_the_change_of_each_answers_probability(place: st
     assert not list((tmp_path / "run").glob("README.md"))
 
 
+def test_a_second_trainer_of_a_model_makes_its_reference_anew(place: str, tmp_path: Path) -> None:
+    """`hf-mps plan` takes steps of several lengths with one model."""
+    prepared = builders.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100, lora={"r": 8})
+    builders.trainer(prepared, tmp_path / "first", max_steps=3, learning_rate=1e-2).train()
+    found = builders.trainer(prepared, tmp_path / "second").evaluate()
+    assert found["eval_rewards/margins"] == 0.0
+
+
 def test_no_telemetry_is_sent(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import trl.trainer.base_trainer
 
