@@ -52,8 +52,6 @@ class Cut:
 
 def cut(model: Any, *, traces: int = 2) -> Cut | None:
     """Return which layers tell all of `model`; None where short traces are no less than `traces` of the whole."""
-    if "ref" in getattr(model, "peft_config", {}):
-        return None  # TRL's DPO trainer adds this adapter, and cannot be made of the model a second time
     base: dict[str, list[int]] = {}
     kinds: dict[str, list[str]] = {}
     further: list[tuple[str, int, int]] = []

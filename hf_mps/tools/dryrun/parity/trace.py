@@ -177,16 +177,12 @@ class Weights:
     """The weights and buffers of a prepared task as they are now, kept on the CPU, to begin again from."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self._model = prepared.model
-        self._adapters = set(getattr(prepared.model, "peft_config", ()))
         models = models_of(prepared)
         tensors = [each for model in models for each in (*model.parameters(), *model.buffers())]
         self._kept = [(tensor, tensor.detach().cpu().clone()) for tensor in tensors]
 
     def restore(self) -> None:
         """Put them back, in place, on whatever device they are; gradients are dropped."""
-        for added in set(getattr(self._model, "peft_config", ())) - self._adapters:
-            self._model.delete_adapter(added)  # a trainer's own (DPO's reference), which it makes anew
         with torch.no_grad():
             for tensor, value in self._kept:
                 tensor.copy_(value)
