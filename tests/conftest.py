@@ -29,6 +29,7 @@ ON_A_MAC = platform.system() == "Darwin"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("HF_MPS_TRAINING_KERNELS", "0")  # their trials take time; tests of theirs switch them on
 if not ON_A_MAC:
     os.environ.setdefault("HF_MPS_SIMULATE", "1")  # or a profile: HF_MPS_SIMULATE=m1-8gb pytest
     # Runs are compared to the bit, as only a device can be that adds in one order; tests of what is so where it does

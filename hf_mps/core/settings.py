@@ -23,6 +23,8 @@ KNOWN = {
     "HF_MPS_SENTINELS": "-name,-name: sentinels, which look for signs of a wrong training, that are to be off;"
     " stop: a loss or gradient that is NaN or infinite ends the run, and so does GPU work that macOS aborted",
     "HF_MPS_SIMULATE": "1 or a profile name: a simulated Metal device",
+    "HF_MPS_TRAINING_KERNELS": "0: none of hf_mps' own Metal kernels, 1: all of them, -name,-name: all but these;"
+    " by default each that is exact and fast enough here",
 }
 DEVICES = ("mps", "cuda", "cpu")
 FALLBACKS = ("warn", "quiet", "error", "rescue")
@@ -113,6 +115,15 @@ def fused_step() -> bool | None:
     Raises UserError for any other value.
     """
     return _switch("HF_MPS_FUSED_STEP")
+
+
+def training_kernels(names: tuple[str, ...]) -> bool | frozenset[str]:
+    """Return whether all or none of hf_mps' own Metal kernels are used, or those that HF_MPS_TRAINING_KERNELS refuses.
+
+    Raises UserError for a name that is not in `names`.
+    """
+    value = os.environ.get("HF_MPS_TRAINING_KERNELS", "").strip()
+    return value == "1" if value in ("0", "1") else switched_off("HF_MPS_TRAINING_KERNELS", "kernel", names)
 
 
 def kernels() -> tuple[str, bool] | None:

@@ -22,7 +22,7 @@ def _home(name: str) -> str:
 PARTS = Catalogue(
     "step",
     {
-        "torch": ("flat-gradients", "fused-optimizer", "fused-dropout", "short-attention", "one-copy"),
+        "torch": ("gradient-clip", "fused-optimizer", "fused-dropout", "short-attention", "one-copy"),
         "accelerate.accelerator": ("loss-scalars",),
         "transformers.trainer": ("loss-scalars",),
         "transformers.modeling_utils": ("joint-projections", "decoder-pieces", "fixed-positions"),

@@ -6,14 +6,11 @@ checkpoints and whoever holds it: only where its elements lie changes. A view of
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from hf_mps.metal.device.no_modes import no_modes
 
 
 def joined(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
@@ -78,9 +75,6 @@ for a small tensor the launch is the price, for a large one the copy would be.
 """
 BUFFER = 2**25
 """Bytes of a buffer: what is gathered lies twice in memory by so much at most, as each tensor gives its own back."""
-ROW = 4096
-"""Elements of a row of a norm. Metal's kernel gives each result of a reduction one threadgroup, however long it is
-(norm_kernel_mps in ReduceOps.mm), and one float32 sum of millions of squares would lose digits."""
 
 
 def plain(tensor: Any) -> bool:
@@ -137,34 +131,6 @@ def gather(tensors: Sequence[torch.Tensor], small: int = SMALL, buffer: int = BU
     return found + spans(rest)
 
 
-def norms(tensors: Sequence[torch.Tensor], order: float) -> torch.Tensor:
-    """One tensor of one dimension, whose norm is that of plain tensors of one dtype and device.
-
-    It has the norms of their rows, and the elements of short tensors, which are their own norms.
-    """
-    short = [each.reshape(-1) for each in tensors if each.numel() <= ROW or not dense(each)]
-    rows = [row for each in tensors if each.numel() > ROW and dense(each) for row in _rows(each)]
-    if not rows:
-        return torch.cat(short) if len(short) > 1 else short[0]
-    found = torch.empty(sum(map(len, rows)), dtype=rows[0].dtype, device=rows[0].device)
-    start = 0
-    for each in rows:
-        torch.linalg.vector_norm(each, order, dim=1, out=found[start : start + len(each)])
-        start += len(each)
-    return torch.cat([found, *short]) if short else found
-
-
-def _rows(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return all elements of a dense tensor as rows of like length, in as few tensors as there can be."""
-    last = tensor.shape[-1]
-    whole = tensor.numel() // ROW * ROW
-    if whole < tensor.numel() and tensor.dim() > 1 and tensor.is_contiguous() and ROW // 32 <= last <= ROW:
-        return [tensor.view(-1, last)]
-    flat = tensor.as_strided((tensor.numel(),), (1,), int(tensor.storage_offset()))
-    rest = [flat[whole:].view(1, -1)] if whole < tensor.numel() else []
-    return [flat[:whole].view(-1, ROW), *rest]
-
-
 def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yield each tensor with its storage's number and its offset there, those of a storage as they lie in it."""
     for storage, several in enumerate(_by_storage(tensors)):
@@ -190,10 +156,7 @@ def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]
 
 
 def _fill(tensors: list[torch.Tensor]) -> bool:
-    """Return whether tensors of one storage fill it side by side in their order, and nothing else looks into it.
-
-    At its end there may be zeros that `_brought_together` put there.
-    """
+    """Return whether tensors of one storage fill it side by side in their order, and nothing else looks into it."""
     if len(tensors) == 1:
         return alone(tensors[0])
     storage = tensors[0].untyped_storage()
@@ -206,7 +169,7 @@ def _fill(tensors: list[torch.Tensor]) -> bool:
         if each.storage_offset() * each.element_size() != reached:
             return False
         reached += each.nbytes
-    return reached <= storage.nbytes() < reached + ROW * tensors[0].element_size()
+    return reached == storage.nbytes()
 
 
 def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[torch.Tensor]]]:
@@ -224,24 +187,15 @@ def _pieces(several: list[list[torch.Tensor]], most: int) -> Iterator[list[list[
 
 
 def _brought_together(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the buffer in which the tensors lie from now on; a long one ends in zeros, so that its rows are full."""
-    rest = -sum(each.numel() for each in tensors) % ROW
-    few = sum(each.numel() for each in tensors) <= ROW
-    filling = [] if few or not rest else [_zeros(tensors[0].dtype, tensors[0].device)[:rest]]
+    """Return the buffer in which the tensors lie from now on."""
     with torch.no_grad():
-        found: torch.Tensor = torch.cat([*(each.view(-1) for each in tensors), *filling])
+        found = torch.cat([each.view(-1) for each in tensors])
         storage, offset = found.untyped_storage(), 0
         for each in tensors:
             size = each.numel()
             each.set_(storage, offset, each.shape, each.stride())
             offset += size
     return found
-
-
-@functools.cache
-@no_modes()
-def _zeros(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.zeros(ROW, dtype=dtype, device=device)
 
 
 def dense(tensor: torch.Tensor) -> bool:

@@ -77,6 +77,10 @@ class Call:
         return (self.operator, *((each.dtype, each.shape) for each in self.inputs))
 
 
+COMPILED = "metal::"
+"""What the name of a launch begins with whose kernel is no operator's: a function of a compiled Metal library."""
+
+
 class LaunchTable:
     """The launch classes of one release. `operators`: "aten::mm" to "metal", or to several as "graph+metal"."""
 
@@ -94,6 +98,8 @@ class LaunchTable:
     def of(self, call: Call) -> Choice[LaunchClass]:
         """Return the class of a call, and why."""
         ways = self.ways(call.operator)
+        if call.operator.startswith(COMPILED):
+            return Choice("metal", "somebody's own kernel, by torch.mps.compile_shader")
         if call.operator in MADE_OF_OTHERS:
             return Choice("mixed", "made of other operators")
         if not ways:

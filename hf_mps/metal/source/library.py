@@ -24,6 +24,7 @@ from hf_mps.metal.kernels.release import Objects, compiler_key
 from hf_mps.metal.kernels.runtime import Grid, Kernel
 from hf_mps.metal.kernels.signature import THREADGROUP, Binding, Signature
 from hf_mps.metal.kernels.values import NoRule, Pointers, scalar
+from hf_mps.metal.operators.launch_class import COMPILED, Call
 from hf_mps.metal.source import clang, rewrite
 from hf_mps.metal.source.module import Module, read
 
@@ -136,6 +137,8 @@ class MetalKernel:
         """
         import torch
 
+        from hf_mps.metal.operators.calls import text_of
+
         if self._host_sized:
             raise RuntimeError(
                 f"{self._name}: torch.mps.compile_shader cannot state the size of {self._host_sized[0]!r}, threadgroup "
@@ -158,7 +161,8 @@ class MetalKernel:
         except NoRule as reason:
             raise RuntimeError(f"{self._name}: {reason}") from None
         if device is not None:
-            device.launched(f"metal::{self._name}", "")
+            call = Call(f"{COMPILED}{self._name}")
+            device.launched(call.operator, text_of(call) if device.recording() else "")
         if error_buf_idx is not None:
             _raise_reported(reports)
 

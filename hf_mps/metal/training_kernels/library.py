@@ -1,0 +1,79 @@
+"""What the kernels share: a source that is compiled once a process, its functions by dtype, and derivatives of theirs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TYPES = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat"}
+"""The dtypes that kernels have an instance for, with Metal's word."""
+SIMDGROUP = 32
+"""Threads that compute in step on every Apple GPU (the Metal feature set tables)."""
+
+
+class Source:
+    """A file of Metal source in this folder."""
+
+    def __init__(self, file: str) -> None:
+        self.path = Path(__file__).with_name(file)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The source."""
+        return self.path.read_text(encoding="utf-8")
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """What the source, and the module that launches it, are known by."""
+        both = self.text + self.path.with_suffix(".py").read_text(encoding="utf-8")
+        return hashlib.sha256(both.encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The library that PyTorch makes of it.
+
+        Raises SyntaxError for a source that does not compile; on the simulated device UserError where no clang is
+        installed.
+        """
+        return torch.mps.compile_shader(self.text)
+
+    def kernel(self, name: str, dtype: torch.dtype) -> Any:
+        """Return the instance of a function for a dtype, `name_float`."""
+        return getattr(self.compiled, f"{name}_{TYPES[dtype]}")
+
+
+def ordinary(*tensors: Tensor | None) -> bool:
+    """Return whether a kernel takes these: contiguous, of one dtype that it has and of one Metal device."""
+    given = [each for each in tensors if each is not None]
+    first = given[0]
+    return first.dtype in TYPES and all(
+        type(each) in (Tensor, torch.nn.Parameter)
+        and each.dtype == first.dtype
+        and each.device == first.device
+        and each.is_contiguous()
+        and 0 < each.numel() < 2**31
+        for each in given
+    )
+
+
+def differentiated(stock: Callable[..., Tensor], inputs: Sequence[Tensor | None], gradient: Tensor) -> list[Any]:
+    """Return the gradients of stock's result in the order of `inputs`, which can be differentiated in turn.
+
+    A backward pass under `create_graph=True` asks for that, and a kernel's own results know no derivative.
+    """
+    # Aliases: an input may depend on another, as a layer's input does on its weight, and would be counted for it too.
+    alias = [each if each is None else each.view_as(each) for each in inputs]
+    wanted = [each for each in alias if each is not None and each.requires_grad]
+    found = iter(torch.autograd.grad(stock(*alias), wanted, gradient, create_graph=True))
+    return [next(found) if each is not None and each.requires_grad else None for each in alias]
+
+
+def width(elements: int, most: int = 1024) -> int:
+    """Return the threads of a threadgroup that shares a row of so many elements: whole simdgroups."""
+    return min(most, -(-elements // SIMDGROUP) * SIMDGROUP)

@@ -1,0 +1,206 @@
+"""A kernel's trial: it has to be as exact as PyTorch's own operators on this machine, and no slower, or nobody calls it.
+
+The outcome is kept in the user's cache for a chip, a macOS, a torch and a kernel's own code. HF_MPS_TRAINING_KERNELS
+overrules it. Nothing here draws from the user's generators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.core import cache, settings
+from hf_mps.core.choice import Choice
+from hf_mps.core.files import write_json
+from hf_mps.core.original_call import described
+from hf_mps.metal.device import machine
+from hf_mps.metal.device.no_modes import no_modes
+
+FAMILIES = {"clip": "clip"}
+"""Each kernel's name, and the module in this folder that has it."""
+EXACT = 4
+"""Epsilons of the largest value by which a result may be off where PyTorch's own is nearer."""
+ROUNDS, LONGEST = 3, 0.02
+"""Measured rounds of each side, and the seconds that a round should not exceed by much."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call as training makes it. `ours` and `stock` take the same tensors on the device; `stock` runs on a CPU too.
+
+    `inputs` are made on the CPU; both sides may write into their own copies, which they return if so.
+    """
+
+    label: str
+    inputs: Sequence[Tensor]
+    ours: Callable[..., Sequence[Tensor]]
+    stock: Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a case showed: largest errors against float64 by the largest value, and the seconds of a call."""
+
+    label: str
+    error: float
+    stock_error: float
+    seconds: float
+    stock_seconds: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether a kernel is used here, why, and what it was measured at."""
+
+    on: bool
+    reason: str
+    rows: tuple[Row, ...] = ()
+
+
+_lock = threading.RLock()
+_known: dict[str, Outcome] = {}
+
+
+def may_act(name: str) -> bool:
+    """Return whether a kernel may be called: it won its trial here, or HF_MPS_TRAINING_KERNELS says so.
+
+    The first question in a process reads the cache, or makes the trial. Raises UserError for a value of the variable
+    that nobody knows.
+    """
+    asked = asked_for(name)
+    return outcome(name).on if asked is None else asked.value
+
+
+def asked_for(name: str) -> Choice[bool] | None:
+    """Return what HF_MPS_TRAINING_KERNELS says of a kernel, None where that leaves it to the trial."""
+    value = settings.training_kernels(tuple(FAMILIES))
+    if isinstance(value, bool):
+        return Choice(value, f"HF_MPS_TRAINING_KERNELS={int(value)}")
+    return Choice(False, f"HF_MPS_TRAINING_KERNELS=-{name}") if name in value else None
+
+
+def outcome(name: str, *, anew: bool = False) -> Outcome:
+    """Return a kernel's trial on this machine, made now where it never was, or `anew`."""
+    with _lock:
+        if anew or name not in _known:
+            kept = None if anew else _read(name)
+            _known[name] = kept or _made(name)
+            if kept is None:
+                _write(name, _known[name])
+        return _known[name]
+
+
+def known() -> dict[str, Outcome]:
+    """Return the outcomes of this process, without a trial."""
+    return dict(_known)
+
+
+def family(name: str) -> Any:
+    """Return the module that has a kernel."""
+    return import_module(f"hf_mps.metal.training_kernels.{FAMILIES[name]}")
+
+
+def _made(name: str) -> Outcome:
+    try:
+        with no_modes():
+            rows = tuple(_tried(family(name).cases(name)))
+    except Exception as error:
+        return Outcome(False, f"it failed: {described(error)}")
+    wrong = [row for row in rows if not row.right]
+    if wrong:
+        row = wrong[0]
+        return Outcome(False, f"{row.label}: off by {row.error:.1e}, and PyTorch's own by {row.stock_error:.1e}", rows)
+    ratio = sum(row.stock_seconds for row in rows) / sum(row.seconds for row in rows)
+    if ratio < 1:
+        return Outcome(False, f"it takes {1 / ratio:.1f} times as long as PyTorch's own operators here", rows)
+    return Outcome(True, f"as exact as PyTorch's own operators and {ratio:.1f} times as fast here", rows)
+
+
+def _tried(cases: Iterator[Case]) -> Iterator[Row]:
+    for case in cases:
+        row = _row(case)
+        yield row
+        if not row.right:  # nobody needs to know how fast a wrong result comes
+            return
+
+
+def _row(case: Case) -> Row:
+    error, stock_error = errors(case)
+    right = error <= max(2 * stock_error, EXACT * torch.finfo(case.inputs[0].dtype).eps)
+    return Row(case.label, error, stock_error, *_timed(case), right=right)
+
+
+def errors(case: Case) -> tuple[float, float]:
+    """Return the largest error of our results and of PyTorch's, by the largest value of each in float64."""
+    exact = case.stock(*(each.double() for each in case.inputs))
+    found = []
+    for side in (case.ours, case.stock):
+        results = side(*(each.to("mps") for each in case.inputs))
+        off = [
+            float((one.detach().cpu().double() - two).abs().max() / two.abs().max().clamp(min=1e-30))
+            for one, two in zip(results, exact, strict=True)
+        ]
+        found.append(max(off) if not any(map(math.isnan, off)) else math.inf)  # max() would lose a NaN
+    return found[0], found[1]
+
+
+def _timed(case: Case) -> tuple[float, float]:
+    """The median seconds of a call by each side, in turn, so that a busy machine slows both."""
+    given = [each.to("mps") for each in case.inputs]
+    sides = (case.ours, case.stock)
+    calls = [max(1, min(20, int(LONGEST / max(_seconds(side, given, 1), 1e-6)))) for side in sides]
+    rounds = [
+        [_seconds(side, given, count) / count for side, count in zip(sides, calls, strict=True)] for _ in range(ROUNDS)
+    ]
+    return statistics.median(row[0] for row in rounds), statistics.median(row[1] for row in rounds)
+
+
+def _seconds(side: Callable[..., Any], given: Sequence[Tensor], count: int) -> float:
+    torch.mps.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        side(*given)
+    torch.mps.synchronize()
+    return time.perf_counter() - start
+
+
+def _place(name: str) -> Path | None:
+    folder = cache.home("training_kernels")
+    return None if folder is None else folder / f"{name}.json"
+
+
+def _key(name: str) -> list[str | None]:
+    here = machine.present()
+    return [here.chip, here.macos, metadata.version("torch"), family(name).SOURCE.digest]
+
+
+def _read(name: str) -> Outcome | None:
+    place = _place(name)
+    try:
+        kept = json.loads(place.read_text(encoding="utf-8")) if place is not None else {}
+        if kept["of"] != _key(name):
+            return None
+        found = kept["outcome"]
+        return Outcome(bool(found["on"]), str(found["reason"]), tuple(Row(**row) for row in found["rows"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(name: str, found: Outcome) -> None:
+    place = _place(name)
+    if place is not None:
+        with contextlib.suppress(OSError):  # without a cache every process tries it anew
+            write_json(place, {"of": _key(name), "outcome": asdict(found)})

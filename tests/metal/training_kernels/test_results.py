@@ -1,0 +1,44 @@
+"""Each kernel is as exact as PyTorch's own operators, and what would make it wrong is seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_mps.metal.training_kernels import trial
+from hf_mps.metal.training_kernels.library import Source
+
+BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
+# Kernel -> what is changed in its source, each a mistake that an author makes.
+MUTATIONS = {
+    "clip": [
+        (BARRIER, ""),
+        ("tensors[chunk.x] + chunk.y;\n  float", "tensors[chunk.x] + chunk.y + 1;\n  float"),
+        ("float sum = 0;\n  for (uint i", "half sum = 0;\n  for (uint i"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", trial.FAMILIES)
+def test_a_kernel_is_as_exact_as_pytorchs_own_operators(name: str) -> None:
+    for case in trial.family(name).cases(name):
+        ours, stock = trial.errors(case)
+        assert ours <= max(2 * stock, trial.EXACT * torch.finfo(case.inputs[0].dtype).eps), case.label
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"), [(name, *change) for name, changes in MUTATIONS.items() for change in changes]
+)
+def test_a_mistake_in_a_kernel_loses_its_trial(
+    name: str, right: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source: Source = trial.family(name).SOURCE
+    assert right in source.text
+    monkeypatch.setitem(vars(source), "compiled", torch.mps.compile_shader(source.text.replace(right, wrong)))
+    found = trial.outcome(name)
+    assert not found.on
+    assert "off by" in found.reason or "it failed: OutOfBounds" in found.reason
+
+
+def test_every_kernel_has_mutations() -> None:
+    assert set(MUTATIONS) == set(trial.FAMILIES)
