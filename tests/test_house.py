@@ -17,6 +17,7 @@ ROOMS = (
     "metal.operators",
     "metal.kernels",
     "metal.source",
+    "metal.training_kernels",
     "metal.simulator",
     "metal.fallback",
     "metal.pytest_plugin",

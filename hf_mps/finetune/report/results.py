@@ -57,6 +57,8 @@ class RunRecord:
     """The operators among them that the recipe does not name."""
     metal_kernels: Coverage | None = None
     """The share of a release's own Metal kernels (HF_MPS_KERNELS) in this process; None without that variable."""
+    training_kernels: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """hf_mps' own kernels that this process asked for: whether each was used, and why (`training_kernels.trial`)."""
     guards: list[Any] = field(default_factory=list)
     sentinels: list[Any] = field(default_factory=list)
     world: dict[str, Any] | None = None
@@ -132,6 +134,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `fallback`: [object]; `unexpected_fallback`: [str]
     - `metal_kernels`: {"release": str, "launches": int, "kernels": int, "share": number, "missing": [{"operator": str,
       "reason": str, "launches": int}], "others": {str: int}} or null, of the process that ended the run
+    - `training_kernels`: {name: {"on": bool, "reason": str}}, hf_mps' own, where the run asked for one
     - `predictions`: str or null; `pictures`: [str], files beside this one; `stream`: object or null
     - `guards`: [{"name": str, "times": int, "lines": [str], "issue": str}]
     - `sentinels`: [{"name": str, "times": int, "lines": [str]}], what they warned of
@@ -142,8 +145,8 @@ def results(record: RunRecord) -> dict[str, Any]:
     names = (
         *("name", "recipe", "device", "simulated", "choices", "metrics", "main_metric", "greater_is_better", "split"),
         *("baseline", "expectation", "doubt", "train_seconds", "samples_per_second", "peak_memory", "fallback"),
-        *("unexpected_fallback", "metal_kernels", "predictions", "pictures", "stream", "world", "guards", "sentinels"),
-        *("log_history", "versions"),
+        *("unexpected_fallback", "metal_kernels", "training_kernels", "predictions", "pictures", "stream", "world"),
+        *("guards", "sentinels", "log_history", "versions"),
     )
     content = {"schema": SCHEMA} | {name: getattr(record, name) for name in names}
     content["metal_kernels"] = record.metal_kernels and record.metal_kernels.record()

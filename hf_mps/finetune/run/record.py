@@ -52,6 +52,8 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
     samples = epochs * len(prepared.train) if stream is None else stream["samples"]
     # A resumed run's log holds the peak of its earlier parts.
     peaks = [entry.get("peak_memory_bytes") or 0 for entry in trainer.state.log_history]
+    from hf_mps.metal.training_kernels import trial  # which imports torch
+
     rows = f"generated {data.generated}" if data.generated else ", ".join((data.files or {}).values())
     return RunRecord(
         name=resolved.name,
@@ -71,6 +73,7 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
         fallback=fallback,
         unexpected_fallback=[one["operator"] for one in fallback if one["operator"] not in recipe.fallback],
         metal_kernels=trained.metal_kernels,
+        training_kernels={name: {"on": each.on, "reason": each.reason} for name, each in trial.known().items()},
         guards=guards.acted(),
         sentinels=guards.found(),
         world=of_all(trained, samples),

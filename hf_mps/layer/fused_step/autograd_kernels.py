@@ -66,9 +66,10 @@ def _composite(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def runs(tensor: Any) -> bool:
-    """Return whether a call computes: an ordinary tensor, and neither a compiler nor torch.func around it."""
+    """Return whether a call computes: an ordinary tensor, and neither a compiler, torch.func nor a tangent with it."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and not torch.compiler.is_compiling()
         and torch._C._functorch.peek_interpreter_stack() is None
+        and torch.autograd.forward_ad.unpack_dual(tensor).tangent is None  # type: ignore[no-untyped-call]
     )

@@ -22,10 +22,10 @@ def _home(name: str) -> str:
 PARTS = Catalogue(
     "step",
     {
-        "torch": ("gradient-clip", "fused-optimizer", "fused-dropout", "short-attention", "one-copy"),
+        "torch": ("gradient-clip", "fused-optimizer", "fused-dropout", "norms", "short-attention", "one-copy"),
         "accelerate.accelerator": ("loss-scalars",),
         "transformers.trainer": ("loss-scalars",),
-        "transformers.modeling_utils": ("joint-projections", "decoder-pieces", "fixed-positions"),
+        "transformers.modeling_utils": ("joint-projections", "norms", "decoder-pieces", "fixed-positions"),
         "transformers.masking_utils": ("padding-masks",),
     },
     _home,

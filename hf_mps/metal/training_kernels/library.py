@@ -1,4 +1,4 @@
-"""What the kernels share: a source that is compiled once a process, its functions by dtype, and derivatives of theirs."""
+"""What the kernels share: a source that is compiled once a process, and what they take."""
 
 from __future__ import annotations
 
@@ -48,17 +48,16 @@ class Source:
         return getattr(self.compiled, f"{name}_{TYPES[dtype]}")
 
 
-def ordinary(*tensors: Tensor | None) -> bool:
+def ordinary(*tensors: Tensor) -> bool:
     """Return whether a kernel takes these: contiguous, of one dtype that it has and of one Metal device."""
-    given = [each for each in tensors if each is not None]
-    first = given[0]
+    first = tensors[0]
     return first.dtype in TYPES and all(
         type(each) in (Tensor, torch.nn.Parameter)
         and each.dtype == first.dtype
         and each.device == first.device
         and each.is_contiguous()
         and 0 < each.numel() < 2**31
-        for each in given
+        for each in tensors
     )
 
 

@@ -1,4 +1,4 @@
-"""A kernel's trial: it has to be as exact as PyTorch's own operators on this machine, and no slower, or nobody calls it.
+"""A kernel's trial: it has to be as exact as PyTorch's own operators on this machine and no slower, or is not called.
 
 The outcome is kept in the user's cache for a chip, a macOS, a torch and a kernel's own code. HF_MPS_TRAINING_KERNELS
 overrules it. Nothing here draws from the user's generators.
@@ -28,8 +28,9 @@ from hf_mps.core.original_call import described
 from hf_mps.metal.device import machine
 from hf_mps.metal.device.no_modes import no_modes
 
-FAMILIES = {"clip": "clip"}
+FAMILIES = {"clip": "clip", "layer-norm": "norms", "rms-norm": "norms"}
 """Each kernel's name, and the module in this folder that has it."""
+VARIABLE = "HF_MPS_TRAINING_KERNELS"
 EXACT = 4
 """Epsilons of the largest value by which a result may be off where PyTorch's own is nearer."""
 ROUNDS, LONGEST = 3, 0.02
@@ -88,15 +89,15 @@ def asked_for(name: str) -> Choice[bool] | None:
     """Return what HF_MPS_TRAINING_KERNELS says of a kernel, None where that leaves it to the trial."""
     value = settings.training_kernels(tuple(FAMILIES))
     if isinstance(value, bool):
-        return Choice(value, f"HF_MPS_TRAINING_KERNELS={int(value)}")
-    return Choice(False, f"HF_MPS_TRAINING_KERNELS=-{name}") if name in value else None
+        return Choice(value, f"{VARIABLE}={int(value)}")
+    return Choice(False, f"{VARIABLE}=-{name}") if name in value else None
 
 
 def outcome(name: str, *, anew: bool = False) -> Outcome:
     """Return a kernel's trial on this machine, made now where it never was, or `anew`."""
     with _lock:
         if anew or name not in _known:
-            kept = None if anew else _read(name)
+            kept = None if anew else kept_outcome(name)
             _known[name] = kept or _made(name)
             if kept is None:
                 _write(name, _known[name])
@@ -150,7 +151,7 @@ def errors(case: Case) -> tuple[float, float]:
     for side in (case.ours, case.stock):
         results = side(*(each.to("mps") for each in case.inputs))
         off = [
-            float((one.detach().cpu().double() - two).abs().max() / two.abs().max().clamp(min=1e-30))
+            float((one.detach().cpu().double() - two.detach()).abs().max() / two.detach().abs().max().clamp(min=1e-30))
             for one, two in zip(results, exact, strict=True)
         ]
         found.append(max(off) if not any(map(math.isnan, off)) else math.inf)  # max() would lose a NaN
@@ -163,7 +164,7 @@ def _timed(case: Case) -> tuple[float, float]:
     sides = (case.ours, case.stock)
     calls = [max(1, min(20, int(LONGEST / max(_seconds(side, given, 1), 1e-6)))) for side in sides]
     rounds = [
-        [_seconds(side, given, count) / count for side, count in zip(sides, calls, strict=True)] for _ in range(ROUNDS)
+        [_seconds(*each) / each[2] for each in zip(sides, (given, given), calls, strict=True)] for _ in range(ROUNDS)
     ]
     return statistics.median(row[0] for row in rounds), statistics.median(row[1] for row in rounds)
 
@@ -187,7 +188,8 @@ def _key(name: str) -> list[str | None]:
     return [here.chip, here.macos, metadata.version("torch"), family(name).SOURCE.digest]
 
 
-def _read(name: str) -> Outcome | None:
+def kept_outcome(name: str) -> Outcome | None:
+    """Return the outcome that the cache has for this machine, torch and kernel, without a trial."""
     place = _place(name)
     try:
         kept = json.loads(place.read_text(encoding="utf-8")) if place is not None else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError
 
@@ -24,6 +24,7 @@ def examine() -> dict[str, list[Finding]]:
     return {
         "machine": machine.examine(),
         "metal": metal.examine(),
+        "training kernels": metal.training_kernels(),
         "memory": machine.examine_memory(),
         "versions": versions.examine(),
         "environment": environment.examine(refused),
@@ -32,19 +33,20 @@ def examine() -> dict[str, list[Finding]]:
 
 
 def run(*, trials: bool = False, json: bool = False) -> None:
-    """Print the report, with `trials` also each guard's trial of the device. Raises RunError for problems (exit 1)."""
+    """Print the report, with `trials` also those of guards and kernels. Raises RunError for problems (exit 1)."""
     from hf_mps.core import status
 
-    outcomes = None
+    also: dict[str, Any] = {}
     with status.shown("looking at this machine …"):
         sections = examine()
-    from hf_mps.tools.doctor import findings, guards
+    from hf_mps.tools.doctor import findings, guards, metal
 
     if trials:
-        with status.shown("trying the device for every fault that a guard knows …"):
-            outcomes = guards.try_all()
-        sections["trials"] = guards.examine_trials(outcomes)
-    findings.show(sections, {} if outcomes is None else {"trials": outcomes}, json=json)
+        with status.shown("trying the device for every fault that a guard knows, and the training kernels …"):
+            also = {"trials": guards.try_all(), "training_kernels": metal.try_kernels()}
+        sections["training kernels"] = metal.training_kernels()
+        sections["trials"] = guards.examine_trials(also["trials"])
+    findings.show(sections, also, json=json)
     findings.stop_at_problems(sections)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError
@@ -89,6 +90,42 @@ def _kernels() -> list[Finding]:
             mac = machine.present().mac
             return [note(name, says, f"unset {kernels.VARIABLE}" if mac else "HF_MPS_SIMULATE=1 hf-mps doctor")]
     return []
+
+
+def training_kernels() -> list[Finding]:
+    """Return which of hf_mps' own kernels are used here, and why; one that nobody needed yet was not tried."""
+    from hf_mps.metal.training_kernels import trial
+
+    found = []
+    for name in trial.FAMILIES if probe.metal(owned=True).value else ():
+        try:
+            asked = trial.asked_for(name)
+        except UserError:  # the environment's section reports it
+            return []
+        kept = trial.kept_outcome(name)
+        if asked is not None:
+            found.append(
+                note(name, f"{'used' if asked.value else 'not used'}: {asked.reason}", f"unset {trial.VARIABLE}")
+            )
+        elif kept is None:
+            found.append(
+                note(name, "not tried yet, which the first training does that needs it", "hf-mps doctor --trials")
+            )
+        else:
+            times = "; ".join(
+                f"{row.label}: {1e3 * row.seconds:.2f} ms for {1e3 * row.stock_seconds:.2f}" for row in kept.rows
+            )
+            told = f"{'used' if kept.on else 'not used'}: {kept.reason}{f' ({times})' if times else ''}"
+            found.append(ok(name, told))
+    return found
+
+
+def try_kernels() -> dict[str, Any]:
+    """Make the trial of each of hf_mps' own kernels anew, where nobody overrules it; none where there is no Metal."""
+    from hf_mps.metal.training_kernels import trial
+
+    names = [name for name in trial.FAMILIES if trial.asked_for(name) is None] if probe.metal(owned=True).value else []
+    return {name: trial.outcome(name, anew=True) for name in names}
 
 
 def _chosen() -> Finding:

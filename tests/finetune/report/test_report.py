@@ -82,6 +82,7 @@ def test_results_json_has_its_schema_and_every_number_of_the_run(tmp_path: Path)
         "doubt": None,
         "unexpected_fallback": [],
         "metal_kernels": None,
+        "training_kernels": {},
         "predictions": None,
         "pictures": [],
         "stream": None,

@@ -14,8 +14,9 @@ Fused = Callable[[], AbstractContextManager[None]]
 
 
 @pytest.fixture(autouse=True)
-def _untouched(untouched: None, simulated: None) -> None:
-    """As tests/conftest.py has it."""
+def _untouched(untouched: None, simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tests/conftest.py has it; kernels of our own act, which the simulated device computes more slowly."""
+    monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", "1")
 
 
 @pytest.fixture

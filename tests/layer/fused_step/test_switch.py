@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.import_hooks import Catalogue
 from hf_mps.core.registry import Registry
 from hf_mps.layer.fused_step import switch
-from hf_mps.layer.fused_step.flat_gradients import FLAT_GRADIENTS, FlatGradients
+from hf_mps.layer.fused_step.gradient_clip import GRADIENT_CLIP, GradientClip
 from hf_mps.layer.fused_step.parts import PARTS
 
 
@@ -26,7 +26,7 @@ def test_a_recipe_is_told_what_its_step_does(monkeypatch: pytest.MonkeyPatch) ->
     chosen = switch.choose(None, model(), "mps")
     assert chosen.value.parts == snapshot(
         (
-            "12 small gradients in 1 flat buffer",
+            "12 gradients are clipped 28 at a time",
             "Adam's step counters in one buffer",
             "each batch in one copy",
             "labels counted on the host",
@@ -128,14 +128,14 @@ def test_a_program_that_fuses_nothing_loads_none_of_it(run_python: Any) -> None:
 def test_a_library_that_is_not_known_costs_one_part_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    part = FlatGradients()
-    monkeypatch.setattr(FlatGradients, "patches", {"torch:clip_gradients_of_tomorrow": "_clip_norm"})
-    catalogue = Catalogue("step", {"torch": ("flat-gradients",)}, PARTS.home, lambda module, name: part)
+    part = GradientClip()
+    monkeypatch.setattr(GradientClip, "patches", {"torch:clip_gradients_of_tomorrow": "_norm"})
+    catalogue = Catalogue("step", {"torch": ("gradient-clip",)}, PARTS.home, lambda module, name: part)
     Registry(catalogue).start()
     part.devices = frozenset({"mps"})
     assert not part.on
     assert capsys.readouterr().err == snapshot(
-        "hf-mps: the fused step's flat-gradients does not know this version of torch (AttributeError: there is no"
+        "hf-mps: the fused step's gradient-clip does not know this version of torch (AttributeError: there is no"
         " torch:clip_gradients_of_tomorrow); it is disabled; training continues\n"
     )
 
@@ -146,10 +146,10 @@ def test_a_part_that_fails_leaves_the_step_to_stock(
     weights = [torch.nn.Parameter(torch.ones(3, device="mps")) for _ in range(3)]
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    monkeypatch.setattr(FLAT_GRADIENTS, "broken", False)
-    monkeypatch.setattr(FLAT_GRADIENTS, "_long", lambda gradients: 1 / 0)
+    monkeypatch.setattr(GRADIENT_CLIP, "broken", False)
+    monkeypatch.setattr(GRADIENT_CLIP, "_ours", lambda gradients: 1 / 0)
     with switch.running(switch.choose(True, model(), "mps"), "mps"):
         norm = torch.nn.utils.clip_grad_norm_(weights, 1.0)
     assert float(norm) == 3.0
-    assert not FLAT_GRADIENTS.on
-    assert "the fused step's flat-gradients failed: ZeroDivisionError" in capsys.readouterr().err
+    assert not GRADIENT_CLIP.on
+    assert "the fused step's gradient-clip failed: ZeroDivisionError" in capsys.readouterr().err

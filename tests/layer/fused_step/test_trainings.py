@@ -118,20 +118,6 @@ def loop(trained: Any, batch: dict[str, Any], frozen: Any = None, accelerator: A
         yield float(loss.detach())
 
 
-def test_zeroing_in_place_zeroes_every_gradient(fused: Fused) -> None:
-    trained = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(6))).to("mps")
-    trained(torch.ones(2, 8, device="mps")).sum().backward()
-    with fused(), simulator.counted() as first:
-        trained.zero_grad(set_to_none=False)
-    # Twelve are brought together, a blit each before 2.14 and a dispatch from then on, and zeroed.
-    assert (first.figures.encoders, first.blits + first.launches) == (2 if first.blits else 1, 13)
-    assert all(bool((each.grad == 0).all()) and each.grad.shape == each.shape for each in trained.parameters())
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    with fused(), simulator.counted() as again:
-        optimizer.zero_grad(set_to_none=False)
-    assert again.launches == 1
-
-
 def test_gradients_of_ddp_stay_in_its_buckets() -> None:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore  # no sockets, whose set-up may take a minute

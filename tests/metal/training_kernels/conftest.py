@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,9 @@ from hf_mps.metal.training_kernels import trial
 
 
 @pytest.fixture(autouse=True)
-def _trials_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _trials_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No trial was made before, and none is kept afterwards."""
     home = cache.home
     monkeypatch.setattr(trial.cache, "home", lambda room: tmp_path if room == "training_kernels" else home(room))
     monkeypatch.setattr(trial, "_known", {})
     monkeypatch.delenv("HF_MPS_TRAINING_KERNELS", raising=False)
-    yield

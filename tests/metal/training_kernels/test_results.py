@@ -17,6 +17,12 @@ MUTATIONS = {
         ("float sum = 0;\n  for (uint i", "half sum = 0;\n  for (uint i"),
     ],
 }
+MUTATIONS["layer-norm"] = MUTATIONS["rms-norm"] = [
+    (BARRIER + "  const float2 part", "  const float2 part"),
+    ("sums[group * columns + i] = kept[k]", "sums[group * columns + i + 1] = kept[k]"),
+    ("float squares = 0;", "half squares = 0;"),
+    ("row += groups) {", "row += groups + 1) {"),
+]
 
 
 @pytest.mark.parametrize("name", trial.FAMILIES)

@@ -91,9 +91,7 @@ def test_a_variable_overrules_the_trial(value: str, acts: bool, monkeypatch: pyt
 
 def test_a_kernel_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", "-clap")
-    with pytest.raises(
-        UserError, match="HF_MPS_TRAINING_KERNELS=-clap: clap is no kernel; there are clip.*did you mean"
-    ):
+    with pytest.raises(UserError, match=r"=-clap: clap is no kernel; there are clip, .*did you mean 'clip'"):
         trial.may_act("clip")
 
 

@@ -93,7 +93,9 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert told["ready"] is True
     assert told["simulated"] is device.simulated()
-    assert list(told["findings"]) == ["machine", "metal", "memory", "versions", "environment", "guards"]
+    assert list(told["findings"]) == [
+        *("machine", "metal", "training kernels", "memory", "versions", "environment", "guards")
+    ]
     assert set(told["findings"]["metal"][0]) == {"name", "state", "says", "next"}
 
 

@@ -171,3 +171,23 @@ def test_without_metal_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
     assert guards.try_all() == []
     assert torch.backends.mps.is_built()
+
+
+def test_the_report_says_which_training_kernels_are_used_and_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from hf_mps.metal.training_kernels import trial
+    from hf_mps.tools.doctor import metal
+
+    monkeypatch.setattr(trial, "_place", lambda name: tmp_path / f"{name}.json")
+    monkeypatch.delenv("HF_MPS_TRAINING_KERNELS")
+    row = trial.Row("64 gradients", 1e-7, 2e-7, 0.001, 0.004, right=True)
+    trial._write("clip", trial.Outcome(True, "as exact as PyTorch's own operators and 4.0 times as fast here", (row,)))
+    found = {each.name: each for each in metal.training_kernels()}
+    assert found["clip"].says == snapshot(
+        "used: as exact as PyTorch's own operators and 4.0 times as fast here (64 gradients: 1.00 ms for 4.00)"
+    )
+    assert (found["rms-norm"].state, found["rms-norm"].next) == ("note", "hf-mps doctor --trials")
+    monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", "-clip")
+    found = {each.name: each for each in metal.training_kernels()}
+    assert found["clip"].says == "not used: HF_MPS_TRAINING_KERNELS=-clip"

@@ -1,0 +1,111 @@
+"""LayerNorm and RMSNorm, a dispatch forward and two backward.
+
+PyTorch has an MPSGraph for LayerNorm's gradient, compiled anew for each shape, and none for RMSNorm's, which it makes
+of a dozen operators (aten/src/ATen/native/mps/operations/Normalization.mm, RMSNorm.mm).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.metal.training_kernels.library import Source, differentiated, width
+from hf_mps.metal.training_kernels.trial import Case
+
+SOURCE = Source("norms.metal")
+WIDEST = 8 * 1024
+"""Columns of a row: a thread keeps sums for eight, and a threadgroup has 1,024 threads at most."""
+EPSILON = 1e-5
+"""What trials take, and PyTorch's LayerNorm by default."""
+GROUPS = 128
+"""Threadgroups of a backward pass; each leaves a row of sums for the weight."""
+
+
+def layer_norm(given: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+    """As `torch.nn.functional.layer_norm` over the last dimension, differentiable as often as that.
+
+    The tensors are as `library.ordinary` says; the last dimension has at most WIDEST elements.
+    """
+    found: Tensor = _Norm.apply(given, weight, bias, epsilon, "layer_norm")  # type: ignore[no-untyped-call]
+    return found
+
+
+def rms_norm(given: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """As `torch.nn.functional.rms_norm` over the last dimension; see `layer_norm`."""
+    found: Tensor = _Norm.apply(given, weight, None, epsilon, "rms_norm")  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Norm(torch.autograd.Function):
+    """`name` is that of the kernel, and of PyTorch's function."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, name: str) -> Tensor:
+        columns = given.shape[-1]
+        rows, threads = given.numel() // columns, width(columns)
+        found = torch.empty_like(given)
+        statistics = torch.empty(rows, 2, dtype=torch.float32, device=given.device)
+        sizes = [columns, int(bias is not None)]
+        SOURCE.kernel(name, given.dtype)(
+            found, statistics, given, weight, weight if bias is None else bias, sizes, epsilon,
+            threads=rows * threads, group_size=threads, arg_casts={5: "int32"},
+        )  # fmt: skip
+        ctx.save_for_backward(given, weight, bias, statistics)
+        ctx.epsilon, ctx.name = epsilon, name
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        given, weight, bias, statistics = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            stock = functools.partial(_stock, ctx.name, ctx.epsilon)
+            return *differentiated(stock, (given, weight, bias), upstream), None, None
+        columns = given.shape[-1]
+        rows, threads = given.numel() // columns, width(columns)
+        groups, learns = min(rows, GROUPS), any(ctx.needs_input_grad[1:3])
+        of_given = torch.empty_like(given)
+        sums = torch.empty(groups if learns else 1, columns, 2, dtype=torch.float32, device=given.device)
+        SOURCE.kernel(f"{ctx.name}_backward", given.dtype)(
+            of_given, sums, upstream.contiguous(), given, weight, statistics, [rows, columns, groups, int(learns)],
+            threads=groups * threads, group_size=threads, arg_casts="int32",
+        )  # fmt: skip
+        of_weight = of_bias = None
+        if learns:
+            of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
+            SOURCE.kernel("columns", given.dtype)(
+                of_weight, of_bias, sums, [groups, columns], threads=columns, arg_casts="int32"
+            )
+        return of_given, of_weight, None if bias is None else of_bias, None, None
+
+
+def _stock(name: str, epsilon: float, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What PyTorch has below its composite `layer_norm` and `rms_norm`, which may be ours."""
+    if name == "layer_norm":
+        return torch.native_layer_norm(given, weight.shape, weight, bias, epsilon)[0]
+    whole = given if given.dtype == torch.float64 else given.float()
+    normed = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + epsilon)
+    return weight * normed.to(given.dtype)
+
+
+def cases(name: str) -> Iterator[Case]:
+    """Yield both passes over the hidden states of a small encoder and of a larger decoder."""
+    draw = torch.Generator().manual_seed(0)
+    norm: Callable[..., Tensor] = layer_norm if name == "layer-norm" else rms_norm
+    ours = functools.partial(_both_ways, functools.partial(norm, epsilon=EPSILON))
+    stock = functools.partial(_both_ways, functools.partial(_stock, name.replace("-", "_"), EPSILON))
+    for rows, columns, dtype in ((256, 384, torch.float32), (512, 1024, torch.bfloat16)):
+        given, upstream = (torch.randn(rows, columns, generator=draw) for _ in range(2))
+        weights = [torch.randn(columns, generator=draw) for _ in range(2 if name == "layer-norm" else 1)]
+        inputs = [each.to(dtype) for each in (given * 2 + 0.5, *weights, upstream)]
+        yield Case(f"{rows} x {columns}, {str(dtype).removeprefix('torch.')}", inputs, ours, stock)
+
+
+def _both_ways(norm: Callable[..., Tensor], *given: Tensor) -> Sequence[Tensor]:
+    *inputs, upstream = (each.detach() for each in given)
+    inputs = [each.requires_grad_() for each in inputs]
+    found = norm(*inputs)
+    return found.detach(), *torch.autograd.grad(found, inputs, upstream)

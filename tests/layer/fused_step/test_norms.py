@@ -1,0 +1,138 @@
+"""Norms by kernels: stock's numbers, in modules of torch's and in what transformers writes out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GemmaConfig, GemmaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from hf_mps.layer.fused_step.norms import NORMS
+from hf_mps.metal import simulator
+from tests.layer.fused_step import families
+from tests.layer.fused_step.conftest import Fused
+
+MODULES: dict[str, Callable[[], torch.nn.Module]] = {
+    "LayerNorm": lambda: torch.nn.LayerNorm(8),
+    "LayerNorm without bias": lambda: torch.nn.LayerNorm(8, bias=False),
+    "RMSNorm": lambda: torch.nn.RMSNorm(8),
+    "Llama's": lambda: LlamaRMSNorm(8),
+}
+
+
+def made(name: str) -> torch.nn.Module:
+    """A norm on the device whose weight is no row of ones."""
+    torch.manual_seed(0)
+    module = MODULES[name]()
+    with torch.no_grad():
+        for each in module.parameters():
+            each.uniform_(0.5, 2)
+    return module.to("mps")
+
+
+def gradients(module: torch.nn.Module, context: AbstractContextManager[None], dtype: torch.dtype) -> list[Tensor]:
+    """The result and the gradients of a sum of its squares, on the host."""
+    module = copy.deepcopy(module).to(dtype)
+    given = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1)).to("mps", dtype).requires_grad_()
+    with context:
+        found = module(given)
+        found.square().sum().backward()
+    of = [each.grad for each in (given, *module.parameters())]
+    return [each.detach().cpu() for each in (found, *of) if each is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODULES)
+def test_results_and_gradients_are_stocks_in_three_dispatches(name: str, dtype: torch.dtype, fused: Fused) -> None:
+    module = made(name)
+    expected = gradients(module, nullcontext(), dtype)
+    with simulator.counted() as counts:
+        found = gradients(module, fused(), dtype)
+    for mine, theirs in zip(found, expected, strict=True):
+        apart = (mine.double() - theirs.double()).abs().max() / theirs.double().abs().max()
+        assert float(apart) <= (1e-6 if dtype == torch.float32 else 0.04)  # bfloat16 has three digits
+    assert sum(each for name, each in counts.operators.items() if name.startswith("metal::")) == 3
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_gradients_of_gradients_are_stocks(name: str, fused: Fused) -> None:
+    """The weight is counted once, also where the norm's input depends on it."""
+    module = made(name)
+
+    def second(context: AbstractContextManager[None]) -> list[Tensor]:
+        given = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)).to("mps").requires_grad_()
+        wanted = [given, *module.parameters()]
+        with context:
+            (first,) = torch.autograd.grad(module(module(given)).pow(3).sum(), given, create_graph=True)
+            return [
+                each.cpu()
+                for each in torch.autograd.grad(first.square().sum(), wanted, allow_unused=True)
+                if each is not None
+            ]
+
+    for mine, theirs in zip(second(fused()), second(nullcontext()), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_frozen_weight_costs_no_dispatch(fused: Fused) -> None:
+    module = made("Llama's").requires_grad_(False)
+    given = torch.randn(3, 8).to("mps").requires_grad_()
+    with fused(), simulator.counted() as counts:
+        module(given).sum().backward()
+    assert not any("columns" in name for name in counts.operators)
+
+
+def test_t5s_norm_is_the_same_formula(fused: Fused) -> None:
+    from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
+
+    found = []
+    for context in (nullcontext(), fused()):
+        torch.manual_seed(0)
+        norm, given = MT5LayerNorm(8).to("mps"), torch.randn(3, 8, device="mps", requires_grad=True)
+        with context, simulator.counted() as counts:
+            result = norm(given)
+            result.square().sum().backward()
+        assert given.grad is not None
+        found.append((counts.launches, result.detach().cpu(), given.grad.cpu(), norm.weight.grad.cpu()))
+    assert found[1][0] < found[0][0]
+    for mine, theirs in zip(found[1][1:], found[0][1:], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_other_code_keeps_its_own_way(fused: Fused) -> None:
+    """Gemma's norm has a word more: one is added to its weight. transformers marks it for no kernel."""
+    sizes = {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": families.LENGTH}
+    gemma = GemmaForCausalLM(GemmaConfig(vocab_size=families.WORDS, **sizes, **families.SHAPE))
+    with fused():
+        assert not hasattr(type(gemma.model.norm).forward, "hf_mps_patches")
+        assert NORMS.words(gemma, "mps") == ""
+
+
+def test_without_gradients_and_on_the_host_stock_runs(fused: Fused) -> None:
+    norm = LlamaRMSNorm(8)
+    with fused():
+        assert "Norm" not in type(norm(torch.ones(2, 8, requires_grad=True)).grad_fn).__name__
+        with torch.no_grad(), simulator.counted() as counts:
+            norm.to("mps")(torch.ones(2, 8, device="mps"))
+    assert counts.launches == 7, "Llama's six, and the ones"
+
+
+def test_a_forward_mode_derivative_is_stocks(fused: Fused) -> None:
+    module = made("LayerNorm")
+    given, along = torch.randn(3, 8).to("mps"), torch.randn(3, 8).to("mps")
+
+    def derivative() -> Tensor:
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(given.clone().requires_grad_(), along)
+            found = torch.autograd.forward_ad.unpack_dual(module(dual)).tangent
+        assert found is not None
+        return found.cpu()
+
+    expected = derivative()
+    with fused():
+        torch.testing.assert_close(derivative(), expected)
