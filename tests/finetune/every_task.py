@@ -97,6 +97,24 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data": {"columns": {"text": "text", "text_pair": "answer"}},
         "training": {"batch_sampler": "batch_sampler"},
     },
+    "preferences": {
+        "task": "dpo",
+        "model": "qwen2",
+        "max_length": 64,
+        "data": {"columns": {"prompt": "text", "chosen": "answer", "rejected": "worse"}},
+    },
+    "odds": {
+        "task": "orpo",
+        "model": "qwen2",
+        "max_length": 64,
+        "data": {"columns": {"prompt": "text", "chosen": "answer", "rejected": "worse"}},
+    },
+    "wanted": {
+        "task": "kto",
+        "model": "qwen2",
+        "max_length": 64,
+        "data": {"columns": {"prompt": "text", "completion": "answer", "label": "label"}},
+    },
     "rewards": {
         "task": "grpo",
         "model": "qwen2",
@@ -184,6 +202,7 @@ def _text(draw: random.Random) -> dict[str, Any]:
     return {
         "text": " ".join(words),
         "answer": answers[0],
+        "worse": " ".join(reversed(words)),
         "answers": answers,
         "right": [int(place == 0) for place in range(len(answers))],
         "label": int("boat" in words),

@@ -43,6 +43,7 @@ def doubt(record: RunRecord, answer: str | None = None) -> str | None:
         return None
 
     def above(one: float, other: float) -> bool:
+        one, other = round(one, 4), round(other, 4)  # as they are shown: equal does not read as better
         return one > other if greater else one < other
 
     if base is not None and not above(came, base):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TEXT = ("string", "large_string")
 # The columns of tokens that tasks and TRL make.
-IDS = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids")
+IDS = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids")
 # In how many rows unknown tokens are counted, and from which share on they are reported.
 SAMPLED_ROWS = 1000
 REPORTED_SHARE = 0.1

@@ -118,6 +118,7 @@ def test_a_right_value_passes(key: str, value: object) -> None:
             ("sentence_transformers/sentence_transformer/training_args.py", "SentenceTransformerTrainingArguments"),
         ),
         ("trl", ("trl/trainer/dpo_config.py", "DPOConfig")),
+        ("trl", ("trl/trainer/kto_config.py", "KTOConfig")),
         ("trl", ("trl/trainer/grpo_config.py", "GRPOConfig")),
         ("trl", ("trl/trainer/sft_config.py", "SFTConfig")),
     ],

@@ -62,6 +62,14 @@ def test_a_run_that_has_learnt_says_nothing() -> None:
             ),
         ),
         (
+            {"metrics": {"f1": 0.81004}},  # which is shown as 0.8100 too
+            None,
+            snapshot(
+                "f1 0.8100 is no better than the baseline (0.8100), which always answers 1, the label of 67.4% of the"
+                " training rows; next: more training.num_train_epochs, another training.learning_rate, or more rows"
+            ),
+        ),
+        (
             {"log_history": scores(0.9, 0.8821)},
             None,
             snapshot(

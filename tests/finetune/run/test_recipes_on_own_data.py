@@ -11,6 +11,7 @@ from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 
 ALPACA = "data.columns={messages: null, instruction: instruction, input: input, output: output}"
+PAIRS = "data.columns={prompt: conversations, completion: null, label: null, chosen: chosen, rejected: rejected}"
 RUNS = {
     "causal-lm/wikitext": ("", "wikitext2/wiki.valid.tokens", ["max_length=64"], "perplexity"),
     "masked-lm/wikitext": ("bert", "wikitext2/wiki.valid.tokens", ["max_length=64"], "perplexity"),
@@ -22,6 +23,13 @@ RUNS = {
         ["data.prompt=conversations", "max_length=256"],
         "rewards/accuracies",
     ),
+    "orpo/ultrafeedback": (
+        "",
+        "sft/dpo_en_demo.json",
+        ["data.prompt=conversations", "max_length=256"],
+        "rewards/accuracies",
+    ),
+    "kto/kto-mix": ("", "sft/dpo_en_demo.json", [PAIRS, "max_length=256"], "rewards/margins"),
     "sft/qlora": ("", "sft/alpaca_en_demo.json", ["max_length=256", "generate.rows=2"], "perplexity"),
     "dpo/qlora": ("", "sft/dpo_en_demo.json", ["data.prompt=conversations", "max_length=256"], "rewards/accuracies"),
     "summarization/dialogsum": ("bart", "dialogsum/dialogsum.dev.jsonl", ["max_length=128"], "rouge1"),

@@ -137,6 +137,8 @@ def test_a_recipe_of_the_project_names_a_model_whose_architecture_is_known() -> 
         ("sentence-embeddings/all-nli", "mpnet"),
         ("sft/chat", "qwen3"),
         ("dpo/ultrafeedback", "qwen2"),
+        ("orpo/ultrafeedback", "qwen2"),
+        ("kto/kto-mix", "qwen2"),
         ("grpo/gsm8k", "qwen2"),
         ("causal-lm/wikitext", "gpt2"),
         ("summarization/xsum", "t5"),

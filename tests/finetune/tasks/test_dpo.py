@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.tasks.dpo import conversation
+from hf_mps.finetune.tasks._preference import conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 
@@ -111,14 +111,14 @@ def test_the_longer_answer_is_the_baseline(place: str, tmp_path: Path) -> None:
 def test_precision_and_checkpointing_are_not_turned_on_by_themselves(tmp_path: Path) -> None:
     from trl import DPOConfig
 
-    from hf_mps.finetune.models.preference_trainer import Arguments
+    from hf_mps.finetune.models.preference_trainer import PairArguments
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # TRL's own default says it by the older name
         theirs = DPOConfig(output_dir=str(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
-        ours = Arguments(output_dir=str(tmp_path))
+        ours = PairArguments(output_dir=str(tmp_path))
     assert theirs.bf16
     assert not ours.bf16
     assert not ours.gradient_checkpointing

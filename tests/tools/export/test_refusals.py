@@ -48,7 +48,7 @@ def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (
             "mlx sorter out",
             "sorter is a model for text-classification, which export mlx cannot hold; allowed: causal-lm, dpo, grpo,"
-            " sft; next: hf-mps export merged RUN OUT, or coreml, or onnx",
+            " kto, orpo, sft; next: hf-mps export merged RUN OUT, or coreml, or onnx",
         ),
         (
             "coreml stories out",

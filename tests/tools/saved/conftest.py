@@ -26,6 +26,8 @@ RECIPES = {
     "sft": ("sft/alpaca", "generate.max_new_tokens=12"),
     # An adapter apart: merged weights are rounded, and rewards are differences of sums of logarithms.
     "dpo": ("dpo/ultrafeedback", "lora.export=adapter", "training.learning_rate=1e-2"),
+    "orpo": ("orpo/ultrafeedback", "lora.export=adapter", "training.learning_rate=1e-2"),
+    "kto": ("kto/kto-mix", "lora.export=adapter", "training.learning_rate=1e-2"),
     "summarization": ("summarization/xsum", "max_target_length=8"),
     "translation": ("translation/wmt16-en-ro", "max_target_length=8"),
     "sentence-embeddings": ("sentence-embeddings/stsb",),

@@ -38,6 +38,8 @@ def shapes(target: Target, length: int | None = None) -> dict[str, tuple[int, ..
         ("summarization/xsum", ["input_ids", "attention_mask"]),
         ("sft/chat", ["input_ids", "labels"]),
         ("dpo/ultrafeedback", ["input_ids", "attention_mask"]),
+        ("orpo/ultrafeedback", ["input_ids", "completion_mask"]),
+        ("kto/kto-mix", ["input_ids", "KL_input_ids", "KL_completion_mask"]),
         ("grpo/gsm8k", ["input_ids", "attention_mask"]),
     ],
 )
@@ -46,7 +48,7 @@ def test_every_task_takes_the_length_that_is_asked_for(recipe: str, ids: list[st
     assert {name: found[name][-1] for name in ids} == dict.fromkeys(ids, 48)
 
 
-@pytest.mark.parametrize("recipe", ["causal-lm/wikitext", "sft/chat", "dpo/ultrafeedback"])
+@pytest.mark.parametrize("recipe", ["causal-lm/wikitext", "sft/chat", "dpo/ultrafeedback", "kto/kto-mix"])
 def test_rows_are_as_long_as_the_recipe_cuts_them_and_not_as_the_short_ones_that_are_made_up(recipe: str) -> None:
     assert shapes(resolve_target(recipe, [ROWS]))["input_ids"][-1] == 1024
 
