@@ -26,6 +26,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.metal.training_kernels import trial
+from hf_mps.metal.training_kernels.cross_entropy import losses_in_place
+from hf_mps.metal.training_kernels.library import ordinary
 
 # Bytes of one chunk's logits in float32: enough rows to keep a GPU busy, and few chunks, since each reads and writes
 # the head's gradient once.
@@ -204,12 +207,16 @@ def _loss_and_gradients(
         if missing and part.device.type == "mps":  # rows that change neither loss nor gradients
             part = torch.nn.functional.pad(part, (0, 0, 0, missing))
             target = torch.nn.functional.pad(target, (0, missing), value=ignore_index)
-        logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(dtype)).float()
-        losses, gradient = _chunk_loss(logits, target, ignore_index, needs_gradient=any(needs))
-        total += losses
+        logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(dtype))
+        if part.device.type == "mps" and ordinary(logits) and trial.may_act("cross-entropy"):
+            total += losses_in_place(logits, target, ignore_index, scale if any(needs) else None).sum()
+            gradient = logits
+        else:
+            losses, gradient = _chunk_loss(logits.float(), target, ignore_index, needs_gradient=any(needs))
+            total += losses
+            gradient = gradient.mul_(scale).to(dtype) if dtype != torch.float32 else gradient
         if bias_gradient is not None:
-            bias_gradient += gradient.sum(0)
-        gradient = gradient.mul_(scale).to(dtype) if dtype != torch.float32 else gradient
+            bias_gradient += gradient.sum(0, dtype=torch.float32)
         if rows_gradient is not None:
             target_rows = rows_gradient[chunk]
             target_rows.copy_((gradient @ head)[: len(target_rows)])
@@ -220,7 +227,7 @@ def _loss_and_gradients(
             for word in range(0, words, some):
                 weight_gradient[word : word + some] += gradient[:, word : word + some].t() @ part
     if scale > 1:
-        for scaled in (rows_gradient, weight_gradient):
+        for scaled in (rows_gradient, weight_gradient, bias_gradient):
             if scaled is not None:
                 scaled.div_(scale)
     return total, [rows_gradient, weight_gradient, bias_gradient]

@@ -20,10 +20,11 @@ from tests.finetune.text.test_packing import SIZE, WORDS, made
 DEVICES = ("mps", "cpu")
 
 
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["0", "1"], ids=["operators", "kernel"])
+def _small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven tokens at a time, so that every test goes through several chunks and a short last one."""
     monkeypatch.setattr(chunked, "CHUNK_BYTES", 7 * 4 * WORDS)
+    monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", request.param)
 
 
 def architectures() -> dict[str, Any]:

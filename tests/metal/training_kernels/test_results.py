@@ -23,6 +23,12 @@ MUTATIONS["layer-norm"] = MUTATIONS["rms-norm"] = [
     ("float squares = 0;", "half squares = 0;"),
     ("row += groups) {", "row += groups + 1) {"),
 ]
+MUTATIONS["cross-entropy"] = [
+    (BARRIER, ""),
+    ("i == label ?", "i == label + 1 ?"),
+    ("const float share = exp", "const half share = exp"),
+    ("apart = 16", "apart = 8"),
+]
 
 
 @pytest.mark.parametrize("name", trial.FAMILIES)
