@@ -46,20 +46,25 @@ define internal float @air.simd_shuffle_xor.f32(float %x, i16 %by) {
   %found = call float @llvm.nvvm.shfl.sync.bfly.f32(i32 -1, float %x, i32 %lane, i32 31)
   ret float %found
 }
-define internal float @air.simd_sum.f32(float %x0) {
-""" + "".join(
-    f"  %y{k} = call float @air.simd_shuffle_xor.f32(float %x{k}, i16 {16 >> k})\n"
-    f"  %x{k + 1} = fadd float %x{k}, %y{k}\n"
-    for k in range(5)
-) + "  ret float %x5\n}\n" + "".join(
-    f"define internal float @air.{name}.f32({given}) {{ %r = call float @{of}({given}) ret float %r }}\n"
-    for name, of, given in (
-        ("sqrt", "llvm.sqrt.f32", "float %x"),
-        ("exp", "__nv_expf", "float %x"),
-        ("log", "__nv_logf", "float %x"),
-        ("fmax", "llvm.maxnum.f32", "float %x, float %y"),
+"""
+for _name, _joined in (
+    ("sum", "fadd float %x{0}, %y{0}"),
+    ("max", "call float @llvm.maxnum.f32(float %x{0}, float %y{0})"),
+):
+    INTRINSICS += f"define internal float @air.simd_{_name}.f32(float %x0) {{\n"
+    for _k in range(5):
+        INTRINSICS += f"  %y{_k} = call float @air.simd_shuffle_xor.f32(float %x{_k}, i16 {16 >> _k})\n"
+        INTRINSICS += f"  %x{_k + 1} = {_joined.format(_k)}\n"
+    INTRINSICS += "  ret float %x5\n}\n"
+for _name, _of, _given in (
+    ("sqrt", "llvm.sqrt.f32", "float %x"),
+    ("exp", "__nv_expf", "float %x"),
+    ("log", "__nv_logf", "float %x"),
+    ("fmax", "llvm.maxnum.f32", "float %x, float %y"),
+):
+    INTRINSICS += (
+        f"define internal float @air.{_name}.f32({_given}) {{ %r = call float @{_of}({_given}) ret float %r }}\n"
     )
-)  # fmt: skip
 PLACES = {
     "thread_position_in_threadgroup": "%tid",
     "threads_per_threadgroup": "%width",
@@ -135,7 +140,7 @@ def sources() -> list[str]:
 
 def calls() -> list[Callable[[], Any]]:
     """Return calls of every kernel's function, each for SHAPES shapes in each dtype."""
-    from hf_mps.metal.training_kernels import clip, cross_entropy, norms
+    from hf_mps.metal.training_kernels import clip, cross_entropy, norms, softmax
 
     draw, found = random.Random(0), []
     torch.manual_seed(0)
@@ -165,6 +170,14 @@ def calls() -> list[Callable[[], Any]]:
                 partial(both_ways, norms.rms_norm, given, weights[0]),
                 partial(cross_entropy.losses_in_place, logits, labels.to("mps"), -100, 2.0),
             ]
+            if dtype == torch.float32:
+                scores, upstream = (values(2 * 3, rows, columns, dtype=dtype) for _ in range(2))
+                hidden = values(2, 1, 1, columns, dtype=dtype)
+                kept = values(2 * 3, rows, columns, dtype=dtype) > -1
+                found += [
+                    partial(softmax.softmax_in_place, scores.clone(), hidden, 3),
+                    partial(softmax.gradient_in_place, upstream, scores.softmax(-1), kept, 1.25),
+                ]
     return found
 
 

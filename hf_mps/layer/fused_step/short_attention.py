@@ -18,6 +18,7 @@ from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
 from hf_mps.layer.fused_step.base import Part
 from hf_mps.layer.guards.platform import batches
 from hf_mps.metal.device.no_modes import no_modes
+from hf_mps.metal.training_kernels import softmax, trial
 
 Hidden = tuple[Tensor, Tensor | None]
 """What is added to the scores, the least float32 where a key is hidden; and False for a query that sees nothing.
@@ -52,6 +53,7 @@ def hidden(seen: Tensor, heads: int, *, all_see: bool = False) -> Hidden:
 
 
 LOWEST = torch.finfo(torch.float32).min
+KERNEL = "softmax"
 
 
 class Attention(torch.autograd.Function):
@@ -68,11 +70,14 @@ class Attention(torch.autograd.Function):
             queries, keys, values = _prepared(query, key, value, call)
             # The softmax of the scores (batch x heads, queries, keys).
             scores = torch.bmm(queries, keys.transpose(1, 2))
-            if call.hidden is not None:
+            added = None if call.hidden is None else _added(call.hidden[0], query)
+            if trial.may_act(KERNEL):
+                chances = softmax.softmax_in_place(scores, added, query.shape[1])
+            else:
                 # Not baddbmm, a launch less: PyTorch compiles a graph of it for each shape, and one of bmm for all.
-                added = call.hidden[0]
-                (scores if added.dim() == 3 else scores.view(*query.shape[:3], -1)).add_(added)
-            chances = torch.softmax(scores, -1)
+                if added is not None:
+                    scores.view(*query.shape[:3], -1).add_(added)
+                chances = torch.softmax(scores, -1)
             used, kept = torch.native_dropout(chances, call.dropout, True) if call.dropout else (chances, None)
             out = _by_place(torch.bmm(used, values).view(*query.shape[:3], -1), query.dtype, _alive(call))
         dropped = used if call.dropout else None
@@ -91,11 +96,20 @@ class Attention(torch.autograd.Function):
             arriving = _arriving(upstream, _alive(call))
             of_value = (chances if dropped is None else dropped).transpose(1, 2), arriving
             by_score = torch.bmm(arriving, values.transpose(1, 2))
-            if kept is not None:
-                by_score = torch.ops.aten.native_dropout_backward(by_score, kept, 1 / (1 - call.dropout))
-            by_score = torch._softmax_backward_data(by_score, chances, -1, torch.float32)
+            factor = 1 / (1 - call.dropout)
+            if trial.may_act(KERNEL):
+                by_score = softmax.gradient_in_place(by_score, chances, kept, factor)
+            else:
+                if kept is not None:
+                    by_score = torch.ops.aten.native_dropout_backward(by_score, kept, factor)
+                by_score = torch._softmax_backward_data(by_score, chances, -1, torch.float32)
             products = ((by_score, keys), (by_score.transpose(1, 2), queries), of_value)
             return (*_gradients(products, (query, key, value), call), None)
+
+
+def _added(hidden: Tensor, query: Tensor) -> Tensor:
+    """Return what is added to the scores with dimensions for batch and heads."""
+    return hidden.view(*query.shape[:2], *hidden.shape[1:]) if hidden.dim() == 3 and len(hidden) > 1 else hidden
 
 
 def _alive(call: Call) -> Tensor | None:
@@ -195,8 +209,7 @@ def _differentiable(
     """Return the gradients as functions of everything, for gradients of gradients."""
     scores = torch.matmul(query.float() * call.root, (key.float() * call.root).transpose(-2, -1))
     added, alive = call.hidden or (None, None)
-    if added is not None and added.dim() == 3 and len(added) > 1:
-        added = added.view(*query.shape[:2], *added.shape[1:])
+    added = None if added is None else _added(added, query)
     chances = torch.softmax(scores if added is None else scores + added, -1)
     chances = chances if alive is None else chances * alive
     if kept is not None:

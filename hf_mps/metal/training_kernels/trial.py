@@ -28,7 +28,13 @@ from hf_mps.core.original_call import described
 from hf_mps.metal.device import machine
 from hf_mps.metal.device.no_modes import no_modes
 
-FAMILIES = {"clip": "clip", "layer-norm": "norms", "rms-norm": "norms", "cross-entropy": "cross_entropy"}
+FAMILIES = {
+    "clip": "clip",
+    "layer-norm": "norms",
+    "rms-norm": "norms",
+    "cross-entropy": "cross_entropy",
+    "softmax": "softmax",
+}
 """Each kernel's name, and the module in this folder that has it."""
 VARIABLE = "HF_MPS_TRAINING_KERNELS"
 EXACT = 4

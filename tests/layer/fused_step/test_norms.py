@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import GemmaConfig, GemmaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -120,6 +123,21 @@ def test_without_gradients_and_on_the_host_stock_runs(fused: Fused) -> None:
         with torch.no_grad(), simulator.counted() as counts:
             norm.to("mps")(torch.ones(2, 8, device="mps"))
     assert counts.launches == 7, "Llama's six, and the ones"
+
+
+def test_what_transformers_marks_is_this_formula_in_every_model() -> None:
+    """The mark says that a kernel may compute a layer; this says that it is ours."""
+    marked = []
+    for file in Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
+        for found in re.finditer(
+            r'\n@use_kernel_forward_from_hub\("RMSNorm"\)\nclass .*?(?=\n\n\n)', file.read_text(), re.S
+        ):
+            marked.append(file.name)
+            code = found[0].partition("def forward")[2]
+            assert "variance = hidden_states.pow(2).mean(-1, keepdim=True)" in code, file.name
+            assert "hidden_states * torch.rsqrt(variance + self.variance_epsilon)" in code, file.name
+            assert re.search(r"return \(?self\.weight(\.to\(torch\.float32\))? \* hidden_states", code), file.name
+    assert len(marked) > 100
 
 
 def test_a_forward_mode_derivative_is_stocks(fused: Fused) -> None:

@@ -21,6 +21,20 @@ Fused = Callable[[], AbstractContextManager[None]]
 BATCH, HEADS, PLACES, WIDTH = 2, 3, 6, 4
 
 
+@pytest.fixture(autouse=True, params=["operators", "kernel"])
+def way(request: pytest.FixtureRequest, _untouched: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the softmax is PyTorch's or a kernel of ours."""
+    monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", str(int(request.param == "kernel")))
+    return str(request.param)
+
+
+def same(found: Any, expected: Any, way: str) -> None:
+    """PyTorch's operators give stock's numbers to the bit, a kernel's sums come in another order."""
+    for mine, theirs in zip(found, expected, strict=True):
+        apart = (mine.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-30)
+        assert float(apart) <= (0 if way == "operators" else 2e-6 if mine.dtype == torch.float32 else 1e-2)
+
+
 def inputs(dtype: torch.dtype = torch.float32, *, joined: bool = False) -> tuple[list[Tensor], list[Tensor]]:
     """Leaves (batch, places, heads x width), or one of all three; and queries, keys and values of them."""
     draw = torch.Generator().manual_seed(0)
@@ -56,18 +70,17 @@ def masks() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", masks())
-def test_output_and_gradients_are_stocks(name: str, dtype: torch.dtype, joined: bool, fused: Fused) -> None:
+def test_output_and_gradients_are_stocks(name: str, dtype: torch.dtype, joined: bool, fused: Fused, way: str) -> None:
     how = masks()[name]
     expected = trained(nullcontext(), dtype, joined, **how)
     found = trained(fused(), dtype, joined, **how)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+    same(found, expected, way)
     if name == "a row that sees nothing":
         assert not found[0][0, :, 2].any()
 
 
 @pytest.mark.parametrize("name", masks())
-def test_heads_that_share_keys_are_stocks(name: str, fused: Fused) -> None:
+def test_heads_that_share_keys_are_stocks(name: str, fused: Fused, way: str) -> None:
     found = []
     for context in (nullcontext(), fused()):
         leaves, (query, key, value) = inputs()
@@ -78,7 +91,7 @@ def test_heads_that_share_keys_are_stocks(name: str, fused: Fused) -> None:
             (counts.launches, out.detach().cpu(), *(each.grad.cpu() for each in leaves if each.grad is not None))
         )
     assert found[1][0] < found[0][0]
-    assert all(map(torch.equal, found[0][1:], found[1][1:]))
+    same(found[1][1:], found[0][1:], way)
 
 
 def test_the_sums_are_those_of_double_precision(fused: Fused) -> None:
@@ -96,7 +109,7 @@ def test_the_sums_are_those_of_double_precision(fused: Fused) -> None:
         torch.testing.assert_close(leaf.grad.cpu().double(), double.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_it_launches_half_as_much_and_makes_a_mask_once_for_all_layers(fused: Fused) -> None:
+def test_it_launches_half_as_much_and_makes_a_mask_once_for_all_layers(fused: Fused, way: str) -> None:
     def launches(mask: Tensor | None, context: AbstractContextManager[None]) -> list[int]:
         found = []
         for _ in range(2):
@@ -113,7 +126,7 @@ def test_it_launches_half_as_much_and_makes_a_mask_once_for_all_layers(fused: Fu
         first, second = launches(mask, nullcontext())
         assert launches(None, nullcontext())[0] == 7, "with the copy that a model's layers make of stock's result"
     assert stock[0] == stock[1] == 16
-    assert first > second == 8
+    assert first > second == (8 if way == "operators" else 7)
 
 
 def test_a_mask_that_is_changed_is_made_anew(fused: Fused) -> None:

@@ -29,6 +29,12 @@ MUTATIONS["cross-entropy"] = [
     ("const float share = exp", "const half share = exp"),
     ("apart = 16", "apart = 8"),
 ]
+MUTATIONS["softmax"] = [
+    (BARRIER + "  const float part", "  const float part"),
+    ("arriving[first + i] - sum)", "arriving[first + i])"),
+    ("mask[i * strides.w]", "mask[(i + 1) % keys * strides.w]"),
+    ("const float power", "const half power"),
+]
 
 
 @pytest.mark.parametrize("name", trial.FAMILIES)
