@@ -202,15 +202,6 @@ def values(signature: Signature) -> str:
     return "\n".join(line for each in signature.attributes for line in _attribute(signature, each))
 
 
-def common(signature: Signature) -> str:
-    """The instructions that make the attributes that a group's threads share; those of a thread's own are poison."""
-    lines = []
-    for each in signature.attributes:
-        own = f"  %arg{each.parameter} = freeze {llvm_type(each)} poison"
-        lines += [own] if each.name in _OWN else _attribute(signature, each)
-    return "\n".join(lines)
-
-
 def arguments(signature: Signature, checked: bool = False) -> str:
     """The list of arguments of a call of @kernel, in its parameters' order."""
     typed = {each.parameter: f"ptr addrspace({each.space}) %arg{each.parameter}" for each in signature.bindings}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hf_mps.metal.kernels.lowering import entry, rows
-from hf_mps.metal.kernels.lowering.lanes import BARRIER, DONE, Shared, Steps
+from hf_mps.metal.kernels.lowering.lanes import BARRIER, DONE, Steps
 from hf_mps.metal.kernels.signature import Signature
 
 LONGEST, ALTOGETHER = 400, 1000
@@ -23,9 +23,8 @@ def waiting(signature: Signature, steps: Steps, *, checked: bool = False) -> str
     """The entry, and the functions that it calls."""
     copied = _copied(steps.reach)
     given = entry.arguments(signature, checked)
-    passed = "".join(f", {kind} %shared.{at}" for at, kind in enumerate(steps.shared.values.values()))
     thread = f"{_THREAD}\n{entry.values(signature)}"
-    call = f"call void @step(i32 {{place}}, {_CONTEXT}, {given}{passed})"
+    call = f"call void @step(i32 {{place}}, {_CONTEXT}, {given})"
     turns = [
         rows.renamed(_TURN.format(place=place, thread=thread, call=call.format(place=place)), f"turn.{place}")
         for place in copied
@@ -33,7 +32,6 @@ def waiting(signature: Signature, steps: Steps, *, checked: bool = False) -> str
     cases = " ".join(f"i32 {place}, label %turn.{place}" for place in copied)
     one = rows.renamed(_ONE.format(thread=thread, call=call.format(place="%least")), "one")
     body = _GROUP.format(
-        shared=_shared(signature, steps.shared, given) if passed else "",
         states=entry.STATES_AT, positions=entry.POSITIONS_AT, given=entry.GIVEN_AT, results=entry.RESULTS_AT,
         frames=entry.FRAMES_AT, room=entry.FRAMES_BYTES, barrier=BARRIER, slots=32 * entry.SLOT_BYTES, cases=cases,
         turns="\n".join(turns), one=one,
@@ -41,12 +39,6 @@ def waiting(signature: Signature, steps: Steps, *, checked: bool = False) -> str
     shut = _OPENED.format(barrier=BARRIER, done=DONE - (1 << 32), mask=BARRIER - 1)
     head = entry.begin(signature, checked).replace("entry:", f"entry:{_UNKNOWN}")
     return entry.HEAD + head + body + entry.EPILOGUE + "}\n" + entry.DECLARED + _BEGIN + shut
-
-
-def _shared(signature: Signature, shared: Shared, given: str) -> str:
-    lines = [entry.common(signature), f"  %shared = call {shared.type} @shared({given})"]
-    values = (f"  %shared.{at} = extractvalue {shared.type} %shared, {at}" for at in range(len(shared.values)))
-    return rows.renamed("\n".join([*lines, *values]), "group").replace("%group.shared.", "%shared.")
 
 
 def _copied(reach: Sequence[int]) -> list[int]:
@@ -113,7 +105,6 @@ stand:
   %results = getelementptr i8, ptr %arena, i64 {results}
   %frames = getelementptr i8, ptr %arena, i64 {frames}
   call void @stand(ptr %states, ptr %positions, i32 %sizex, i32 %sizey, i32 %size.all)
-{shared}
   br label %round
 round:
   br label %simdgroup
