@@ -98,7 +98,7 @@ def compiler_key(source: str) -> str:
     here = Path(__file__).parent
     parts = [source, *map(str, llvm.llvm_version_info)]
     parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
-    sources = sorted([*(here / "lowering").glob("*.py"), *(here / "intrinsics").glob("*.py"), here / "signature.py"])
+    sources = sorted([*here.glob("lowering/*.*"), *here.glob("intrinsics/*.py"), here / "signature.py"])
     parts += [source.read_text(encoding="utf-8") for source in sources]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -22,7 +22,7 @@ import llvmlite.binding as llvm
 from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import intrinsics
 from hf_mps.metal.kernels.intrinsics.body import bytes_of
-from hf_mps.metal.kernels.lowering import entry
+from hf_mps.metal.kernels.lowering import assembly, entry
 from hf_mps.metal.kernels.lowering.flatten import Flat
 from hf_mps.metal.kernels.lowering.frame import VALUE, Block, Frame, blocks, incoming, kept, named
 
@@ -152,26 +152,8 @@ def operation(places: Iterable[Place]) -> str:
     cases = " ".join(f"i32 {place.number}, label %at.{place.number}" for place in places)
     head = "define internal void @operation(i32 %place, ptr %given, ptr %results, i32 %mask) nounwind {"
     switch = f"  switch i32 %place, label %none [ {cases} ]\nnone:\n  ret void"
-    linking = [_LINK.format(name=name, struct=s, position=p, kind=k) for (s, p, k), name in links.items()]
+    linking = [assembly("link.ll", name=name, struct=s, position=p, kind=k) for (s, p, k), name in links.items()]
     return "\n".join([*executors, *linking, head, switch, *bodies, "}", ""])
-
-
-# What a call gives is what a later one takes, lane by lane.
-_LINK = """define internal void {name}(ptr %from, ptr %to) alwaysinline nounwind {{
-entry:
-  br label %lane
-lane:
-  %i = phi i64 [ 0, %entry ], [ %next, %lane ]
-  %source = getelementptr {kind}, ptr %from, i64 %i
-  %value = load {kind}, ptr %source
-  %target = getelementptr {struct}, ptr %to, i64 %i, i32 {position}
-  store {kind} %value, ptr %target
-  %next = add nuw i64 %i, 1
-  %more = icmp ult i64 %next, 32
-  br i1 %more, label %lane, label %done
-done:
-  ret void
-}}"""
 
 
 def _executors(names: set[str]) -> list[str]:
