@@ -117,13 +117,11 @@ def _arguments() -> Iterator[tuple[str, str]]:
     for name in objects.COUNTS:
         yield f"`generate({name}=None)`", "the default stays"
     yield "`Trainer(tokenizer=)`, `trainer.tokenizer`", "`processing_class`"
-    yield "`trainer.prediction_loop`", "`trainer.evaluation_loop`"
-    yield "`trainer.train(model_path=)`", "`resume_from_checkpoint=`"
     yield (
         "`compute_loss`, `training_step` and `log` overridden as they were",
         "called without the arguments that came later",
     )
-    yield "`Accelerator(fp16=, logging_dir=)`, `accelerator.use_fp16`", "`mixed_precision`, `project_dir`"
+    yield "`Accelerator(logging_dir=)`, `accelerator.use_fp16`", "`project_dir`, `mixed_precision`"
     yield "`DistributedType.TPU`", "`DistributedType.XLA`"
     yield (
         _code(f"tokenizer.{name}" for name in objects.METHODS),

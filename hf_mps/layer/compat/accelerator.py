@@ -1,7 +1,7 @@
-"""Accelerator(fp16=…, logging_dir=…), accelerator.use_fp16 and DistributedType.TPU.
+"""Accelerator(logging_dir=…), accelerator.use_fp16 and DistributedType.TPU.
 
-Replaced by `mixed_precision` (0.16) and `project_dir` (0.20); `use_fp16` went with 1.0, TPU became XLA with 0.27.
-Source: the signatures in the releases 0.1, 0.12, 0.20, 0.27, 0.34 and 1.10. Needless, name by name, where Accelerator
+Replaced by `project_dir` (0.20); `use_fp16` went with 1.0, TPU became XLA with 0.27. Source: the signatures in the
+releases 0.12, 0.20, 0.27, 0.34 and 1.10. Needless, name by name, where Accelerator
 has the argument or the attribute.
 """
 
@@ -28,28 +28,13 @@ class UseFp16:
 
 
 def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    known = inspect.signature(stock).parameters
-    gone = {name for name in ("fp16", "logging_dir") if name in kwargs and name not in known}
-    old = {name: kwargs.pop(name) for name in gone}
-    if "fp16" in old:
-        _fp16(old["fp16"], kwargs)
-    if "logging_dir" in old:
-        folder = old["logging_dir"]
+    if "logging_dir" in kwargs and "logging_dir" not in inspect.signature(stock).parameters:
+        folder = kwargs.pop("logging_dir")
         given = kwargs.get("project_config") is not None or kwargs.get("project_dir") is not None
         becomes = "dropped, a project is given too" if given else "project_dir takes its place"
         print_notice(f"Accelerator(logging_dir={folder!r}): {becomes}")
         kwargs |= {} if given else {"project_dir": folder}
     stock(self, *args, **kwargs)
-
-
-def _fp16(wanted: bool | None, kwargs: dict[str, Any]) -> None:
-    if not wanted:
-        print_notice(f"Accelerator(fp16={wanted}): dropped, it is the default")
-    elif kwargs.get("mixed_precision") is None:
-        print_notice('Accelerator(fp16=True): mixed_precision="fp16" takes its place')
-        kwargs["mixed_precision"] = "fp16"
-    else:
-        print_notice("Accelerator(fp16=True): dropped, mixed_precision is given too")
 
 
 def _tpu(stock: Any) -> Any:

@@ -7,7 +7,6 @@ one line of notice.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,11 +60,6 @@ def _if_true(**fields: Any) -> Callable[[Any], Fields]:
     return lambda value: dict(fields) if value else {}
 
 
-def _inside(name: str, kind: type, field: str, key: str, unset: Any = None) -> Removed:
-    """A value that is a key of a dictionary today."""
-    return Removed(name, field, kind, unset, lambda value: {} if value in (None, unset) else {field: {key: value}})
-
-
 def _organization(name: str | None) -> Fields:
     if name is None:
         return {}
@@ -96,9 +90,6 @@ _ALL = (
     _dropped("half_precision_backend", _ONE, str, "auto"),
     _dropped("fp16_opt_level", _ONE, str, "O1"),
     _switch("adafactor", "optim adafactor", optim="adafactor"),
-    _dropped("use_ipex", "IPEX is Intel's"),
-    _dropped("jit_mode_eval", "torch_compile took the place of TorchScript"),
-    _renamed("torchdynamo", "torch_compile_backend"),
     Removed(
         "include_inputs_for_metrics",
         "include_for_metrics inputs",
@@ -107,30 +98,10 @@ _ALL = (
         _if_true(include_for_metrics=["inputs"]),
         lambda args: "inputs" in args.include_for_metrics,
     ),
-    Removed(
-        "include_tokens_per_second",
-        "include_num_input_tokens_seen all",
-        bool,
-        False,
-        _if_true(include_num_input_tokens_seen="all"),
-        lambda args: args.include_num_input_tokens_seen != "no",
-    ),
     _renamed("push_to_hub_model_id", "hub_model_id"),
     Removed("push_to_hub_organization", "hub_model_id ORGANIZATION/NAME", str, None, _organization),
     _renamed("push_to_hub_token", "hub_token", secret=True),
-    _inside("dispatch_batches", bool, "accelerator_config", "dispatch_batches"),
-    _inside("split_batches", bool, "accelerator_config", "split_batches"),
-    _inside("fsdp_min_num_params", int, "fsdp_config", "min_num_params", 0),
-    _inside("fsdp_transformer_layer_cls_to_wrap", str, "fsdp_config", "transformer_layer_cls_to_wrap"),
-    _renamed("xpu_backend", "ddp_backend"),
-    _dropped("sharded_ddp", "fsdp took the place of fairscale", str, ""),
-    _dropped("tpu_num_cores", "there is no TPU here", int, None),
-    _dropped("tpu_metrics_debug", "there is no TPU here"),
-    _dropped("tp_size", "there is one device", int, 0),
-    _dropped("mp_parameters", "it belonged to SageMaker", str, ""),
-    _dropped("past_index", "models keep their own cache", int, -1),
     _dropped("use_legacy_prediction_loop", "there is one evaluation loop"),
-    _dropped("ray_scope", "hyperparameter_search(scope=…) takes it", str, "last"),
 )
 REMOVED: Mapping[str, Removed] = {old.name: old for old in _ALL}
 
@@ -283,8 +254,6 @@ def _today(argument: str, rest: list[str], values: Mapping[str, Collection[str]]
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return json.dumps(value)
     return str(value[0]) if isinstance(value, list) else str(value)
 
 

@@ -1,8 +1,7 @@
-"""Trainer as scripts of transformers 4 use it: tokenizer, prediction_loop, train(model_path=…), older overrides.
+"""Trainer as scripts of transformers 4 use it: its tokenizer, and methods overridden in their older form.
 
-Replaced by processing_class (4.46, tokenizer removed in 5), evaluation_loop (4.6, prediction_loop removed in 5),
-resume_from_checkpoint (4.3), and by num_items_in_batch and start_time, arguments that Trainer passes since 4.46 and
-4.47. Needless where Trainer has the argument or the method, and for overridden methods that take theirs.
+Replaced by processing_class (4.46, tokenizer removed in 5), and by num_items_in_batch and start_time, arguments that
+Trainer passes since 4.46 and 4.47. Needless where Trainer has the argument, and for methods that take theirs.
 """
 
 from __future__ import annotations
@@ -27,19 +26,6 @@ class Tokenizer:
             return None
         print_notice("trainer.tokenizer is gone from transformers 5; in its place: trainer.processing_class")
         return trainer.processing_class
-
-
-def prediction_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what evaluation_loop returns; it took the same arguments over."""
-    print_notice("trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop")
-    return self.evaluation_loop(*args, **kwargs)
-
-
-def _train(stock: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    if "model_path" in kwargs and "model_path" not in inspect.signature(stock).parameters:
-        print_notice("trainer.train(model_path=…): resume_from_checkpoint takes its place")
-        kwargs.setdefault("resume_from_checkpoint", kwargs.pop("model_path"))
-    return stock(self, *args, **kwargs)
 
 
 def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
@@ -81,6 +67,4 @@ _CLASSES = ("transformers.trainer:Trainer", "transformers.trainer_seq2seq:Seq2Se
 patches = {
     **{f"{trainer}.__init__": Patch(_init, own=True) for trainer in _CLASSES},
     **{f"{trainer}.tokenizer": Give(Tokenizer()) for trainer in _CLASSES},
-    **{f"{trainer}.prediction_loop": Give(prediction_loop) for trainer in _CLASSES},
-    **{f"{trainer}.train": Patch(_train, own=True) for trainer in _CLASSES},
 }

@@ -39,8 +39,6 @@ def kernel(schema: OpSchema, stats: OpStats, general: Function, largest: float) 
         return None
     if schema.written:
         return _writing(schema, stats, general, largest)
-    if schema.tensors == (0,) and len(schema.returns) == 1:
-        return _one(schema, stats, general, largest)
     return _several(schema, stats, general, largest)
 
 
@@ -55,28 +53,8 @@ def _direct(op: Any) -> Function:
     return op._op  # type: ignore[no-any-return]
 
 
-def _one(schema: OpSchema, stats: OpStats, general: Function, largest: float) -> Function:
-    """From one tensor, the first argument, to another."""
-    call = _direct(schema.op)
-
-    def one(tensor: Tensor, *rest: Any, **kwargs: Any) -> Any:
-        start = perf_counter()
-        size = tensor.nbytes
-        if size > largest or not stats.calls or type(tensor) not in _ORDINARY or _modes():
-            return general(tensor, *rest, **kwargs)
-        result = call(_cpu(tensor), *rest, **kwargs)
-        try:
-            back = _to(result, _MPS)
-        except TypeError:  # float64
-            return general(tensor, *rest, **kwargs)
-        stats.book(start, size + back.nbytes)
-        return back
-
-    return one
-
-
 def _several(schema: OpSchema, stats: OpStats, general: Function, largest: float) -> Function:
-    """From several tensors, some of them optional, to one or more."""
+    """From tensors, some of them optional, to one or more."""
     call, positions, single = _direct(schema.op), schema.tensors or (), len(schema.returns) == 1
 
     def several(*args: Any, **kwargs: Any) -> Any:

@@ -30,8 +30,6 @@ class HostView:
     `shared` says whether any tensor went without a copy, `copied` how many bytes moved.
     """
 
-    __slots__ = ("_overlapping", "_small", "_stand_ins", "_written", "became_float32", "copied", "share", "shared")
-
     def __init__(self, small: float = float("inf"), overlapping: frozenset[int] = frozenset()) -> None:
         self._small = small  # larger tensors, in bytes, go without a copy
         self.share = small != float("inf")
@@ -40,13 +38,14 @@ class HostView:
         self.copied = 0
         self.became_float32 = False  # a float64 result became float32
         self._stand_ins: dict[int, torch.UntypedStorage] = {}
+        self._sparse: dict[int, Tensor] = {}
         self._written: list[tuple[Tensor, Tensor, int]] = []
 
     def to_host(self, value: Any) -> Any:
         """Return the CPU's side of an argument that is only read; anything but device tensors passes through."""
         if isinstance(value, Tensor):
             if value.is_mps:
-                return self._shared(value) if value.nbytes > self._small else self._copy(value)
+                return self._shared(value) if nbytes(value) > self._small else self._copy(value)
             return value
         if isinstance(value, (list, tuple)):
             return [self.to_host(item) for item in value]
@@ -65,7 +64,7 @@ class HostView:
             return self.to_host(value)
         host = self._over(value)
         if written:
-            self._written.append((value, host, host.data_ptr()))
+            self._written.append((value, host, 0 if value.is_sparse else host.data_ptr()))
         return host
 
     def alias_output(self, device: Tensor) -> Tensor:
@@ -79,14 +78,16 @@ class HostView:
         """Give the caller's tensors what the operator wrote: content, and size and strides where it resized."""
         for device, host, address in self._written:
             resized = device.shape != host.shape
-            if resized:
+            if device.is_sparse:
+                device.sparse_resize_and_clear_(host.shape, host.sparse_dim(), host.dense_dim())
+            elif resized:
                 device.resize_(host.shape)
                 if device.stride() != host.stride() and torch.ops.aten.is_non_overlapping_and_dense(host):
                     device.as_strided_(host.shape, host.stride())
             # An alias that the operator left in place was written where it belongs.
             if resized or not self.share or host.data_ptr() != address:
                 device.copy_(host)
-                self.copied += host.nbytes
+                self.copied += nbytes(host)
 
     def to_device(self, result: Any) -> Any:
         """Move a fresh CPU result to the device; float64 becomes float32 there."""
@@ -97,14 +98,14 @@ class HostView:
             if narrower is not None:
                 self.became_float32 = True
                 result = result.to(narrower)
-            self.copied += result.nbytes
+            self.copied += nbytes(result)
             return result.to("mps")
         if isinstance(result, (list, tuple)):
             return type(result)(self.to_device(item) for item in result)
         return result
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        self.copied += tensor.nbytes
+        self.copied += nbytes(tensor)
         return tensor.cpu()
 
     def _shared(self, tensor: Tensor) -> Tensor:
@@ -119,6 +120,10 @@ class HostView:
 
     def _over(self, tensor: Tensor) -> Tensor:
         """Return a CPU tensor of the same size and strides over the stand-in for the tensor's buffer."""
+        if tensor.is_sparse:
+            if id(tensor) not in self._sparse:  # what is read and written is one tensor there too
+                self._sparse[id(tensor)] = self._copy(tensor)
+            return self._sparse[id(tensor)]
         if tensor.numel() == 0:  # may have to grow, which an alias cannot
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
         storage = tensor.untyped_storage()
@@ -149,6 +154,7 @@ def overlapping_storages(tensors: list[Tensor], written: list[Tensor]) -> frozen
     """
     seen: set[int] = set()
     overlapping: set[int] = set()
+    tensors, written = ([each for each in some if not each.is_sparse] for some in (tensors, written))
     for tensor in tensors:
         key = tensor.untyped_storage()._cdata
         (overlapping if key in seen else seen).add(key)
@@ -156,6 +162,11 @@ def overlapping_storages(tensors: list[Tensor], written: list[Tensor]) -> frozen
         if 0 in tensor.stride() and tensor.numel() > 1:
             overlapping.add(tensor.untyped_storage()._cdata)
     return frozenset(overlapping)
+
+
+def nbytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor, of a sparse one those of its indices and values."""
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
 
 
 def host_alias(tensor: Tensor) -> Tensor:

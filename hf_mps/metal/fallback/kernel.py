@@ -7,6 +7,7 @@ for everything else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from hf_mps.metal.fallback import fast_path
 from hf_mps.metal.fallback.accounting import OpStats, warn_float32, warn_operator
-from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, overlapping_storages
+from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, nbytes, overlapping_storages
 from hf_mps.metal.fallback.op_schema import OpSchema, OutputSpec, OutputSpecs
 
 # Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
@@ -33,6 +34,12 @@ def make(op: Any, stats: OpStats, *, share: bool, small: float = SMALL) -> Funct
     schema = OpSchema.of(op)
     general = Kernel(schema, stats, share=share, small=small)
     return fast_path.kernel(schema, stats, general, general.largest_copied) or general
+
+
+def make_sparse(op: Any, stats: OpStats) -> Function:
+    """The same under the key of sparse tensors, which are copied; the schema is read at the first call."""
+    made = cache(lambda: Kernel(OpSchema.of(op), stats, share=False))  # few programs have one
+    return lambda *args, **kwargs: made()(*args, **kwargs)
 
 
 class Kernel:
@@ -75,7 +82,7 @@ class Kernel:
     def _worth_sharing(self, tensors: list[Tensor]) -> bool:
         if self.followed and any(tensor.requires_grad for tensor in tensors):
             return False
-        return any(tensor.nbytes > self.largest_copied for tensor in tensors)
+        return any(nbytes(tensor) > self.largest_copied for tensor in tensors)
 
     def _limit(self, share: bool) -> float:
         return self.largest_copied if share else float("inf")

@@ -12,7 +12,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,25 @@ class Objects:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def kernel(
+        self, name: str, described: Callable[[], tuple[Signature, bytes]], release: str, checked: bool
+    ) -> Kernel:
+        """Return the kernel kept as `name`, or compile and keep the one whose signature and bitcode `described` gives.
+
+        Raises RunError for a kernel that calls what is not known here, NoRule as `survived`.
+        """
+        found = self.read(name)
+        if found is None:
+            from hf_mps.metal.kernels.lowering.compiler import compile_kernel
+
+            with self.survived(name):
+                signature, bitcode = described()
+                compiled = compile_kernel(signature, bitcode, checked=checked)
+            found = signature, compiled.threadgroup_bytes, compiled.code
+            self.write(name, *found)
+        signature, threadgroup_bytes, code = found
+        return Kernel(release, signature, code, threadgroup_bytes, checked=checked)
 
     def read(self, name: str) -> tuple[Signature, int, bytes] | None:
         """Return the signature, bytes of threadgroup memory and object code of a kernel, or None where none is kept."""
@@ -98,7 +117,7 @@ def compiler_key(source: str) -> str:
     here = Path(__file__).parent
     parts = [source, *map(str, llvm.llvm_version_info)]
     parts += [llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
-    sources = sorted([*(here / "lowering").glob("*.py"), *(here / "intrinsics").glob("*.py"), here / "signature.py"])
+    sources = sorted([*here.glob("lowering/*.*"), *here.glob("intrinsics/*.py"), here / "signature.py"])
     parts += [source.read_text(encoding="utf-8") for source in sources]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -170,32 +189,19 @@ class Release:
         found = self._kernels.get(name)
         if found is None:
             start = perf_counter()
-            found = self._kernels[name] = self._load(name)
+            try:
+                found = self.objects.kernel(
+                    name, lambda: self._described(name), f"torch {self.version}", checked=self.checked
+                )
+            except RunError as unknown:
+                raise NoRule(str(unknown)) from None
+            self._kernels[name] = found
             self.seconds += perf_counter() - start
         return found
 
     def signature(self, name: str) -> Signature:
         """Return what the kernel says of its bindings. Raises NoRule where the release has no such kernel."""
         return self._described(name)[0]
-
-    def _load(self, name: str) -> Kernel:
-        found = self.objects.read(name)
-        if found is None:
-            with self.objects.survived(name):
-                found = self._compiled(name)
-            self.objects.write(name, *found)
-        signature, threadgroup_bytes, code = found
-        return Kernel(f"torch {self.version}", signature, code, threadgroup_bytes, checked=self.checked)
-
-    def _compiled(self, name: str) -> tuple[Signature, int, bytes]:
-        from hf_mps.metal.kernels.lowering.compiler import compile_kernel
-
-        signature, bitcode = self._described(name)
-        try:
-            compiled = compile_kernel(signature, bitcode, checked=self.checked)
-        except RunError as unknown:
-            raise NoRule(str(unknown)) from None
-        return signature, compiled.threadgroup_bytes, compiled.code
 
     def _described(self, name: str) -> tuple[Signature, bytes]:
         import llvmlite.binding as llvm

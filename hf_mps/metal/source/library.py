@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
+import os
 import struct
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -270,23 +270,17 @@ def _kernel(module: Module | Precompiled, name: str) -> Kernel:
     """A kernel of a module, compiled for this CPU or read from the user's cache, where it is kept."""
     import llvmlite.binding as llvm
 
-    from hf_mps.metal.kernels.lowering.compiler import compile_kernel
-
     text, checked = module.only(name), settings.shaders_checked()
     file, source = (rewrite.NAME, clang.fingerprint()) if isinstance(module, Module) else ("the metallib", "metallib")
-    folder = cache.home("shaders")
-    key = compiler_key(source) + ("-checked" if checked else "")
-    objects = Objects(folder / key) if folder is not None else None
+    # Where there is no home folder, nothing is kept.
+    folder = cache.home("shaders") or Path(os.devnull)
+    objects = Objects(folder / (compiler_key(source) + ("-checked" if checked else "")))
     kept_as = hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()[:32]
-    kept = objects.read(kept_as) if objects is not None else None
-    if kept is None:
-        try:
-            with objects.survived(kept_as) if objects is not None else nullcontext():
-                known = module.signature(name)
-                compiled = compile_kernel(known, llvm.parse_assembly(text).as_bitcode(), checked=checked)
-        except (RunError, NoRule) as unknown:
-            raise RuntimeError(f"Failed to create function state object for: {name}: {unknown}") from None
-        kept = known, compiled.threadgroup_bytes, compiled.code
-        if objects is not None:
-            objects.write(kept_as, *kept)
-    return Kernel(file, kept[0], kept[2], kept[1], checked=checked)
+
+    def described() -> tuple[Signature, bytes]:
+        return module.signature(name), llvm.parse_assembly(text).as_bitcode()
+
+    try:
+        return objects.kernel(kept_as, described, file, checked=checked)
+    except (RunError, NoRule) as unknown:
+        raise RuntimeError(f"Failed to create function state object for: {name}: {unknown}") from None

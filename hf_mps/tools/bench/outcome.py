@@ -135,6 +135,8 @@ def provenance(command: str, device: str) -> dict[str, Any]:
 
 def facts_of(asked: Asked, device: Choice[str], measured: Choice[str]) -> dict[str, Choice[Any]]:
     """Return what a report says above its table, each with its reason. Imports torch."""
+    import torch
+
     found = facts.facts(device.value)
     system = f"macOS {found.macos}" if found.macos else platform.system()
     told = {"device": device, "chip": Choice(found.chip, f"{gib(found.memory)}, {system}")}
@@ -142,7 +144,7 @@ def facts_of(asked: Asked, device: Choice[str], measured: Choice[str]) -> dict[s
         told["simulated"] = Choice("yes", NO_MAC)
     if asked.quick:
         told["size"] = Choice("quick", "smaller batches and rows: compare its figures with no other's")
-    told["versions"] = Choice(f"torch {found.torch}", f"transformers {versions().get('transformers', '?')}")
+    told["versions"] = Choice(f"torch {torch.__version__}", f"transformers {versions().get('transformers', '?')}")
     return told | {"measured": measured}
 
 

@@ -25,27 +25,10 @@ def _states() -> Any:
         kind._reset_state()
 
 
-def test_the_keywords_of_0_12_are_taken(said, tmp_path: Path) -> None:
-    made = Accelerator(fp16=False, logging_dir=str(tmp_path))
-    assert (made.mixed_precision, made.project_dir, made.logging_dir) == ("no", str(tmp_path), str(tmp_path))
-    assert said() == [
-        snapshot("Accelerator(fp16=False): dropped, it is the default"),
-        f"Accelerator(logging_dir='{tmp_path}'): project_dir takes its place",
-    ]
-
-
-def test_fp16_is_mixed_precision(said) -> None:
-    kwargs: dict[str, Any] = {}
-    accelerator._fp16(True, kwargs)
-    assert kwargs == {"mixed_precision": "fp16"}
-    made = Accelerator(fp16=True, mixed_precision="no")
-    assert made.mixed_precision == "no"
-    assert said() == snapshot(
-        [
-            'Accelerator(fp16=True): mixed_precision="fp16" takes its place',
-            "Accelerator(fp16=True): dropped, mixed_precision is given too",
-        ]
-    )
+def test_the_keyword_of_0_12_is_taken(said, tmp_path: Path) -> None:
+    made = Accelerator(logging_dir=str(tmp_path))
+    assert (made.project_dir, made.logging_dir) == (str(tmp_path), str(tmp_path))
+    assert said() == [f"Accelerator(logging_dir='{tmp_path}'): project_dir takes its place"]
 
 
 def test_what_today_s_arguments_say_wins(said, tmp_path: Path) -> None:

@@ -273,26 +273,6 @@ def test_a_count_of_none_is_the_default_of_generate(said) -> None:
     assert said() == [f"generate({name}=None): left out, the default stays" for name in objects.COUNTS]
 
 
-def test_a_trainer_is_asked_by_its_older_methods(said, tmp_path: Path) -> None:
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
-    model = transformers.BertForSequenceClassification(BertConfig(vocab_size=20, **small))
-    args = transformers.TrainingArguments(
-        str(tmp_path), max_steps=1, report_to="none", save_strategy="no", disable_tqdm=True
-    )
-    rows = [{"input_ids": [1, 2, 3], "labels": number % 2} for number in range(8)]
-    trainer = transformers.Trainer(model, args, train_dataset=rows, eval_dataset=rows)
-    assert trainer.train(model_path=None).global_step == 1
-    found = trainer.prediction_loop(trainer.get_eval_dataloader(), description="Evaluation", prediction_loss_only=True)
-    assert found.num_samples == 8
-    lines = [line for line in said() if line.startswith("trainer.")]
-    assert lines == snapshot(
-        [
-            "trainer.train(model_path=…): resume_from_checkpoint takes its place",
-            "trainer.prediction_loop is gone from transformers 5; in its place: trainer.evaluation_loop",
-        ]
-    )
-
-
 CHECKOUT_OF_TRANSFORMERS = """
 import tempfile
 import transformers

@@ -136,7 +136,7 @@ def test_script_bodies_read_removed_attributes(said, tmp_path: Path) -> None:
     got = TrainingArguments(str(tmp_path), eval_strategy="steps", use_cpu=True)
     assert (got.overwrite_output_dir, got.evaluation_strategy) == (False, "steps")
     assert (got.no_cuda, got.fp16_backend, got.framework) == (True, "auto", "pt")
-    assert (got.group_by_length, got.adafactor, got.past_index, got.use_ipex) == (False, False, -1, False)
+    assert (got.group_by_length, got.adafactor, got.use_legacy_prediction_loop) == (False, False, False)
     assert said()[:2] == snapshot(
         [
             "training_args.overwrite_output_dir is gone from transformers 5; in its place: nothing: files of the same"

@@ -43,10 +43,7 @@ def line(*given: str) -> removed_arguments.Translated[list[str]]:
         ("--optim=adamw_apex_fused", "--optim=adamw_torch_fused", "--optim adamw_apex_fused: --optim adamw_torch_fuse"),
         ("--adafactor", "--optim=adafactor", "--adafactor: --optim adafactor takes its place"),
         ("--include_inputs_for_metrics", "--include_for_metrics=inputs", "--include_inputs_for_metrics: --include_for"),
-        ("--torchdynamo inductor", "--torch_compile_backend=inductor", "--torchdynamo inductor: --torch_compile_backe"),
         ("--push_to_hub_token hf_abc", "--hub_token=hf_abc", "--push_to_hub_token …: --hub_token takes its place"),
-        ("--past_index -1", "", "--past_index -1: dropped, models keep their own cache"),
-        ("--use_ipex False", "", "--use_ipex False: dropped, IPEX is Intel's"),
     ],
 )  # fmt: skip
 def test_a_removed_flag_becomes_today_s_with_one_line(given: str, now: str, said: str) -> None:
@@ -54,11 +51,6 @@ def test_a_removed_flag_becomes_today_s_with_one_line(given: str, now: str, said
     assert result.given == ["--first", "a", *now.split(), "--last", "b"]
     assert len(result.lines) == 1
     assert result.lines[0].startswith(said)
-
-
-def test_a_dictionary_goes_on_as_json() -> None:
-    assert line("--split_batches", "--x").given == ['--accelerator_config={"split_batches": true}', "--x"]
-    assert line("--fsdp_min_num_params", "9").given == ['--fsdp_config={"min_num_params": 9}']
 
 
 def test_what_is_not_a_removed_flag_stays_as_it_is() -> None:

@@ -38,7 +38,7 @@ def test_a_mac_is_not_simulated(pretend: Pretend) -> None:
 
 
 def test_the_facts_name_the_chip_as_simulated(simulated: None) -> None:
-    here = facts.facts()
+    here = facts.facts("mps")
     assert here.chip.endswith(" (simulated)")
     assert here.lines()[0].startswith("device: mps, Apple M")
     assert " (simulated), " in here.lines()[0]

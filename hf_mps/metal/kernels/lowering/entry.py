@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 
 from hf_mps.core.errors import RunError
-from hf_mps.metal.kernels.lowering import checks, rows
+from hf_mps.metal.kernels.lowering import assembly, checks, rows
 from hf_mps.metal.kernels.signature import LOCATIONS, THREADGROUP, Attribute, Signature
 
 SHARED_BYTES = 64 << 10
@@ -33,88 +33,6 @@ FRAMES_BYTES = 64 << 20
 ARENA_BYTES = FRAMES_AT + FRAMES_BYTES
 """Address space of an arena; the pages that no kernel touches cost nothing."""
 
-_AXES = "xyz"
-
-
-def prologue() -> str:
-    """Read the grid; begin the loop over groups; work out this group's position and size."""
-    lines = ["entry:"]
-    for at, name in enumerate(f"{kind}{axis}" for kind in ("threads", "full", "groups") for axis in _AXES):
-        lines.append(f"  %{name}.at = getelementptr i32, ptr %grid, i64 {at}")
-        lines.append(f"  %{name} = load i32, ptr %{name}.at")
-    lines += [
-        "  %shared = addrspacecast ptr %arena to ptr addrspace(3)",
-        "  %wide.x = zext i32 %groupsx to i64",
-        "  %wide.y = zext i32 %groupsy to i64",
-        "  %wide.xy = mul i64 %wide.x, %wide.y",
-        "{pointers}",
-        "  %any = icmp ult i64 %first, %last",
-        "  br i1 %any, label %group, label %finished",
-        "group:",
-        "  %g = phi i64 [ %first, %entry ], [ %g.next, %group.end ]",
-        "  %gz.w = udiv i64 %g, %wide.xy",
-        "  %rest = urem i64 %g, %wide.xy",
-        "  %gy.w = udiv i64 %rest, %wide.x",
-        "  %gx.w = urem i64 %rest, %wide.x",
-    ]
-    for axis in _AXES:
-        lines += [
-            f"  %group{axis} = trunc i64 %g{axis}.w to i32",
-            f"  %start{axis} = mul i32 %group{axis}, %full{axis}",
-            f"  %left{axis} = sub i32 %threads{axis}, %start{axis}",
-            f"  %size{axis} = call i32 @llvm.umin.i32(i32 %left{axis}, i32 %full{axis})",
-        ]
-    lines += [
-        "  %size.xy = mul i32 %sizex, %sizey",
-        "  %size.all = mul i32 %size.xy, %sizez",
-        "  %size.up = add i32 %size.all, 31",
-        "  %simdgroups = lshr i32 %size.up, 5",
-    ]
-    return "\n".join(lines)
-
-
-EPILOGUE = """
-group.end:
-  %g.next = add nuw i64 %g, 1
-  %more = icmp ult i64 %g.next, %last
-  br i1 %more, label %group, label %finished
-finished:
-  ret i32 0
-"""
-
-HEAD = "define dso_local i32 @entry(ptr %args, ptr %grid, i64 %first, i64 %last, ptr %arena) nounwind {\n"
-
-_LOOPS = """
-  br label %z
-z:
-  %lidz = phi i32 [ 0, %group ], [ %lidz.next, %z.end ]
-  br label %y
-y:
-  %lidy = phi i32 [ 0, %z ], [ %lidy.next, %y.end ]
-{row}
-y.end:
-  %lidy.next = add nuw nsw i32 %lidy, 1
-  %y.more = icmp ult i32 %lidy.next, %sizey
-  br i1 %y.more, label %y, label %z.end
-z.end:
-  %lidz.next = add nuw nsw i32 %lidz, 1
-  %z.more = icmp ult i32 %lidz.next, %sizez
-  br i1 %z.more, label %z, label %group.end
-"""
-
-# Unsigned sums that cannot wrap: a grid has fewer than 2^32 threads in a dimension. LLVM vectorises on that.
-_THREAD = """  %posx = add nuw i32 %startx, %lidx
-  %posy = add nuw i32 %starty, %lidy
-  %posz = add nuw i32 %startz, %lidz
-  %row = mul i32 %lidz, %sizey
-  %row.y = add i32 %row, %lidy
-  %row.x = mul i32 %row.y, %sizex
-  %linear = add i32 %row.x, %lidx
-  %lane = and i32 %linear, 31
-  %simdgroup = lshr i32 %linear, 5
-  %quadgroup = lshr i32 %linear, 2
-  %quad.lane = and i32 %linear, 3"""
-
 
 def loops(
     signature: Signature, *, checked: bool = False, ordinary: str | None = None, dimensions: int | None = None
@@ -125,21 +43,19 @@ def loops(
     the parameter that tells how many there are, of kernels whose versions stand there.
     """
     call = f"  call void @kernel({arguments(signature, checked)})"
-    made = f"{_THREAD}\n{values(signature)}"
+    made = f"{assembly('thread.ll')}\n{values(signature)}"
     if dimensions is not None:
         row = rows.versioned(made, call, dimensions)
     else:
         row = rows.plain(made, call) if ordinary is None else rows.guarded(made, call, ordinary)
-    declared = DECLARED + (rows.DECLARED if ordinary else "")
-    return HEAD + begin(signature, checked) + _LOOPS.format(row=row) + EPILOGUE + "}\n" + declared
+    return entry(signature, assembly("loops.ll", row=row), checked) + (rows.DECLARED if ordinary else "")
 
 
-def begin(signature: Signature, checked: bool) -> str:
-    found = pointers(signature)
-    return prologue().format(pointers=f"{found}\n{checks.READ}" if checked else found)
+def entry(signature: Signature, group: str, checked: bool, first: str = "") -> str:
+    """The entry, whose loop over groups does `group` for each; `first` is done once for a run of them."""
+    begin = [pointers(signature), *([checks.READ] if checked else []), *([first] if first else [])]
+    return assembly("entry.ll", pointers="\n".join(begin), group=group) + "\n"
 
-
-DECLARED = "declare i32 @llvm.umin.i32(i32, i32)\n"
 
 # What a thread's attribute is made of: a name for each dimension, of the values that the entry has at hand.
 _VECTORS = {
@@ -200,15 +116,6 @@ def uniform(signature: Signature) -> frozenset[str]:
 def values(signature: Signature) -> str:
     """The instructions that make a thread's attributes of %posx, %lidx, …, %linear, %lane and %simdgroup."""
     return "\n".join(line for each in signature.attributes for line in _attribute(signature, each))
-
-
-def common(signature: Signature) -> str:
-    """The instructions that make the attributes that a group's threads share; those of a thread's own are poison."""
-    lines = []
-    for each in signature.attributes:
-        own = f"  %arg{each.parameter} = freeze {llvm_type(each)} poison"
-        lines += [own] if each.name in _OWN else _attribute(signature, each)
-    return "\n".join(lines)
 
 
 def arguments(signature: Signature, checked: bool = False) -> str:

@@ -6,13 +6,6 @@ state where it stands. What a thread needs behind a place and made before it lie
 has each value of the 32 lanes side by side: a loop over lanes that calls @step with one place is then plain code for
 LLVM, which inlines, unrolls and vectorises it. What follows from the parameters alone is made anew at each beginning.
 
-What is the same for all threads of a group is done once for the group. PyTorch's kernels for any strides begin with a
-loop over the dimensions that turns the group's number into an offset: divisions that each of 32 or 1,024 lanes would
-repeat. The blocks in front that branch on shared values alone, make nothing else, and all lead to one block become the
-function @shared; what that block and the later ones use of them become parameters of the kernel. Shared are buffers'
-addresses, the group's position and the sizes, what constant memory holds at a shared address (Metal lets nobody write
-it while a kernel runs), and what follows from those.
-
 A place is one cross-lane call, or several of a block that need nothing from one another but results as they are: a
 thread then waits once for all of them. In the memory of a simdgroup's arguments (and of its results) each call has
 32 structs of its arguments (32 results), one call's after the other's.
@@ -21,7 +14,7 @@ thread then waits once for all of them. In the memory of a simdgroup's arguments
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
@@ -29,9 +22,9 @@ import llvmlite.binding as llvm
 from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import intrinsics
 from hf_mps.metal.kernels.intrinsics.body import bytes_of
-from hf_mps.metal.kernels.lowering import entry
+from hf_mps.metal.kernels.lowering import assembly, entry
 from hf_mps.metal.kernels.lowering.flatten import Flat
-from hf_mps.metal.kernels.lowering.frame import VALUE, Block, Frame, assigned, blocks, incoming, kept, named, used
+from hf_mps.metal.kernels.lowering.frame import VALUE, Block, Frame, blocks, incoming, kept, named
 
 BARRIER, DONE = 0x4000_0000, 0xFFFF_FFFF
 """A thread's state is the number of the place where it stands or from where it may go on (0, the kernel's beginning,
@@ -159,26 +152,8 @@ def operation(places: Iterable[Place]) -> str:
     cases = " ".join(f"i32 {place.number}, label %at.{place.number}" for place in places)
     head = "define internal void @operation(i32 %place, ptr %given, ptr %results, i32 %mask) nounwind {"
     switch = f"  switch i32 %place, label %none [ {cases} ]\nnone:\n  ret void"
-    linking = [_LINK.format(name=name, struct=s, position=p, kind=k) for (s, p, k), name in links.items()]
+    linking = [assembly("link.ll", name=name, struct=s, position=p, kind=k) for (s, p, k), name in links.items()]
     return "\n".join([*executors, *linking, head, switch, *bodies, "}", ""])
-
-
-# What a call gives is what a later one takes, lane by lane.
-_LINK = """define internal void {name}(ptr %from, ptr %to) alwaysinline nounwind {{
-entry:
-  br label %lane
-lane:
-  %i = phi i64 [ 0, %entry ], [ %next, %lane ]
-  %source = getelementptr {kind}, ptr %from, i64 %i
-  %value = load {kind}, ptr %source
-  %target = getelementptr {struct}, ptr %to, i64 %i, i32 {position}
-  store {kind} %value, ptr %target
-  %next = add nuw i64 %i, 1
-  %more = icmp ult i64 %next, 32
-  br i1 %more, label %lane, label %done
-done:
-  ret void
-}}"""
 
 
 def _executors(names: set[str]) -> list[str]:
@@ -231,126 +206,6 @@ def _slot(kind: str) -> int:
     return 1 << (bytes_of(kind, 8) - 1).bit_length()
 
 
-_FOLLOWS = re.compile(
-    r"^  %\S+ = (?:getelementptr|zext|sext|trunc|add|sub|mul|and|or|xor|shl|lshr|ashr|udiv|urem|sdiv|srem|icmp|fcmp"
-    r"|fadd|fsub|fmul|fdiv|uitofp|sitofp|fptoui|fptosi|fpext|fptrunc|select|freeze|bitcast|phi|extractelement"
-    r"|insertelement|load [^,]+, ptr addrspace\(2\)|(?:tail )?call [^@]*@llvm\.(?:umin|umax|smin|smax|abs)\.) ?"
-)
-_BRANCH = re.compile(r"^  (?:br|switch) ")
-TRIED = 16
-"""Blocks in front that are tried as the one where all meet."""
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The values that a group shares, by name with their types, and the text of @shared, which returns them."""
-
-    values: dict[str, str]
-    text: str
-
-    @property
-    def type(self) -> str:
-        """What @shared returns."""
-        return "{ " + ", ".join(self.values.values()) + " }"
-
-
-def taken_out(function: list[Block], parameters: str, types: dict[str, str], uniform: Container[str]) -> Shared:
-    """Take the shared beginning out of a function's blocks, which change; nothing where it is but one block."""
-    same = _same(function, uniform)
-    of = {block.label: block for block in function}
-    for meeting in _candidates(function, of, same):
-        inside = _inside(function[0], of, same, meeting)
-        if inside is not None:
-            return _out(function, parameters, types, same, inside, of[meeting])
-    return Shared({}, "")
-
-
-def _same(function: list[Block], uniform: Container[str]) -> set[str]:
-    """The values that are shared where only shared values choose the way to them."""
-    made = {name: line for block in function for line in block.lines if (name := assigned(line))}
-    same = {name for name, line in made.items() if _FOLLOWS.match(line)}
-
-    def holds(value: str) -> bool:
-        return value in same if value in made else value in uniform
-
-    changed = True
-    while changed:
-        left = {
-            name
-            for name in same
-            if not all(
-                holds(each) for each in [v for v, _ in incoming(made[name]) or () if v[0] == "%"] or used(made[name])
-            )
-        }
-        same -= left
-        changed = bool(left)
-    return same
-
-
-def _passes(block: Block, same: set[str], first: bool) -> bool:
-    """Whether a block is made of shared values alone, the branch too; the first one may make others, which stay."""
-    *lines, last = block.lines
-    if not _BRANCH.match(last) or any(name not in same for name in used(last.split("label", 1)[0])):
-        return False
-    return first or all(assigned(line) in same for line in lines)
-
-
-def _candidates(function: list[Block], of: dict[str, Block], same: set[str]) -> list[str]:
-    """Blocks where the ways through the front may meet, the furthest first."""
-    found: list[str] = []
-    waiting = [function[0].label]
-    while waiting and len(found) < TRIED:
-        label = waiting.pop(0)
-        if _passes(of[label], same, label == function[0].label):
-            following = [each for each in dict.fromkeys(of[label].following) if each not in found]
-            found += following
-            waiting += following
-    return found[::-1]
-
-
-def _inside(first: Block, of: dict[str, Block], same: set[str], meeting: str) -> list[str] | None:
-    """The blocks in front of a meeting, where all of them lead nowhere else."""
-    inside, waiting = [first.label], [first.label]
-    while waiting:
-        block = of[waiting.pop()]
-        if not _passes(block, same, block is first):
-            return None
-        following = [each for each in dict.fromkeys(block.following) if each not in inside and each != meeting]
-        inside += following
-        waiting += following
-    leading = {label for label, block in of.items() if not set(block.following).isdisjoint({*inside, meeting})}
-    phis = [assigned(line) for line in of[meeting].lines if incoming(line) is not None]
-    return inside if len(inside) > 1 and leading <= set(inside) and same.issuperset(phis) else None
-
-
-def _out(
-    function: list[Block], parameters: str, types: dict[str, str], same: set[str], inside: list[str], meeting: Block
-) -> Shared:
-    first = function[0]
-    front = [block for block in function if block.label in inside]
-    phis = [line for line in meeting.lines if incoming(line) is not None]
-    rest = [block for block in function if block.label not in inside]
-    meeting.lines = meeting.lines[len(phis) :]
-    needed = {name for block in rest for line in block.lines for name in used(line)}
-    needed |= {value for block in rest for line in block.lines for value, _ in incoming(line) or ()}
-    made = [name for block in front[1:] for line in block.lines if (name := assigned(line)) in needed]
-    values = {name: types[name] for name in [*filter(None, map(assigned, phis)), *filter(None, made)]}
-    kind = "{ " + ", ".join(values.values()) + " }"
-    lines = [f"define internal {kind} @shared({parameters}) nounwind {{"]
-    for block in front:
-        kept = [line for line in block.lines if _BRANCH.match(line) or assigned(line) in same]
-        lines += [f"{block.label}:", *kept]
-    lines += [f"{meeting.label}:", *phis]
-    whole = "poison"
-    for at, (name, each) in enumerate(values.items()):
-        lines.append(f"  %hf.with.{at} = insertvalue {kind} {whole}, {each} {name}, {at}")
-        whole = f"%hf.with.{at}"
-    lines += [f"  ret {kind} {whole}", "}", ""]
-    first.lines[-1] = f"  br label %{meeting.label}"
-    function[:] = [first, *rest]
-    return Shared(values, "\n".join(lines))
-
-
 CONTEXT = (
     "ptr noalias %hf.state, ptr noalias %hf.given, ptr noalias %hf.results, ptr noalias %hf.frame, i32 %hf.lane, "
     "ptr addrspace(3) %hf.shared"
@@ -364,8 +219,6 @@ class Steps:
     """The module with @kernel made @step, @operation for a simdgroup's calls of a place, and the type %hf.frame."""
 
     text: str
-    shared: Shared
-    """What @step gets after the kernel's parameters."""
     reach: tuple[int, ...]
     """For the beginning and each place the lines that a thread may run from there to its next place."""
 
@@ -388,12 +241,8 @@ def steps(flat: Flat, uniform: Iterable[str] = ()) -> Steps:
         for instruction in block.instructions
         if instruction.name
     }
-    common = {named(each) for each in uniform}
-    shared = taken_out(whole, parameters, types, common) if common else Shared({}, "")
-    common |= shared.values.keys()
-    parameters = ", ".join([parameters, *(f"{kind} {name}" for name, kind in shared.values.items())])
     function, places = _divided(whole)
-    frame = kept(function, types, common)
+    frame = kept(function, types, {named(each) for each in uniform})
     lines = [
         f"define internal void @step(i32 %hf.place, {CONTEXT}, {parameters}) nounwind {{",
         *_beginning(function[0].label, len(places), frame),
@@ -401,8 +250,8 @@ def steps(flat: Flat, uniform: Iterable[str] = ()) -> Steps:
         *(_DONE,),
     ]
     rest = re.sub(r"^declare .*@(air\.|hf\.)[^\n]*\n", "", rest, flags=re.M)
-    text = f"{rest}{frame.type}\n{shared.text}" + "\n".join(lines) + "\n}\n" + operation(places)
-    return Steps(text, shared, _reach(function, len(places)))
+    text = f"{rest}{frame.type}\n" + "\n".join(lines) + "\n}\n" + operation(places)
+    return Steps(text, _reach(function, len(places)))
 
 
 _DONE = f"""hf.done:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hf_mps.metal.kernels.lowering import assembly
+
 LONGEST = 800
 """Lines of a kernel beyond which a second copy of it costs more time in compilation than it saves."""
 
@@ -132,7 +134,7 @@ def guarded(values: str, call: str, ordinary: str) -> str:
     sure = f"{asked}\n  call void @llvm.assume(i1 %even)\n{call}"
     clear = _loop("clear", "scanned", ("0", "%clear.size"), "others", values, sure)
     others = _loop("x", "others", ("%clear.size", "%sizex"), "y.end", values, call)
-    return _GUARDED.format(scan=renamed(scan, "scan"), clear=renamed(clear, "clear"), others=others)
+    return assembly("guarded.ll", scan=renamed(scan, "scan"), clear=renamed(clear, "clear"), others=others)
 
 
 _CARRIED = """  %count = phi i32 [ 0, %y ], [ %count.next, %scan ]
@@ -144,19 +146,6 @@ _COUNTED = """
   %place = add nuw i32 %lidx, 1
   %reached = select i1 %even, i32 %place, i32 0
   %last.next = call i32 @llvm.umax.i32(i32 %last, i32 %reached)"""
-# As many ordinary threads as the last one's place: they are the row's first.
-_GUARDED = """  br label %scan
-{scan}
-scanned:
-  %in.front = icmp eq i32 %scan.count.next, %scan.last.next
-  %clear.size = select i1 %in.front, i32 %scan.count.next, i32 0
-  %clear.any = icmp ne i32 %clear.size, 0
-  br i1 %clear.any, label %clear, label %others
-{clear}
-others:
-  %others.any = icmp ult i32 %clear.size, %sizex
-  br i1 %others.any, label %x, label %y.end
-{others}"""
 DECLARED = "declare i32 @llvm.umax.i32(i32, i32)\ndeclare void @llvm.assume(i1)\n"
 
 

@@ -115,7 +115,7 @@ def _metal_or_refuse() -> list[str]:
     on_metal = choice.metal(owned=True)
     if not on_metal.value:
         raise UserError(f"config writes for Metal, and there is none: {on_metal.reason}")
-    return facts.facts("mps").lines()[:3]
+    return facts.facts("mps").lines()
 
 
 def _settle(existing: Values | None, said: Machines, *, yes: bool) -> dict[str, Choice[Any]]:

@@ -6,10 +6,6 @@ import pytest
 import torch
 
 from hf_mps.metal.kernels.lowering import simdgroups
-from hf_mps.metal.kernels.lowering.entry import uniform
-from hf_mps.metal.kernels.lowering.flatten import flatten
-from hf_mps.metal.kernels.lowering.lanes import Steps, steps
-from hf_mps.metal.kernels.signature import read
 from hf_mps.metal.kernels.values import u32
 from tests.metal.kernels.lowering.small import Small
 
@@ -155,19 +151,6 @@ sum:
 
 
 OF_GROUP, OF_THREAD = offset("%threadgroup_position_in_grid"), offset("%thread_position_in_threadgroup")
-
-
-def divided(small: Small) -> Steps:
-    """A small kernel as steps."""
-    import llvmlite.binding as llvm
-
-    module = llvm.parse_assembly(small.text())
-    return steps(flatten("small", module.as_bitcode()), uniform(read(str(module), "small")))
-
-
-def test_what_depends_on_the_group_alone_is_done_once_for_the_group() -> None:
-    assert list(divided(OF_GROUP).shared.values.values()) == ["i32"]
-    assert not divided(OF_THREAD).shared.values
 
 
 @pytest.mark.usefixtures("copies")
