@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.core import cache, settings
+from hf_mps.core import cache, settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.core.original_call import described
@@ -105,7 +105,7 @@ def outcome(name: str, *, anew: bool = False) -> Outcome:
         if anew or name not in _known:
             kept = None if anew else kept_outcome(name)
             _known[name] = kept or _made(name)
-            if kept is None:
+            if kept is None and _known[name].rows:  # a failure may be gone next time: a compiler that was missing
                 _write(name, _known[name])
         return _known[name]
 
@@ -121,6 +121,7 @@ def family(name: str) -> Any:
 
 
 def _made(name: str) -> Outcome:
+    status.now(f"trying a Metal kernel of hf_mps on this device: {name} …")
     try:
         with no_modes():
             rows = tuple(_tried(family(name).cases(name)))

@@ -71,6 +71,7 @@ def test_what_fails_is_not_used(tried: Any) -> None:
     found = tried(never, doubled)
     assert (found.on, found.rows) == (False, ())
     assert found.reason.startswith("it failed: RuntimeError: no pipeline state")
+    assert trial.kept_outcome("clip") is None, "what was missing may be there next time"
 
 
 def test_the_outcome_is_kept_for_this_machine_torch_and_code(tried: Any, monkeypatch: pytest.MonkeyPatch) -> None:
