@@ -93,7 +93,8 @@ STEPS = (
     ),
     Step(
         "doctor",
-        "A1 to A4, A6, 8 to 10, 15 to 18: every guard's own trial of the device, each training kernel's, and all that the doctor sees",
+        "A1 to A4, A6, 8 to 10, 15 to 18: every guard's own trial of the device, each training kernel's, and all that"
+        " the doctor sees",
         "hf-mps doctor --trials --json",
         "Each trial finds what is listed for this torch, chip and macOS; none ends its process.",
         by_trials,
