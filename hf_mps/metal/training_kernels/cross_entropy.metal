@@ -20,10 +20,11 @@ inline float2 joined_over_simdgroup(float2 value) {
 
 // sizes: words, the label of rows that do not count, and whether the gradient is wanted; it is multiplied by `factor`.
 template <typename T>
-kernel void cross_entropy(device T *logits [[buffer(0)]], device float *losses [[buffer(1)]],
-                          const device long *labels [[buffer(2)]], constant int4 &sizes [[buffer(3)]],
-                          constant float &factor [[buffer(4)]], uint row [[threadgroup_position_in_grid]],
-                          uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void cross_entropy(device T *logits [[buffer(0)]], device float *losses [[buffer(1)]],
+                   const device long *labels [[buffer(2)]], constant int4 &sizes [[buffer(3)]],
+                   constant float &factor [[buffer(4)]], uint row [[threadgroup_position_in_grid]],
+                   uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
   threadgroup float2 parts[SIMDGROUPS];
   const int words = sizes.x;
   const long label = labels[row];
@@ -56,8 +57,8 @@ kernel void cross_entropy(device T *logits [[buffer(0)]], device float *losses [
   }
 }
 
-#define INSTANCES(T)                                                                                              \
-  template [[host_name("cross_entropy_" #T)]] kernel decltype(cross_entropy<T>) cross_entropy<T>;
+#define INSTANCES(T) \
+  template [[host_name("cross_entropy_" #T)]] [[kernel]] decltype(cross_entropy<T>) cross_entropy<T>;
 INSTANCES(float)
 INSTANCES(half)
 INSTANCES(bfloat)

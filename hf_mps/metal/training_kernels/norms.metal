@@ -19,11 +19,12 @@ inline float2 shared_sum(float2 value, threadgroup float2 *sums, uint lane, uint
 
 // statistics: of each row its mean, and one over its deviation. sizes: columns, and whether there is a bias.
 template <typename T, bool CENTERED>
-kernel void forward(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1)]],
-                    const device T *given [[buffer(2)]], const device T *weight [[buffer(3)]],
-                    const device T *bias [[buffer(4)]], constant int2 &sizes [[buffer(5)]],
-                    constant float &epsilon [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
-                    uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void forward(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1)]],
+             const device T *given [[buffer(2)]], const device T *weight [[buffer(3)]],
+             const device T *bias [[buffer(4)]], constant int2 &sizes [[buffer(5)]],
+             constant float &epsilon [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
+             uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
   threadgroup float2 memory[SIMDGROUPS];
   const uint columns = sizes.x;
   const device T *x = given + ulong(row) * columns;
@@ -53,11 +54,12 @@ kernel void forward(device T *found [[buffer(0)]], device float2 *statistics [[b
 // A threadgroup takes the rows `group`, `group + groups` and so on, and leaves its sums for weight and bias as a row of
 // `sums`. sizes: rows, columns, groups, and whether the sums are wanted.
 template <typename T, bool CENTERED>
-kernel void backward(device T *of_given [[buffer(0)]], device float2 *sums [[buffer(1)]],
-                     const device T *upstream [[buffer(2)]], const device T *given [[buffer(3)]],
-                     const device T *weight [[buffer(4)]], const device float2 *statistics [[buffer(5)]],
-                     constant int4 &sizes [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
-                     uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void backward(device T *of_given [[buffer(0)]], device float2 *sums [[buffer(1)]],
+              const device T *upstream [[buffer(2)]], const device T *given [[buffer(3)]],
+              const device T *weight [[buffer(4)]], const device float2 *statistics [[buffer(5)]],
+              constant int4 &sizes [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
+              uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
   threadgroup float2 memory[SIMDGROUPS];
   const uint rows = sizes.x, columns = sizes.y, groups = sizes.z;
   float2 kept[COLUMNS];
@@ -87,9 +89,10 @@ kernel void backward(device T *of_given [[buffer(0)]], device float2 *sums [[buf
 
 // A thread for each column: the sums of all groups. sizes: groups, columns.
 template <typename T>
-kernel void columns(device T *of_weight [[buffer(0)]], device T *of_bias [[buffer(1)]],
-                    const device float2 *sums [[buffer(2)]], constant int2 &sizes [[buffer(3)]],
-                    uint column [[thread_position_in_grid]]) {
+[[kernel]]
+void columns(device T *of_weight [[buffer(0)]], device T *of_bias [[buffer(1)]],
+             const device float2 *sums [[buffer(2)]], constant int2 &sizes [[buffer(3)]],
+             uint column [[thread_position_in_grid]]) {
   float2 sum = float2(0);
   for (int group = 0; group < sizes.x; ++group)
     sum += sums[group * sizes.y + column];
@@ -97,12 +100,12 @@ kernel void columns(device T *of_weight [[buffer(0)]], device T *of_bias [[buffe
   of_bias[column] = T(sum.y);
 }
 
-#define INSTANCES(T)                                                                                              \
-  template [[host_name("layer_norm_" #T)]] kernel decltype(forward<T, true>) forward<T, true>;                    \
-  template [[host_name("layer_norm_backward_" #T)]] kernel decltype(backward<T, true>) backward<T, true>;         \
-  template [[host_name("rms_norm_" #T)]] kernel decltype(forward<T, false>) forward<T, false>;                    \
-  template [[host_name("rms_norm_backward_" #T)]] kernel decltype(backward<T, false>) backward<T, false>;         \
-  template [[host_name("columns_" #T)]] kernel decltype(columns<T>) columns<T>;
+#define INSTANCES(T)                                                                                          \
+  template [[host_name("layer_norm_" #T)]] [[kernel]] decltype(forward<T, true>) forward<T, true>;            \
+  template [[host_name("layer_norm_backward_" #T)]] [[kernel]] decltype(backward<T, true>) backward<T, true>; \
+  template [[host_name("rms_norm_" #T)]] [[kernel]] decltype(forward<T, false>) forward<T, false>;            \
+  template [[host_name("rms_norm_backward_" #T)]] [[kernel]] decltype(backward<T, false>) backward<T, false>; \
+  template [[host_name("columns_" #T)]] [[kernel]] decltype(columns<T>) columns<T>;
 INSTANCES(float)
 INSTANCES(half)
 INSTANCES(bfloat)

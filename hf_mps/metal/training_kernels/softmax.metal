@@ -18,10 +18,11 @@ inline float shared(float value, bool largest, threadgroup float *parts, uint la
 
 // sizes: heads, queries, keys, and whether anything is added; strides are those of what is added, over batch, heads,
 // queries and keys.
-kernel void softmax_float(device float *scores [[buffer(0)]], const device float *added [[buffer(1)]],
-                          constant int4 &sizes [[buffer(2)]], constant int4 &strides [[buffer(3)]],
-                          uint row [[threadgroup_position_in_grid]], uint lane [[thread_position_in_threadgroup]],
-                          uint width [[threads_per_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void softmax_float(device float *scores [[buffer(0)]], const device float *added [[buffer(1)]],
+                   constant int4 &sizes [[buffer(2)]], constant int4 &strides [[buffer(3)]],
+                   uint row [[threadgroup_position_in_grid]], uint lane [[thread_position_in_threadgroup]],
+                   uint width [[threads_per_threadgroup]]) {
   threadgroup float parts[SIMDGROUPS];
   const int heads = sizes.x, queries = sizes.y, keys = sizes.z;
   const int number = row, batch = number / (heads * queries);
@@ -47,11 +48,12 @@ kernel void softmax_float(device float *scores [[buffer(0)]], const device float
 }
 
 // sizes: keys, and whether dropout kept some; what it kept is multiplied by `factor`.
-kernel void softmax_backward_float(device float *arriving [[buffer(0)]], const device float *chances [[buffer(1)]],
-                                   const device uchar *kept [[buffer(2)]], constant int2 &sizes [[buffer(3)]],
-                                   constant float &factor [[buffer(4)]], uint row [[threadgroup_position_in_grid]],
-                                   uint lane [[thread_position_in_threadgroup]],
-                                   uint width [[threads_per_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void softmax_backward_float(device float *arriving [[buffer(0)]], const device float *chances [[buffer(1)]],
+                            const device uchar *kept [[buffer(2)]], constant int2 &sizes [[buffer(3)]],
+                            constant float &factor [[buffer(4)]], uint row [[threadgroup_position_in_grid]],
+                            uint lane [[thread_position_in_threadgroup]],
+                            uint width [[threads_per_threadgroup]]) {
   threadgroup float parts[SIMDGROUPS];
   const int keys = sizes.x;
   const ulong first = ulong(row) * keys;
