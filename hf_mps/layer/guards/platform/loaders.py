@@ -19,7 +19,8 @@ from hf_mps.layer.guards.base import Guard, names_in
 from hf_mps.layer.guards.explicit_args import TARGET, track, was_given
 
 STARTED = "_hf_mps_started"
-MADE = {f"transformers.trainer:Trainer.get_{kind}_dataloader": "_trainer_makes" for kind in ("train", "eval", "test")}
+# The public get_train_dataloader is overridden by TRL's trainers, which come here too.
+MADE = {"transformers.trainer:Trainer._get_dataloader": "_trainer_makes"}
 
 
 class TrainersLoaders(Guard):
