@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from hf_mps.distributed.metal.traffic import COUNTER
-from hf_mps.metal.fallback.host_view import NotShared, host_alias
+from hf_mps.metal.fallback.host_view import NotShared, host_alias, nbytes
 
 
 class HostSide:
@@ -79,11 +79,6 @@ class HostSide:
 
 def _empty(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
-
-
-def nbytes(tensor: Tensor) -> int:
-    """Return the bytes of a tensor, of a sparse one those of its values."""
-    return tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -17,9 +17,10 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.metal import works
-from hf_mps.distributed.metal.collectives import HostSide, nbytes, start, tensors_in
+from hf_mps.distributed.metal.collectives import HostSide, start, tensors_in
 from hf_mps.distributed.metal.traffic import COUNTER
 from hf_mps.distributed.world import World
+from hf_mps.metal.fallback.host_view import nbytes
 
 PROBED = "c10d::allreduce_"
 """The operator whose kernel for mps says that PyTorch has a backend of its own."""

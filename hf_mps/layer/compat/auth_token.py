@@ -18,7 +18,6 @@ from hf_mps.core.patching import MISSING, Put
 # The classes whose from_pretrained reads the hub.
 _READERS = (
     "transformers.configuration_utils:PreTrainedConfig",
-    "transformers.configuration_utils:PretrainedConfig",
     "transformers.feature_extraction_utils:FeatureExtractionMixin",
     "transformers.generation.configuration_utils:GenerationConfig",
     "transformers.image_processing_base:ImageProcessingMixin",

@@ -18,23 +18,19 @@ from hf_mps.layer.compat.names import CONFIG
 class Unset:
     """An attribute that a configuration may lack; no data descriptor, so one that was set is its own."""
 
-    def __init__(self, name: str, unset: object) -> None:
-        self._name, self._unset = name, unset
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    def __get__(self, config: Any, owner: type | None = None) -> Any:
+    def __get__(self, config: Any, owner: type | None = None) -> None:
         # A dataclass looks for a field's default on its class: there must be none.
         if config is None or asked_by_a_library():
             raise AttributeError(f"{type(config or owner).__name__!r} object has no attribute {self._name!r}")
-        print_notice(f"config.{self._name} is unset and gone from transformers 5: read as {self._unset!r}")
-        return self._unset
+        print_notice(f"config.{self._name} is unset and gone from transformers 5: read as None")
 
 
 _CONFIG = "transformers.configuration_utils:PreTrainedConfig"
-# Removed in transformers 5, where an unset one is an AttributeError; those of generation are the generation
-# configuration's. An installed library that asks whether one is there gets stock's answer.
-_CONFIGS = {
-    f"{_CONFIG}.{name}": Give(Unset(name, unset), formerly=f"PretrainedConfig.{name}") for name, unset in CONFIG.items()
-}
+# An unset one is an AttributeError since transformers 5. An installed library that asks for it gets stock's answer.
+_CONFIGS = {f"{_CONFIG}.{name}": Give(Unset(name)) for name in CONFIG}
 
 
 COUNTS = ("num_beams", "num_return_sequences")

@@ -84,9 +84,6 @@ class Kernel:
             return False
         return any(nbytes(tensor) > self.largest_copied for tensor in tensors)
 
-    def _limit(self, share: bool) -> float:
-        return self.largest_copied if share else float("inf")
-
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], *, share: bool
     ) -> tuple[Any, HostView]:
@@ -94,11 +91,12 @@ class Kernel:
             args, kwargs = self._with_host_generator(args, kwargs)
         if share:
             torch.mps.synchronize()
+        limit = self.largest_copied if share else float("inf")
         if self.schema.written:
-            view = HostView(self._limit(share), overlapping_storages(tensors, self._written(args, kwargs)))
+            view = HostView(limit, overlapping_storages(tensors, self._written(args, kwargs)))
             result = self._writing(view, args, kwargs)
         else:
-            view = HostView(self._limit(share))
+            view = HostView(limit)
             result = self._functional(view, args, kwargs)
         if share:
             torch.mps.synchronize()

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import struct
 import tempfile
 import time
 import zlib
@@ -29,8 +28,6 @@ from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.signature import Attribute, Binding, Member, Signature, read
 from hf_mps.metal.kernels.values import NoRule
 
-_HEAD = struct.Struct("<8sIII")
-_MAGIC = b"hfmpsk2\n"
 FORGOTTEN = 30 * 24 * 3600
 """Seconds after which the folder of another key, in which nothing was written, is removed: its code is of the past."""
 
@@ -66,7 +63,7 @@ class Objects:
             if cache.open_to_others(self._file(name)) is not None:
                 return None
             return _unpacked(self._file(name).read_bytes())
-        except (OSError, ValueError, KeyError, TypeError, struct.error):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def write(self, name: str, signature: Signature, threadgroup_bytes: int, code: bytes) -> None:
@@ -124,16 +121,15 @@ def compiler_key(source: str) -> str:
 
 def _packed(signature: Signature, threadgroup_bytes: int, code: bytes) -> bytes:
     plain = {**asdict(signature), "intrinsics": sorted(signature.intrinsics)}
-    head = json.dumps({"signature": plain, "threadgroup_bytes": threadgroup_bytes}).encode()
-    return _HEAD.pack(_MAGIC, len(head), len(code), zlib.crc32(code)) + head + code
+    facts = {"signature": plain, "threadgroup_bytes": threadgroup_bytes, "crc32": zlib.crc32(code)}
+    return json.dumps(facts).encode() + b"\n" + code
 
 
 def _unpacked(data: bytes) -> tuple[Signature, int, bytes]:
-    magic, head, length, check = _HEAD.unpack_from(data)
-    facts, code = data[_HEAD.size : _HEAD.size + head], data[_HEAD.size + head :]
-    if magic != _MAGIC or len(code) != length or zlib.crc32(code) != check:
-        raise ValueError("no compiled kernel, or a part of one")
+    facts, _, code = data.partition(b"\n")
     known = json.loads(facts)
+    if zlib.crc32(code) != known["crc32"]:
+        raise ValueError("a part of a compiled kernel")
     return _signature(known["signature"]), known["threadgroup_bytes"], code
 
 

@@ -35,7 +35,8 @@ OPTION, VARIABLE = "--simulated-metal", "HF_MPS_SIMULATE"
 KERNELS, KERNELS_VARIABLE = "--metal-kernels", "HF_MPS_KERNELS"
 INSTALLED = "the installed torch's"
 WORKER_COUNTS = "hf_mps_metal_kernels"
-_before: list[tuple[str, str | None]] = []
+_environment = pytest.MonkeyPatch()
+"""The variables that are set for a run: `pytest_unconfigure` takes them back."""
 _enabled: list[bool] = []
 """Kernels that were enabled on a device which was there before: `pytest_unconfigure` ends them."""
 _of_workers: list[tuple[str, Counts]] = []
@@ -77,12 +78,7 @@ def pytest_unconfigure() -> None:
         from hf_mps.metal import kernels
 
         kernels.disable()
-    while _before:
-        name, value = _before.pop()
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    _environment.undo()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -229,7 +225,7 @@ def _simulate(profile: str, kernels: str | None) -> None:
 
     asked = f"{OPTION}={profile}"
     try:
-        _set(VARIABLE, profile)
+        _environment.setenv(VARIABLE, profile)
         profiles.get(profile)
         if kernels is not None:
             asked = KERNELS if kernels == INSTALLED else f"{KERNELS}={kernels}"
@@ -255,7 +251,7 @@ def _ask_for(release: str) -> None:
         if installed is None:
             raise UserError(f"no torch is installed, whose release it would be; next: pytest {KERNELS}={store.EXAMPLE}")
         release = installed
-    _set(KERNELS_VARIABLE, release)
+    _environment.setenv(KERNELS_VARIABLE, release)
     if kernels.requested() is None:
         raise UserError(f"names no release; allowed: RELEASE or RELEASE,checked, for example {store.EXAMPLE}")
 
@@ -293,11 +289,6 @@ def _switch_on() -> None:
 
         availability.install()
         fallback.start()
-
-
-def _set(name: str, value: str) -> None:
-    _before.append((name, os.environ.get(name)))
-    os.environ[name] = value
 
 
 def _counted() -> tuple[str, Counts] | None:

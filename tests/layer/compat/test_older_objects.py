@@ -99,14 +99,14 @@ def test_a_speech_processor_is_its_tokenizer_for_a_while(said) -> None:
 
 def test_a_configuration_reads_as_in_transformers_4(said, tmp_path: Path) -> None:
     config = T5Config()
-    assert (config.tokenizer_class, config.decoder_start_token_id, config.max_length) == (None, None, 20)
+    assert (config.tokenizer_class, config.decoder_start_token_id) == (None, None)
     assert said() == [
-        f"config.{name} is unset and gone from transformers 5: read as {unset}"
-        for name, unset in (("tokenizer_class", None), ("decoder_start_token_id", None), ("max_length", 20))
+        f"config.{name} is unset and gone from transformers 5: read as None"
+        for name in ("tokenizer_class", "decoder_start_token_id")
     ]
     config.decoder_start_token_id = 7
     assert config.decoder_start_token_id == 7
-    assert {"tokenizer_class", "max_length"}.isdisjoint(config.to_dict())
+    assert "tokenizer_class" not in config.to_dict()
     config.save_pretrained(tmp_path)
     assert transformers.AutoConfig.from_pretrained(tmp_path).decoder_start_token_id == 7
     with pytest.raises(AttributeError, match="has no attribute 'nope'"):
@@ -118,7 +118,7 @@ def test_a_library_hears_of_a_configuration_what_stock_says(said) -> None:
     space = {"config": BertConfig()}
     exec(code, space)
     assert space["found"] is False
-    assert "max_length" not in dict(inspect.getmembers(space["config"]))
+    assert "tokenizer_class" not in dict(inspect.getmembers(space["config"]))
     assert said() == []
 
 
@@ -226,7 +226,7 @@ def test_a_library_that_has_the_methods_keeps_its_own() -> None:
         build_inputs_with_special_tokens = as_target_processor = "mine"
 
     library = ModuleType("library")
-    library.PreTrainedTokenizerBase = library.ProcessorMixin = library.PretrainedConfig = Own  # type: ignore[attr-defined]
+    library.PreTrainedTokenizerBase = library.ProcessorMixin = library.PreTrainedConfig = Own  # type: ignore[attr-defined]
     library.load_dataset = lambda path, task=None: task  # type: ignore[attr-defined]
     for shim in (objects, dataset_task):
         for module in dict.fromkeys(target.partition(":")[0] for target in shim.patches):

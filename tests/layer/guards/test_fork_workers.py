@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader
 from hf_mps.layer import guards
 from hf_mps.layer.guards import GuardNotice
 from hf_mps.layer.guards.platform import fork_server
-from hf_mps.layer.guards.platform.loaders import ARGUMENT
 from hf_mps.metal.device import probe
 from tests.layer.guards import loops
 
@@ -46,7 +45,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     guard: Any = guards.get("fork-workers")
     stock: Any = type("Stock", (), {"__call__": lambda self, loader: workers(loader)})()
-    monkeypatch.setattr(DataLoader, "_get_iterator", lambda loader: guard._workers_start(stock, loader))
+    monkeypatch.setattr(DataLoader, "__iter__", lambda loader: guard._workers_start(stock, loader))
     monkeypatch.setattr(fork_server, "start", lambda modules: None)
     monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)  # not settled yet
     return found
@@ -230,9 +229,9 @@ def test_what_a_notebook_defined_is_not(starts: list[str], monkeypatch: pytest.M
 
 def test_what_the_user_said_to_trainer_stays(starts: list[str], tmp_path: Path) -> None:
     try:
-        run = loops.trainer(tmp_path, dataloader_num_workers=2, **{ARGUMENT: "fork"})
+        run = loops.trainer(tmp_path, dataloader_num_workers=2, dataloader_multiprocessing_context="fork")
     except TypeError:
-        pytest.skip(f"this transformers has no {ARGUMENT}")
+        pytest.skip("this transformers has no dataloader_multiprocessing_context")
     list(run.get_train_dataloader())
     assert starts == ["fork"]
 

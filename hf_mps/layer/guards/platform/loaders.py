@@ -18,11 +18,40 @@ from hf_mps.core.patching import Patch, Put
 from hf_mps.layer.guards.base import Guard, names_in
 from hf_mps.layer.guards.explicit_args import TARGET, track, was_given
 
-ARGUMENT = "dataloader_multiprocessing_context"
-"""Of TrainingArguments since transformers 5.15; before, Trainer says fork to its loaders and nobody can object."""
+STARTED = "_hf_mps_started"
+# The public get_train_dataloader is overridden by TRL's trainers, which come here too.
+MADE = {"transformers.trainer:Trainer._get_dataloader": "_trainer_makes"}
 
 
-class ForkWorkers(Guard):
+class TrainersLoaders(Guard):
+    """A guard of the loaders to which Trainer gives an argument by a default of its own."""
+
+    argument: str
+    """The loader's; that of TrainingArguments begins with `dataloader_`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trainers_own = False  # while Trainer makes one
+        self._loaders: WeakSet[Any] = WeakSet()
+
+    def by_default(self, arguments: Any) -> bool:
+        """Return whether Trainer, and not the user, chooses what these TrainingArguments say."""
+        return not was_given(arguments, f"dataloader_{self.argument}")
+
+    def _trainer_makes(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._trainers_own = self.by_default(trainer.args)
+        try:
+            return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
+        finally:
+            self._trainers_own = False
+
+    def _loader_made(self, stock: OriginalCall, loader: Any, *args: Any, **kwargs: Any) -> None:
+        stock(loader, *args, **kwargs)
+        if self._trainers_own and getattr(loader, self.argument):
+            self._loaders.add(loader)
+
+
+class ForkWorkers(TrainersLoaders):
     """Looks at a loader of Trainer's when it is about to start its workers.
 
     Python starts processes anew ("spawn") on a Mac, and plain loaders do; Trainer asks for "fork" there, because a
@@ -31,21 +60,20 @@ class ForkWorkers(Guard):
     that a loader does with its workers is stock's, and so are the numbers that they draw.
     """
 
-    name = "fork-workers"
+    name, argument = "fork-workers", "multiprocessing_context"  # of TrainingArguments since transformers 5.15
     what = "workers forked from a process that uses Metal can hang or crash; Trainer forks them by default on mps"
     issue = "https://github.com/pytorch/pytorch/pull/178037"
     until = "the oldest supported transformers does not fork on mps by default"
     patches = {
         "torch.utils.data:DataLoader.__init__": "_loader_made",
-        "torch.utils.data:DataLoader._get_iterator": "_workers_start",
+        "torch.utils.data:DataLoader.__iter__": "_workers_start",
         TARGET: Put(track),
-        "transformers.trainer:Trainer._get_dataloader": "_trainer_makes",
+        **MADE,
     }
 
     def __init__(self) -> None:
         super().__init__()
-        self._trainers_own = False  # while Trainer makes a loader, and its start method is its own idea
-        self._trainers: WeakSet[Any] = WeakSet()  # loaders that it made so
+        self._kept: WeakSet[Any] = WeakSet()  # loaders whose workers were started and live on
 
     def applies(self) -> Choice[bool]:
         """Whether this process uses Metal, as far as anybody has asked for it; asks for nothing itself before."""
@@ -65,22 +93,12 @@ class ForkWorkers(Guard):
         """Ask anew each time: a process uses Metal from some moment on."""
         return self.applies()
 
-    def _trainer_makes(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._trainers_own = not was_given(trainer.args, ARGUMENT)
-        try:
-            return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
-        finally:
-            self._trainers_own = False
-
-    def _loader_made(self, stock: OriginalCall, loader: Any, *args: Any, **kwargs: Any) -> None:
-        stock(loader, *args, **kwargs)
-        if self._trainers_own and kwargs.get("multiprocessing_context") is not None:
-            self._trainers.add(loader)
-
     def _workers_start(self, stock: OriginalCall, loader: Any) -> Any:
-        if loader.num_workers == 0 or not _forks(loader) or not self.needed:
+        started = getattr(loader, STARTED, False)
+        if loader.num_workers == 0 or started or not _forks(loader) or not self.needed:
             return stock(loader)
-        if loader not in self._trainers:
+        setattr(loader, STARTED, loader.persistent_workers)  # the next epochs have the same ones
+        if loader not in self._loaders:
             self.acted("workers are forked from a process that uses Metal, as the script asks for")
             return stock(loader)
         from hf_mps.layer.guards.platform import fork_server
@@ -120,27 +138,26 @@ def _forks(loader: Any) -> bool:
     return multiprocessing.get_start_method(allow_none=True) == "fork" != multiprocessing.get_all_start_methods()[0]
 
 
-class PinMemory(Guard):
+class PinMemory(TrainersLoaders):
     """Hides Trainer's default from torch while a loader of Trainer's begins an epoch; who gave it gets the warning.
 
     Neither TrainingArguments nor the loader is changed: torch pins nothing on mps, whatever both of them say.
     """
 
-    name = "pin-memory"
+    name, argument = "pin-memory", "pin_memory"
     what = "dataloader_pin_memory is on by default, and PyTorch warns at each loader that it does nothing on mps"
     issue = "https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dataloader.py (pin_memory)"
     until = "PyTorch pins memory for mps, or no longer warns, in the oldest supported version"
     patches = {
         TARGET: Put(track),
-        "transformers.trainer:Trainer._get_dataloader": "_trainer_makes",
+        **MADE,
         "torch.utils.data:DataLoader.__init__": Patch("_loader_made", after="transformers.trainer"),
-        "torch.utils.data:DataLoader._get_iterator": Patch("_epoch_begins", after="transformers.trainer"),
+        "torch.utils.data:DataLoader.__iter__": Patch("_epoch_begins", after="transformers.trainer"),
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._trainers_own = False  # while Trainer makes a loader, by a default of its own
-        self._loaders: WeakSet[Any] = WeakSet()
+    def by_default(self, arguments: Any) -> bool:
+        """The same, of a training on mps."""
+        return super().by_default(arguments) and arguments.device.type == "mps"
 
     def applies(self) -> Choice[bool]:
         """Return whether what begins a loader's epoch names mps; read, because a loader that is tried draws a seed."""
@@ -149,20 +166,6 @@ class PinMemory(Guard):
         if "mps" in names_in(_BaseDataLoaderIter.__init__):
             return Choice(True, "a loader of this torch that is to pin memory warns that mps does not support it")
         return Choice(False, "loaders of this torch do not warn of mps")
-
-    def _trainer_makes(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments = trainer.args
-        asked = was_given(arguments, "dataloader_pin_memory")
-        self._trainers_own = arguments.dataloader_pin_memory and arguments.device.type == "mps" and not asked
-        try:
-            return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
-        finally:
-            self._trainers_own = False
-
-    def _loader_made(self, stock: Callable[..., None], loader: Any, *args: Any, **kwargs: Any) -> None:
-        stock(loader, *args, **kwargs)
-        if self._trainers_own and loader.pin_memory:
-            self._loaders.add(loader)
 
     def _epoch_begins(self, stock: Callable[..., Any], loader: Any) -> Any:
         if loader not in self._loaders or not loader.pin_memory or not self.needed:
