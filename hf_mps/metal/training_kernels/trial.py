@@ -79,6 +79,7 @@ class Outcome:
 
 _lock = threading.RLock()
 _known: dict[str, Outcome] = {}
+_overruled: dict[str, Outcome] = {}
 
 
 def may_act(name: str) -> bool:
@@ -88,6 +89,8 @@ def may_act(name: str) -> bool:
     that nobody knows.
     """
     asked = asked_for(name)
+    if asked is not None:
+        _overruled[name] = Outcome(asked.value, asked.reason)
     return outcome(name).on if asked is None else asked.value
 
 
@@ -111,8 +114,8 @@ def outcome(name: str, *, anew: bool = False) -> Outcome:
 
 
 def known() -> dict[str, Outcome]:
-    """Return the outcomes of this process, without a trial."""
-    return dict(_known)
+    """Return what this process was told of the kernels that it asked for, without a trial."""
+    return {**_known, **_overruled}
 
 
 def family(name: str) -> Any:

@@ -16,4 +16,5 @@ def _trials_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = cache.home
     monkeypatch.setattr(trial.cache, "home", lambda room: tmp_path if room == "training_kernels" else home(room))
     monkeypatch.setattr(trial, "_known", {})
+    monkeypatch.setattr(trial, "_overruled", {})
     monkeypatch.delenv("HF_MPS_TRAINING_KERNELS", raising=False)

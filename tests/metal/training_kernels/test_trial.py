@@ -87,7 +87,7 @@ def test_the_outcome_is_kept_for_this_machine_torch_and_code(tried: Any, monkeyp
 def test_a_variable_overrules_the_trial(value: str, acts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", value)
     assert trial.may_act("clip") is acts
-    assert trial.known() == {}
+    assert trial.known() == {"clip": trial.Outcome(acts, f"HF_MPS_TRAINING_KERNELS={value}")}
 
 
 def test_a_kernel_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
