@@ -30,14 +30,14 @@ def layer_norm(given: Tensor, weight: Tensor, bias: Tensor | None, epsilon: floa
 
     The tensors are as `library.ordinary` says; the last dimension has at most WIDEST elements.
     """
-    found: Tensor = _Norm.apply(given, weight, bias, epsilon, "layer_norm")  # type: ignore[no-untyped-call]
-    return found
+    compute: Callable[..., Tensor] = _Norm.apply
+    return compute(given, weight, bias, epsilon, "layer_norm")
 
 
 def rms_norm(given: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """As `torch.nn.functional.rms_norm` over the last dimension; see `layer_norm`."""
-    found: Tensor = _Norm.apply(given, weight, None, epsilon, "rms_norm")  # type: ignore[no-untyped-call]
-    return found
+    compute: Callable[..., Tensor] = _Norm.apply
+    return compute(given, weight, None, epsilon, "rms_norm")
 
 
 class _Norm(torch.autograd.Function):

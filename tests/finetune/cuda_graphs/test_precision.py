@@ -76,9 +76,9 @@ def test_the_users_word_wins_and_a_short_run_is_not_timed(training: dict[str, An
 
 
 def test_what_a_trial_would_not_measure_is_not_timed() -> None:
-    from hf_mps.finetune.models.preference_trainer import PreferenceTrainer
+    from hf_mps.finetune.models.preference_trainer import PairTrainer
 
-    own = skipped({}, Prepared(model(), PreferenceTrainer), 5000, "cuda")  # type: ignore[arg-type]
+    own = skipped({}, Prepared(model(), PairTrainer), 5000, "cuda")  # type: ignore[arg-type]
     assert own == snapshot("the task's trainer computes its own loss")
     half = skipped({}, Prepared(model().bfloat16()), 5000, "cuda")  # type: ignore[arg-type]
     assert half == snapshot("the model's weights are not float32")
