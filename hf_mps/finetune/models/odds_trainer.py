@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import torch
 from trl.import_utils import TRLExperimentalWarning
 
+from hf_mps.core import notices
 from hf_mps.finetune.models.preference_trainer import RewardTrainer
 from hf_mps.finetune.models.trainer_mixins import PlainArguments
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", TRLExperimentalWarning)  # the recipe asks for it by its task
+with notices.ignoring(TRLExperimentalWarning):  # the recipe asks for it by its task
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 
