@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from pickle import UnpicklingError
@@ -39,6 +39,10 @@ class Checkpoint:
     source: str
     local: bool
     dtype: str = field(default="float32", kw_only=True)
+
+    def beside(self, name: str) -> Checkpoint:
+        """Return another checkpoint that the same run needs, with weights in the same dtype."""
+        return replace(resolve(name), dtype=self.dtype)
 
     def tokenizer(self, **settings: Any) -> Any:
         """Load the tokenizer with `from_pretrained`'s settings. Raises UserError where it cannot be read.

@@ -45,9 +45,13 @@ def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
 
     Raises UserError where the model cannot be had and nothing tells which architecture it is.
     """
+    return of_name(recipe.model, recipe.model_type)
+
+
+def of_name(named: str, kind: str | None = None) -> tuple[Any, Choice[str]]:
+    """Return the same for a model's name; `kind` is its architecture where somebody knows it."""
     from transformers import AutoConfig
 
-    named = recipe.model
     source = checkpoint.resolve(named)
     try:
         if named in _OUT_OF_REACH:
@@ -58,7 +62,7 @@ def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
         if source.local:
             raise
         _OUT_OF_REACH[named] = str(error)
-        architecture = model_type(recipe, source.stored_config())
+        architecture = kind or source.stored_config().get("model_type") or KNOWN.get(named, (None,))[0]
         if architecture is None:
             raise UserError(f"{error}, or its architecture with model_type=NAME") from error
     shape = named if KNOWN.get(named, (None,))[0] == architecture else STAND_IN.get(architecture)

@@ -29,6 +29,8 @@ STEPS = 6
 BATCH = 4
 # Made-up rows are short: a block of more than LONGEST tokens would be mostly padding, or need very many rows.
 LONGEST, SHORT, SHORT_TARGET = 512, 128, 32
+TEACHER = "teacher"
+"""The key of a second model, which is tiny too, and of the folder that has it."""
 SIDE = 128
 """Pixels of an image's sides where a recipe says them (`image_size`)."""
 # The settings of a few steps; the command line overrides them.
@@ -75,6 +77,8 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
         with no_bars(), errors_only():
             if weights:
                 tiny_model.write(family, folder / "model", said, whole.recipe.seed)
+                if hasattr(whole.recipe, TEACHER):
+                    tiny_model.write(family, folder / TEACHER, said, whole.recipe.seed + 1)
             else:
                 tiny_model.processor(family, folder / "model", said)
         files = {}
@@ -152,6 +156,8 @@ def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[
         values["max_target_length"] = SHORT_TARGET  # a model that has learned nothing generates as many
     if hasattr(whole.recipe, "image_size") and "image_size" not in whole.changed:
         values["image_size"] = SIDE
+    if TEACHER in values:
+        values[TEACHER] = str(folder / TEACHER)
     values.pop("expect", None)
     values.setdefault("output_dir", str(folder / "run"))
     return values | {"model": str(folder / "model"), "data": data | {"files": files}, "training": training}

@@ -17,6 +17,7 @@ __all__ = ["TASKS", "Task", "every", "find", "names"]
 # The name of each task in a recipe, and its class in the file of the same name.
 TASKS = {
     "causal-lm": "CausalLM",
+    "distill": "Distill",
     "dpo": "DPO",
     "grpo": "GRPO",
     "image-classification": "ImageClassification",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,12 @@ class MetaCheckpoint(Checkpoint):
     def config(self) -> Any:
         """Return a configuration of its own for each caller, who may change it."""
         return copy.deepcopy(self.size)
+
+    def beside(self, name: str) -> Checkpoint:
+        """Return another model in its real size, with the tiny one's tokenizer."""
+        from hf_mps.finetune.models import known_configs
+
+        return replace(self, name=name, size=known_configs.of_name(name)[0])
 
     def tokenizer(self, **settings: Any) -> Any:
         """Return the tiny model's tokenizer, which takes rows as long as the real model's."""
