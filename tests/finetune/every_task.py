@@ -97,6 +97,15 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data": {"columns": {"text": "text", "text_pair": "answer"}},
         "training": {"batch_sampler": "batch_sampler"},
     },
+    "taught": {
+        "task": "distill",
+        "model": "qwen2",
+        "teacher": "qwen2-teacher",
+        "max_length": 64,
+        "generate": {"rows": 2, "max_new_tokens": 4},
+        "distillation": {"max_new_tokens": 4, "lmbda": 0.7},
+        "data": {"columns": {"instruction": "text", "output": "answer"}},
+    },
     "preferences": {
         "task": "dpo",
         "model": "qwen2",
@@ -161,6 +170,8 @@ def write(folder: Path, names: Iterable[str], dropout: float) -> None:
         if not place.is_dir():
             MODELS.get(model, _reader)(place)
             _set_dropout(place, dropout)
+        if (teacher := values.get("teacher")) and not (folder / teacher).is_dir():
+            _reader(folder / teacher, seed=1)
         (folder / f"{model}-rows").mkdir(exist_ok=True)
         files = {}
         for split, some in rows(folder / f"{model}-rows").items():
@@ -181,13 +192,14 @@ def _set_dropout(place: Path, share: float) -> None:
     path.write_text(json.dumps(said(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
 
 
-def _reader(place: Path) -> None:
-    """A tiny model of text of the architecture that its folder is named for."""
+def _reader(place: Path, seed: int = 0) -> None:
+    """A tiny model of text of the architecture that its folder is named for, up to a dash."""
     from hf_mps.finetune.smoke import tiny_model
     from hf_mps.finetune.smoke.processors import WORDS as KINDS
     from hf_mps.finetune.smoke.processors import Family
 
-    tiny_model.write(Family(place.name, "text", KINDS[place.name], {}), place, [" ".join(WORDS)] * 8, 0)
+    name = place.name.partition("-")[0]
+    tiny_model.write(Family(name, "text", KINDS[name], {}), place, [" ".join(WORDS)] * 8, seed)
 
 
 def _texts(folder: Path) -> dict[str, list[dict[str, Any]]]:

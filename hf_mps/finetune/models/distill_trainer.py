@@ -21,6 +21,7 @@ from trl.models import unwrap_model_for_generation
 
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.models.token_trainer import TokenTrainer
+from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text.padding import IGNORED
 
 with warnings.catch_warnings():
@@ -38,8 +39,10 @@ class DistillTrainer(TokenTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Take a step on the batch, or as often as `lmbda` says on the model's own answers to its prompts."""
-        # One draw a batch, as TRL has it, from Python's generator, which checkpoints hold.
-        if self.distillation.lmbda and random.random() <= self.distillation.lmbda:
+        # One draw a batch, as TRL has it, from Python's generator, which checkpoints hold. A step that is traced has no
+        # numbers to answer by (`hf-mps plan`).
+        answers = self.distillation.lmbda and type(inputs["input_ids"]) is Tensor
+        if answers and random.random() <= self.distillation.lmbda:
             inputs = self._own_answers(model, self._prepare_inputs(inputs))
         return super().training_step(model, inputs, num_items_in_batch)
 
@@ -59,6 +62,7 @@ class DistillTrainer(TokenTrainer):
     def _own_answers(self, model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch of what the model says behind each row's tokens before the last of its answers."""
         tokenizer: Any = self.processing_class
+        model.eval()  # it answers without dropout, in a run's first step as in all others; a step trains it again
         rows = zip(inputs["input_ids"].tolist(), inputs["labels"].tolist(), strict=True)
         prompts = [ids[: _last_answer(labels)] or ids[:1] for ids, labels in rows]
         padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(self.args.device)
@@ -75,7 +79,8 @@ class DistillTrainer(TokenTrainer):
         known = self.accelerator.unwrap_model(model).generation_config.eos_token_id
         settings.eos_token_id = tokenizer.eos_token_id if known is None else known
         asked = {"prompts": padded["input_ids"], "prompt_attention_mask": padded["attention_mask"]}
-        with torch.no_grad(), unwrap_model_for_generation(model, self.accelerator, generation_kwargs=how) as inner:
+        generating = unwrap_model_for_generation(model, self.accelerator, generation_kwargs=how)
+        with torch.no_grad(), errors_only(), generating as inner:
             ids, mask, labels = GKDTrainer.generate_on_policy_outputs(inner, asked, settings)
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 

@@ -46,9 +46,8 @@ class Recipe(language.Decoder):
     @model_validator(mode="after")
     def _packs_no_prompts(self) -> Recipe:
         if self.packing and self.distillation.lmbda:
-            raise ValueError(
-                "has packing and distillation.lmbda above 0, which answers a row's prompt; leave one of them out"
-            )
+            told = "which has the model answer the prompt of each row; give distillation.lmbda: 0, or leave packing out"
+            raise ValueError(f"has packing and distillation.lmbda: {self.distillation.lmbda}, {told}")
         return self
 
 

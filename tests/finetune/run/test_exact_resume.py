@@ -23,7 +23,7 @@ pytest.importorskip("sentence_transformers")
 # Other tests hold it for GRPO (test_grpo.py), quantized weights (test_quantized.py) and the tasks of one label a row.
 NAMES = (
     *("several-labels", "lists", "sparse", "speech", "masks", "boxes", "questions"),
-    *("preferences", "odds", "wanted"),
+    *("taught", "preferences", "odds", "wanted"),
 )
 TIMED = ("runtime", "per_second", "preparation_time", "memory")
 

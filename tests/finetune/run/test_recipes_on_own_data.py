@@ -17,6 +17,12 @@ RUNS = {
     "masked-lm/wikitext": ("bert", "wikitext2/wiki.valid.tokens", ["max_length=64"], "perplexity"),
     "sft/chat": ("", "sft/alpaca_en_demo.json", [ALPACA, "max_length=256", "generate.rows=2"], "perplexity"),
     "sft/alpaca": ("", "sft/alpaca_en_demo.json", ["max_length=256", "lora.export=adapter"], "perplexity"),
+    "distill/alpaca": (
+        "",
+        "sft/alpaca_en_demo.json",
+        ["max_length=256", "generate.rows=2", "distillation.max_new_tokens=8"],
+        "perplexity",
+    ),
     "dpo/ultrafeedback": (
         "",
         "sft/dpo_en_demo.json",
@@ -61,6 +67,7 @@ def test_a_recipe_runs_on_ones_own_files(
     models = tmp_path_factory.getbasetemp() / "models"
     models.mkdir(exist_ok=True)
     model = builders.model(models, architecture) if architecture else shared_data / "models" / "stories260K"
+    words = [*words, *([f"teacher={model}"] if recipe.startswith("distill/") else [])]
     rows = [] if "samples" in data else ["data.rows.train=24", "data.rows.validation=8"]
     steps = ["training.max_steps=1", "training.gradient_accumulation_steps=2", "training.per_device_train_batch_size=2"]
     ended = finetune(

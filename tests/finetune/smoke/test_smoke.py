@@ -136,6 +136,7 @@ def test_a_recipe_of_the_project_names_a_model_whose_architecture_is_known() -> 
         ("sentence-embeddings/stsb", "bert"),
         ("sentence-embeddings/all-nli", "mpnet"),
         ("sft/chat", "qwen3"),
+        ("distill/alpaca", "qwen2"),
         ("dpo/ultrafeedback", "qwen2"),
         ("orpo/ultrafeedback", "qwen2"),
         ("kto/kto-mix", "qwen2"),

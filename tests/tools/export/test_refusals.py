@@ -47,8 +47,8 @@ def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.Mo
         ("mlx stories out --converter x", "--converter is for export gguf; leave it out of mlx"),
         (
             "mlx sorter out",
-            "sorter is a model for text-classification, which export mlx cannot hold; allowed: causal-lm, dpo, grpo,"
-            " kto, orpo, sft; next: hf-mps export merged RUN OUT, or coreml, or onnx",
+            "sorter is a model for text-classification, which export mlx cannot hold; allowed: causal-lm, distill,"
+            " dpo, grpo, kto, orpo, sft; next: hf-mps export merged RUN OUT, or coreml, or onnx",
         ),
         (
             "coreml stories out",

@@ -24,6 +24,7 @@ RECIPES = {
     "masked-lm": ("masked-lm/wikitext",),
     "causal-lm": ("causal-lm/wikitext",),
     "sft": ("sft/alpaca", "generate.max_new_tokens=12"),
+    "distill": ("distill/alpaca", "generate.max_new_tokens=12", "distillation.lmbda=0"),
     # An adapter apart: merged weights are rounded, and rewards are differences of sums of logarithms.
     "dpo": ("dpo/ultrafeedback", "lora.export=adapter", "training.learning_rate=1e-2"),
     "orpo": ("orpo/ultrafeedback", "lora.export=adapter", "training.learning_rate=1e-2"),
