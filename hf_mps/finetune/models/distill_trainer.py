@@ -104,7 +104,8 @@ def divergence(student: Tensor, teacher: Tensor, labelled: Tensor, beta: float) 
 
 def _divergence(student: Tensor, teacher: Tensor, labelled: Tensor, beta: float) -> Tensor:
     each = GKDTrainer.generalized_jsd_loss(student.float(), teacher.float(), beta=beta, reduction="none")
-    return (each.sum(-1) * labelled).sum()
+    total: Tensor = (each.sum(-1) * labelled).sum()
+    return total
 
 
 def _last_answer(labels: list[int]) -> int:

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks import sft
 from hf_mps.finetune.tasks._base import Prepared
@@ -28,20 +27,17 @@ class Distillation(schema.Section):
     """The most tokens of such an answer."""
 
 
-class Recipe(language.Decoder):
-    """Adds the teacher, the chat template (`plain`, or a Jinja file), predictions and packing, as sft has them."""
+class Recipe(sft.Recipe):
+    """Adds the teacher and how it is followed to what sft has.
 
-    task: Literal["distill"]
+    `packing` is for rows whose prompts the model does not answer itself (`distillation.lmbda: 0`).
+    """
+
+    task: Literal["distill"]  # type: ignore[assignment]
     """What the model learns to do."""
     teacher: str
     """The model that is learned from: a hub id or a folder, with the same vocabulary."""
     distillation: Distillation = Distillation()
-    data: sft.Data
-    chat_template: str | None = None
-    """plain, or a Jinja file; by default the tokenizer's own."""
-    generate: language.Generate = language.Generate()
-    packing: bool | None = None
-    """Whether several examples share a row; by default where that saves padding and nothing is generated."""
 
     @model_validator(mode="after")
     def _packs_no_prompts(self) -> Recipe:

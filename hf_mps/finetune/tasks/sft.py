@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -50,7 +50,7 @@ class SFT(ChatTask):
     """Learns the assistant's words in conversations."""
 
     name = "sft"
-    recipe_class = Recipe
+    recipe_class: ClassVar[type[Recipe]] = Recipe
     truth = ("output",)
     optional = ("input", "system")
     architectures = ("ForCausalLM", "LMHeadModel")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hf_mps.tools.dryrun.step import TrainingStep
 
 MADE_UP = Choice("made up", "a few rows of the task's own: it is their shapes that count")
+OF_THE_WHOLE = ("image_size", "max_target_length", "teacher")
+"""Keys of the target's own recipe, which a smoke run has otherwise."""
 METAL = Choice("mps", "the step is looked at as a Mac's GPU would take it")
 
 
@@ -67,7 +69,7 @@ def weightless(
         recipe = small.recipe.model_copy(
             update={
                 "training": whole.training if training is None else training,
-                **{key: getattr(whole, key) for key in ("image_size", "max_target_length") if hasattr(whole, key)},
+                **{key: getattr(whole, key) for key in OF_THE_WHOLE if hasattr(whole, key)},
                 **_framed(target, size),
             }
         )

@@ -291,6 +291,9 @@ def followed(
     memory = Memory(step.tracker, device, vocabulary=words if isinstance(words, int) and words > 64 else None)
     memory.moments = {} if moments else None
     memory.hold([*model.parameters(), *model.buffers(), *meta_model.statistics(model)])
+    beside = getattr(trainer, "ref_model", None)  # a reference or a teacher, which is asked and does not learn
+    if isinstance(beside, torch.nn.Module) and beside is not model:
+        memory.hold([*beside.parameters(), *beside.buffers()])
     weights: dict[str, list[Any]] = {}
     for name, parameter in model.named_parameters():
         weights.setdefault(family(name), []).extend([parameter] if parameter.requires_grad else [])
