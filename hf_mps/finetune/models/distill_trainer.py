@@ -8,7 +8,6 @@ tokens, some at a time, and leaves the others out by a product: the same loss to
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,13 +18,13 @@ from transformers import GenerationConfig
 from trl.import_utils import TRLExperimentalWarning
 from trl.models import unwrap_model_for_generation
 
+from hf_mps.core import notices
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.models.token_trainer import TokenTrainer
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text.padding import IGNORED
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", TRLExperimentalWarning)  # the recipe asks for it by its task
+with notices.ignoring(TRLExperimentalWarning):  # the recipe asks for it by its task
     from trl.experimental.gkd import GKDTrainer
 
 
