@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -52,6 +52,7 @@ class Distill(sft.SFT):
 
     name = "distill"
     recipe_class = Recipe
+    architectures: ClassVar[tuple[str, ...]] = ()  # a saved model is one of sft's
     unsharded = "its teacher would stay whole on every rank"
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
