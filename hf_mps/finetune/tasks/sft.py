@@ -53,7 +53,7 @@ class SFT(ChatTask):
     recipe_class: ClassVar[type[Recipe]] = Recipe
     truth = ("output",)
     optional = ("input", "system")
-    architectures = ("ForCausalLM", "LMHeadModel")
+    architectures: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
     needs_template = True
     recipe: Recipe
 
