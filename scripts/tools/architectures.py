@@ -76,8 +76,8 @@ operators without a Metal kernel, which the CPU runs, or the line that refuses i
 `python scripts/tools/architectures.py NAME` measures one anew; tests hold that the file still says what the verbs say.
 
 An architecture is listed with one task. sentence-embeddings, sparse-embeddings and rerank train the encoders of
-masked-lm too, and sft, distill, dpo, orpo, kto and grpo the decoders of causal-lm. The models of images and text (image-text)
-are those whose processor this project can make without a download.
+masked-lm too, and sft, distill, dpo, orpo, kto and grpo the decoders of causal-lm. The models of images and text
+(image-text) are those whose processor this project can make without a download.
 """
 
 
