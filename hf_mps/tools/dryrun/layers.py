@@ -60,7 +60,7 @@ def cut(model: Any, *, traces: int = 2) -> Cut | None:
         if not isinstance(module, torch.nn.ModuleList) or any(name.startswith(f"{each}.") for each in base):
             continue
         count, last = len(module), len(module) - 1
-        if count < LEAST or len(set(map(type, module))) > 1:
+        if count < LEAST or len(set(map(type, module))) > 1 or any(map(_shortens, module)):
             continue
         settings = list(_of_layers(_holders(model, name), count))
         signatures = [
@@ -127,6 +127,12 @@ def _of_layers(holders: Sequence[Any], count: int) -> Iterator[tuple[dict[str, A
                 yield vars(holder), key, each, each.__getitem__
             elif numbers and _NUMBERS.search(key) and len(set(each)) == len(each):
                 yield vars(holder), key, each, lambda number, each=each: _Place(number in each)  # type: ignore[misc]
+
+
+def _shortens(layer: Any) -> bool:
+    """Return whether a layer makes fewer places of what it is given, so that the layers after it have less to do."""
+    strides = (getattr(each, "stride", 1) for each in layer.modules())
+    return any(one != 1 for each in strides for one in (each if isinstance(each, tuple) else (each,)))
 
 
 def _signature(layer: Any) -> tuple[Any, ...]:
