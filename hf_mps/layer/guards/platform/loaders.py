@@ -71,10 +71,6 @@ class ForkWorkers(TrainersLoaders):
         **MADE,
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept: WeakSet[Any] = WeakSet()  # loaders whose workers were started and live on
-
     def applies(self) -> Choice[bool]:
         """Whether this process uses Metal, as far as anybody has asked for it; asks for nothing itself before."""
         from hf_mps.metal.device import probe
