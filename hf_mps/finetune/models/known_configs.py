@@ -35,9 +35,9 @@ def axes(*sections: int, theta: float = 1e6) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": theta, "mrope_section": list(sections)}
 
 
-def model_type(recipe: Recipe, stored: Mapping[str, Any]) -> str | None:
-    """Return the architecture that the recipe, the model's `stored` config.json or KNOWN names, or None."""
-    return recipe.model_type or stored.get("model_type") or KNOWN.get(recipe.model, (None,))[0]
+def model_type(named: str, kind: str | None, stored: Mapping[str, Any]) -> str | None:
+    """Return a model's architecture: `kind`, what its `stored` config.json or KNOWN says of it, or None."""
+    return kind or stored.get("model_type") or KNOWN.get(named, (None,))[0]
 
 
 def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
@@ -62,7 +62,7 @@ def of_name(named: str, kind: str | None = None) -> tuple[Any, Choice[str]]:
         if source.local:
             raise
         _OUT_OF_REACH[named] = str(error)
-        architecture = kind or source.stored_config().get("model_type") or KNOWN.get(named, (None,))[0]
+        architecture = model_type(named, kind, source.stored_config())
         if architecture is None:
             raise UserError(f"{error}, or its architecture with model_type=NAME") from error
     shape = named if KNOWN.get(named, (None,))[0] == architecture else STAND_IN.get(architecture)

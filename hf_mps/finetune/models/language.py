@@ -62,6 +62,13 @@ class Decoder(Recipe):
         return self
 
 
+class Chat(Decoder):
+    """Adds the chat template: `plain`, or a Jinja file."""
+
+    chat_template: str | None = None
+    """plain, or a Jinja file; by default the tokenizer's own."""
+
+
 class Generate(schema.Section):
     """For predictions.csv: to how many validation rows the model answers, and with at most how many tokens."""
 

@@ -101,7 +101,7 @@ def family_of(recipe: Recipe) -> processors.Family:
     task = tasks.find(recipe.task)
     usual, reads = task.family
     config = checkpoint.resolve(recipe.model).stored_config()
-    known = model_type(recipe, config)
+    known = model_type(recipe.model, recipe.model_type, config)
     name, reason = known or usual, ""
     if not known:
         unknown = f"nothing here tells the architecture of {recipe.model} (model_type=NAME does)"

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._language import ChatTask, asked, left_out, mapped
@@ -187,6 +188,12 @@ class PairData(schema.Data):
     """Adds the columns."""
 
     columns: PairColumns = PairColumns()
+
+
+class PairRecipe(language.Chat):
+    """What a recipe of pairs has."""
+
+    data: PairData
 
 
 class PairTask(PreferenceTask):

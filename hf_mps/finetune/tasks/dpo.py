@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._preference import SETTLED, WHOLE, PairData, PairTask
+from hf_mps.finetune.tasks._preference import SETTLED, WHOLE, PairRecipe, PairTask
 
 
-class Recipe(language.Decoder):
+class Recipe(PairRecipe):
     """Adds the chat template (`plain`, or a Jinja file). `training` takes DPOConfig's `beta`, `loss_type` and so on."""
 
     task: Literal["dpo"]
     """What the model learns to do."""
-    data: PairData
-    chat_template: str | None = None
-    """plain, or a Jinja file; by default the tokenizer's own."""
 
 
 class DPO(PairTask):

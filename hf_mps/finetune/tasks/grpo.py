@@ -45,7 +45,7 @@ class Data(schema.Data):
     columns: Columns = Columns()
 
 
-class Recipe(language.Decoder):
+class Recipe(language.Chat):
     """Adds `rewards`, the system's words before each prompt, and the chat template (`plain`, or a Jinja file).
 
     `trust_reward_code=true`, on the command line alone, allows a reward that is any importable function.
@@ -65,8 +65,6 @@ class Recipe(language.Decoder):
     """true lets rewards be any importable functions; typed, never in a file."""
     system_prompt: str | None = Field(default=None, min_length=1)
     """The system's words before each prompt."""
-    chat_template: str | None = None
-    """plain, or a Jinja file; by default the tokenizer's own."""
 
     @field_validator("rewards", mode="before")
     @classmethod

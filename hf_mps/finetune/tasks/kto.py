@@ -60,7 +60,7 @@ class Data(schema.Data):
     columns: Columns = Columns()
 
 
-class Recipe(language.Decoder):
+class Recipe(language.Chat):
     """Adds the chat template (`plain`, or a Jinja file). `training` takes KTOConfig's `beta`, `desirable_weight` and so
     on.
     """
@@ -68,8 +68,6 @@ class Recipe(language.Decoder):
     task: Literal["kto"]
     """What the model learns to do."""
     data: Data
-    chat_template: str | None = None
-    """plain, or a Jinja file; by default the tokenizer's own."""
 
     @model_validator(mode="after")
     def _several_in_a_batch(self) -> Recipe:

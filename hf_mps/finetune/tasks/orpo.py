@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._preference import SETTLED, PairData, PairTask
+from hf_mps.finetune.tasks._preference import SETTLED, PairRecipe, PairTask
 
 NO_ENCODER = "it is for encoder-decoder models, and the task trains decoders; leave it out"
 
 
-class Recipe(language.Decoder):
+class Recipe(PairRecipe):
     """Adds the chat template (`plain`, or a Jinja file). `training` takes ORPOConfig's `beta`."""
 
     task: Literal["orpo"]
     """What the model learns to do."""
-    data: PairData
-    chat_template: str | None = None
-    """plain, or a Jinja file; by default the tokenizer's own."""
 
 
 class ORPO(PairTask):

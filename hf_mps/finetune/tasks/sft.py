@@ -30,7 +30,7 @@ class Data(schema.Data):
     columns: conversations.Columns = conversations.Columns()
 
 
-class Recipe(language.Decoder):
+class Recipe(language.Chat):
     """Adds the chat template (`plain`, or a Jinja file; the tokenizer's own by default) and predictions.
 
     `packing` puts several conversations into a row of `max_length` tokens; none of them sees another.
@@ -39,8 +39,6 @@ class Recipe(language.Decoder):
     task: Literal["sft"]
     """What the model learns to do."""
     data: Data
-    chat_template: str | None = None
-    """plain, or a Jinja file; by default the tokenizer's own."""
     generate: language.Generate = language.Generate()
     packing: bool | None = None
     """Whether several examples share a row; by default where that saves padding."""
