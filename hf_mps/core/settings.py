@@ -123,7 +123,9 @@ def training_kernels(names: tuple[str, ...]) -> bool | frozenset[str]:
     Raises UserError for a name that is not in `names`.
     """
     value = os.environ.get("HF_MPS_TRAINING_KERNELS", "").strip()
-    return value == "1" if value in ("0", "1") else switched_off("HF_MPS_TRAINING_KERNELS", "kernel", names)
+    if value in ("", "0", "1"):  # asked before each launch
+        return value == "1" if value else frozenset()
+    return switched_off("HF_MPS_TRAINING_KERNELS", "kernel", names)
 
 
 def kernels() -> tuple[str, bool] | None:

@@ -24,7 +24,7 @@ class GradientClip(Part):
     """Acts where nobody said `foreach=` or asked for an error, for several gradients of one dtype and device."""
 
     name = "gradient-clip"
-    what = "gradients are clipped 28 at a time"
+    what = f"gradients are clipped {clip.BOUND} at a time"
     why = "the price of a small launch is the host's, and clipping has two for each weight"
     patches = {
         # What `clip_grad_norm_` is made of, so that what that raises and returns, and who stands around it, stays.
@@ -35,9 +35,9 @@ class GradientClip(Part):
     }
 
     def words(self, model: Any, device_type: str) -> str:
-        """Return how many gradients are clipped in how many dispatches, where the kernel has won its trial."""
+        """Return how many gradients there are, where several are and the kernel has won its trial."""
         count = sum(each.requires_grad for each in model.parameters())
-        return f"{count} gradients are clipped 28 at a time" if count > 1 and trial.may_act(KERNEL) else ""
+        return f"{count} {self.what}" if count > 1 and trial.may_act(KERNEL) else ""
 
     def _norm(
         self,

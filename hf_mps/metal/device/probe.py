@@ -98,7 +98,7 @@ def hand_down(here: Machine, verdict: Choice[bool]) -> None:
     A spawned DataLoader worker imports the script and its libraries anew, which ask for Metal again; eight of them
     would each open the GPU for a trial.
     """
-    left = {"by": os.getpid(), "of": _trial_of(here), "value": verdict.value, "reason": verdict.reason}
+    left = {"by": os.getpid(), "of": trial_of(here), "value": verdict.value, "reason": verdict.reason}
     os.environ[HANDED_DOWN] = json.dumps(left)
 
 
@@ -106,14 +106,15 @@ def handed_down(here: Machine) -> Choice[bool] | None:
     """Return what a trial on this machine, with this torch, found in a process that started this one, else None."""
     try:
         left = json.loads(os.environ.get(HANDED_DOWN, ""))
-        if left["by"] != os.getpid() and left["of"] == _trial_of(here):
+        if left["by"] != os.getpid() and left["of"] == trial_of(here):
             return Choice(bool(left["value"]), str(left["reason"]))
     except (ValueError, KeyError, TypeError):
         pass
     return None
 
 
-def _trial_of(here: Machine) -> list[str | None]:
+def trial_of(here: Machine) -> list[str | None]:
+    """Return what the outcome of a trial holds for: the chip, macOS and torch."""
     return [here.chip, here.macos, metadata.version("torch")]
 
 

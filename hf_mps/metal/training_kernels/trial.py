@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hf_mps.core import cache, settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.core.original_call import described
-from hf_mps.metal.device import machine
+from hf_mps.metal.device import machine, probe
 from hf_mps.metal.device.no_modes import no_modes
 
 FAMILIES = {
@@ -194,8 +194,7 @@ def _place(name: str) -> Path | None:
 
 
 def _key(name: str) -> list[str | None]:
-    here = machine.present()
-    return [here.chip, here.macos, metadata.version("torch"), family(name).SOURCE.digest]
+    return [*probe.trial_of(machine.present()), family(name).SOURCE.digest]
 
 
 def kept_outcome(name: str) -> Outcome | None:

@@ -135,7 +135,7 @@ def test_a_child_without_its_parents_word_believes_pytorch(
 
 
 def test_a_word_from_another_machine_or_torch_or_no_word_at_all_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    probed = {"by": 1, "of": probe._trial_of(MAC), "value": False, "reason": "it failed"}
+    probed = {"by": 1, "of": probe.trial_of(MAC), "value": False, "reason": "it failed"}
     monkeypatch.setenv(probe.HANDED_DOWN, json.dumps(probed))
     found = probe.handed_down(MAC)
     assert (found.value, found.reason) == (False, "it failed")
