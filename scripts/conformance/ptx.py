@@ -35,6 +35,7 @@ declare void @llvm.nvvm.barrier0()
 declare float @llvm.nvvm.shfl.sync.bfly.f32(i32, float, i32, i32)
 declare float @llvm.sqrt.f32(float)
 declare float @llvm.maxnum.f32(float, float)
+declare float @llvm.fma.f32(float, float, float)
 declare float @__nv_expf(float)
 declare float @__nv_logf(float)
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
@@ -45,6 +46,14 @@ define internal float @air.simd_shuffle_xor.f32(float %x, i16 %by) {
   %lane = zext i16 %by to i32
   %found = call float @llvm.nvvm.shfl.sync.bfly.f32(i32 -1, float %x, i32 %lane, i32 31)
   ret float %found
+}
+define internal i32 @air.mul_hi.u.i32(i32 %x, i32 %y) {
+  %a = zext i32 %x to i64
+  %b = zext i32 %y to i64
+  %whole = mul i64 %a, %b
+  %upper = lshr i64 %whole, 32
+  %found = trunc i64 %upper to i32
+  ret i32 %found
 }
 """
 for _name, _joined in (
@@ -61,6 +70,7 @@ for _name, _of, _given in (
     ("exp", "__nv_expf", "float %x"),
     ("log", "__nv_logf", "float %x"),
     ("fmax", "llvm.maxnum.f32", "float %x, float %y"),
+    ("fma", "llvm.fma.f32", "float %x, float %y, float %z"),
 ):
     INTRINSICS += (
         f"define internal float @air.{_name}.f32({_given}) {{ %r = call float @{_of}({_given}) ret float %r }}\n"
@@ -140,7 +150,7 @@ def sources() -> list[str]:
 
 def calls() -> list[Callable[[], Any]]:
     """Return calls of every kernel's function, each for SHAPES shapes in each dtype."""
-    from hf_mps.metal.training_kernels import clip, cross_entropy, norms, softmax
+    from hf_mps.metal.training_kernels import attention, clip, cross_entropy, norms
 
     draw, found = random.Random(0), []
     torch.manual_seed(0)
@@ -153,6 +163,10 @@ def calls() -> list[Callable[[], Any]]:
 
     def both_ways(norm: Callable[..., Any], *given: Any) -> None:
         result = norm(*(each.detach().clone().requires_grad_() for each in given), 1e-5)
+        result.backward(torch.ones_like(result) + result.detach())
+
+    def attended(call: Any, *given: Any) -> None:
+        result = attention.attention(*(each.detach().clone().requires_grad_() for each in given), call)
         result.backward(torch.ones_like(result) + result.detach())
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -170,14 +184,12 @@ def calls() -> list[Callable[[], Any]]:
                 partial(both_ways, norms.rms_norm, given, weights[0]),
                 partial(cross_entropy.losses_in_place, logits, labels.to("mps"), -100, 2.0),
             ]
-            if dtype == torch.float32:
-                scores, upstream = (values(2 * 3, rows, columns, dtype=dtype) for _ in range(2))
-                hidden = values(2, 1, 1, columns, dtype=dtype)
-                kept = values(2 * 3, rows, columns, dtype=dtype) > -1
-                found += [
-                    partial(softmax.softmax_in_place, scores.clone(), hidden, 3),
-                    partial(softmax.gradient_in_place, upstream, scores.softmax(-1), kept, 1.25),
-                ]
+            heads, places, others, width = (draw.randint(1, most) for most in (3, 50, 80, 128))
+            sizes = [(heads, places, width), (1, others, width), (1, others, width)]
+            seen = (torch.rand(2, 1, places, others) > 0.3).to("mps")
+            call = attention.Call(width**-0.5, seen, False, 0.25, torch.tensor([draw.getrandbits(62)], device="mps"))
+            call = attention.Call(width**-0.5, causal=True) if draw.random() < 0.3 else call
+            found.append(partial(attended, call, *(values(2, *size, dtype=dtype) for size in sizes)))
     return found
 
 
@@ -188,7 +200,7 @@ def compiled(text: str, signature: Any) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     text = re.sub(r"^declare [^\n]*@air\.[^\n]*$", "", text, flags=re.M)
-    text = re.sub(r"^declare float @llvm\.(sqrt|maxnum)[^\n]*$|^target [^\n]*$", "", text, flags=re.M)
+    text = re.sub(r"^declare float @llvm\.(sqrt|maxnum|fma)[^\n]*$|^target [^\n]*$", "", text, flags=re.M)
     name = signature.name
     places = {each.parameter: PLACES[each.name] for each in signature.attributes}
     count = len(signature.bindings) + len(places)

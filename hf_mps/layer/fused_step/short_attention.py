@@ -1,4 +1,4 @@
-"""Attention that trains in the fewest operators: products, a softmax, a dropout, and one mask for all layers."""
+"""Attention that trains in the fewest launches: a Metal kernel of ours, or fewer operators than PyTorch takes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
 from hf_mps.layer.fused_step.base import Part
 from hf_mps.layer.guards.platform import batches
 from hf_mps.metal.device.no_modes import no_modes
-from hf_mps.metal.training_kernels import softmax, trial
+from hf_mps.metal.training_kernels import attention, trial
 
 Hidden = tuple[Tensor, Tensor | None]
 """What is added to the scores, the least float32 where a key is hidden; and False for a query that sees nothing.
@@ -28,11 +28,15 @@ The first has the dimensions of the scores; or three, the heads of all rows of t
 
 @dataclass(frozen=True)
 class Call:
-    """What is no tensor to learn: the root of the scores' factor, the share that is dropped, and what is hidden."""
+    """What is no tensor to learn: what was asked for, and what is hidden."""
 
-    root: float
-    dropout: float
+    asked: attention.Call
     hidden: Hidden | None
+
+    @property
+    def root(self) -> float:
+        """What queries and keys are multiplied by."""
+        return math.sqrt(self.asked.scale)
 
 
 def hidden(seen: Tensor, heads: int, *, all_see: bool = False) -> Hidden:
@@ -53,7 +57,7 @@ def hidden(seen: Tensor, heads: int, *, all_see: bool = False) -> Hidden:
 
 
 LOWEST = torch.finfo(torch.float32).min
-KERNEL = "softmax"
+KERNEL = "attention"
 
 
 class Attention(torch.autograd.Function):
@@ -71,16 +75,13 @@ class Attention(torch.autograd.Function):
             # The softmax of the scores (batch x heads, queries, keys).
             scores = torch.bmm(queries, keys.transpose(1, 2))
             added = None if call.hidden is None else _added(call.hidden[0], query)
-            if trial.may_act(KERNEL):
-                chances = softmax.softmax_in_place(scores, added, query.shape[1])
-            else:
-                # Not baddbmm, a launch less: PyTorch compiles a graph of it for each shape, and one of bmm for all.
-                if added is not None:
-                    scores.view(*query.shape[:3], -1).add_(added)
-                chances = torch.softmax(scores, -1)
-            used, kept = torch.native_dropout(chances, call.dropout, True) if call.dropout else (chances, None)
+            # Not baddbmm, a launch less: PyTorch compiles a graph of it for each shape, and one of bmm for all.
+            if added is not None:
+                scores.view(*query.shape[:3], -1).add_(added)
+            chances, dropout = torch.softmax(scores, -1), call.asked.dropout
+            used, kept = torch.native_dropout(chances, dropout, True) if dropout else (chances, None)
             out = _by_place(torch.bmm(used, values).view(*query.shape[:3], -1), query.dtype, _alive(call))
-        dropped = used if call.dropout else None
+        dropped = used if dropout else None
         ctx.save_for_backward(query, key, value, queries, keys, values, chances, dropped, kept)
         ctx.call = call
         return out
@@ -92,17 +93,14 @@ class Attention(torch.autograd.Function):
         call = ctx.call
         with torch.autocast(upstream.device.type, enabled=False):
             if torch.is_grad_enabled():
-                return (*_differentiable(query, key, value, kept, call, upstream), None)
+                kept = None if kept is None else kept.view(*query.shape[:3], -1)
+                return (*attention.differentiable(query, key, value, call.asked, kept, upstream), None)
             arriving = _arriving(upstream, _alive(call))
             of_value = (chances if dropped is None else dropped).transpose(1, 2), arriving
             by_score = torch.bmm(arriving, values.transpose(1, 2))
-            factor = 1 / (1 - call.dropout)
-            if trial.may_act(KERNEL):
-                by_score = softmax.gradient_in_place(by_score, chances, kept, factor)
-            else:
-                if kept is not None:
-                    by_score = torch.ops.aten.native_dropout_backward(by_score, kept, factor)
-                by_score = torch._softmax_backward_data(by_score, chances, -1, torch.float32)
+            if kept is not None:
+                by_score = torch.ops.aten.native_dropout_backward(by_score, kept, 1 / (1 - call.asked.dropout))
+            by_score = torch._softmax_backward_data(by_score, chances, -1, torch.float32)
             products = ((by_score, keys), (by_score.transpose(1, 2), queries), of_value)
             return (*_gradients(products, (query, key, value), call), None)
 
@@ -203,21 +201,6 @@ def _by_place(given: Tensor, dtype: torch.dtype, factor: Tensor | float | None) 
     return torch.mul(given, factor, out=whole) if dtype == given.dtype else whole.copy_(given * factor)
 
 
-def _differentiable(
-    query: Tensor, key: Tensor, value: Tensor, kept: Tensor | None, call: Call, upstream: Tensor
-) -> tuple[Tensor, ...]:
-    """Return the gradients as functions of everything, for gradients of gradients."""
-    scores = torch.matmul(query.float() * call.root, (key.float() * call.root).transpose(-2, -1))
-    added, alive = call.hidden or (None, None)
-    added = None if added is None else _added(added, query)
-    chances = torch.softmax(scores if added is None else scores + added, -1)
-    chances = chances if alive is None else chances * alive
-    if kept is not None:
-        chances = chances * kept.view(chances.shape) / (1 - call.dropout)
-    out = torch.matmul(chances, value.float()).to(query.dtype)
-    return torch.autograd.grad(out, (query, key, value), upstream, create_graph=True, allow_unused=True)
-
-
 LARGEST = 2**31
 """Scores of a call up to which it acts: what has more is limited by memory and arithmetic, not by launches."""
 CAUSAL = 8
@@ -291,20 +274,23 @@ class ShortAttention(Part):
         causal: bool = False,
         **named: Any,
     ) -> Tensor:
-        if query.shape[1] != key.shape[1]:
-            key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
         scale = named.get("scale")
         scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+        self.acts()
+        # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
+        if attention.takes(query, key, value) and trial.may_act(KERNEL):
+            seed = torch.empty(1, dtype=torch.int64, device=query.device).random_() if dropout else None
+            call = attention.Call(scale, mask, causal, dropout, seed)
+            return cast(Tensor, stock.foreign(attention.attention, query, key, value, call))
+        if query.shape[1] != key.shape[1]:
+            key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
         hidden: Hidden | None = None
         if mask is not None:
             hidden = self._of(mask, query.shape[1])
         elif causal:
             hidden = self._of_causal(query.shape[2], key.shape[2], query.device), None
-        call = Call(math.sqrt(scale), dropout, hidden)
-        self.acts()
-        # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
-        out: Tensor = stock.foreign(Attention.apply, query, key, value, call)
-        return out
+        whole = Call(attention.Call(scale, mask, causal, dropout), hidden)
+        return cast(Tensor, stock.foreign(Attention.apply, query, key, value, whole))
 
     def _of(self, mask: Tensor, heads: int) -> Hidden:
         """What is added to the scores, and which rows see anything; the same for each layer that is given the mask."""

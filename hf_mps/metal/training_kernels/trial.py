@@ -33,7 +33,7 @@ FAMILIES = {
     "layer-norm": "norms",
     "rms-norm": "norms",
     "cross-entropy": "cross_entropy",
-    "softmax": "softmax",
+    "attention": "attention",
 }
 """Each kernel's name, and the module in this folder that has it."""
 VARIABLE = "HF_MPS_TRAINING_KERNELS"

@@ -70,11 +70,13 @@ def padded(row: list[int], number: int) -> dict[str, Any]:
     return {"input_ids": row[:real] + [0] * (LENGTH - real), "attention_mask": [1] * real + [0] * (LENGTH - real)}
 
 
-def encoder() -> Made:
+def encoder(**shape: Any) -> Made:
     """BERT as a classifier, with dropout and padding."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    model = BertForSequenceClassification(BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **SHAPE))
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **SHAPE, **shape)
+    )
     rows = [padded(row, number) | {"labels": number % 2} for number, row in enumerate(ids(_draw()))]
     return model, rows
 
@@ -145,7 +147,7 @@ def embeddings() -> Made:
     return Pairs(), rows
 
 
-FAMILIES: dict[str, Callable[[], Made]] = {
+FAMILIES: dict[str, Callable[..., Made]] = {
     "encoder": encoder,
     "decoder with LoRA": decoder,
     "decoder with LoRA, nothing dropped": lambda: decoder(0.0),
@@ -155,10 +157,10 @@ FAMILIES: dict[str, Callable[[], Made]] = {
 }
 
 
-def made(name: str) -> Made:
+def made(name: str, **how: Any) -> Made:
     """The same model and rows on every call."""
     torch.manual_seed(0)
-    return FAMILIES[name]()
+    return FAMILIES[name](**how)
 
 
 def _draw() -> torch.Generator:

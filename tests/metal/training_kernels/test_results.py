@@ -29,11 +29,13 @@ MUTATIONS["cross-entropy"] = [
     ("const float share = exp", "const half share = exp"),
     ("apart = 16", "apart = 8"),
 ]
-MUTATIONS["softmax"] = [
-    (BARRIER + "  const float part", "  const float part"),
-    ("arriving[first + i] - sum)", "arriving[first + i])"),
-    ("mask[i * strides.w]", "mask[(i + 1) % keys * strides.w]"),
-    ("const float power", "const half power"),
+MUTATIONS["attention"] = [
+    ("    BARRIER;\n    add<", "    add<"),
+    ("key > query)", "key >= query)"),
+    ("const float power = seen", "const half power = seen"),
+    ("arrived - through[r]", "arrived"),
+    ("sum[r] = sum[r] * shrink", "sum[r] = sum[r]"),
+    ("min(call.keys, first + BLOCK)", "min(call.keys, first)"),
 ]
 
 

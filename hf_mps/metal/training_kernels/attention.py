@@ -1,0 +1,208 @@
+"""Attention in training, a dispatch forward and two backward, whose scores are never in memory.
+
+PyTorch computes it on Metal of fifteen operators where something learns (`_scaled_dot_product_attention_math`,
+ATen/native/transformers/attention.cpp): its own Metal kernels for attention know no gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_mps.metal.training_kernels.library import TYPES, Source
+from hf_mps.metal.training_kernels.trial import Case
+
+SOURCE = Source("attention.metal")
+WIDTHS = (32, 64, 128)
+"""Columns that the kernels' instances have: that of a call is the first one which is large enough."""
+THREADS = 128
+NUMBERS = 37
+"""Integers of a `Call` in the source."""
+DRAWN = 24
+"""Random bits that decide whether dropout keeps a number."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is no tensor to learn.
+
+    `seen`: bools that broadcast to (batch, heads, queries, keys), True where a query sees a key; None where each sees
+    all, or with `causal` those that are not behind it. `seed`: of dropout's draws, one int64.
+    """
+
+    scale: float
+    seen: Tensor | None = None
+    causal: bool = False
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+    @property
+    def threshold(self) -> int:
+        """Dropout keeps where 24 random bits are at or above it."""
+        return round(self.dropout * (1 << DRAWN))
+
+    def hidden(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Return the bools that say what a query sees."""
+        if self.causal:
+            return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+        return self.seen
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether the kernels have an instance for these, whose shapes go together."""
+    return query.dtype in TYPES and max(query.shape[3], value.shape[3]) <= WIDTHS[-1]
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    """As `torch.nn.functional.scaled_dot_product_attention`, differentiable as often as that.
+
+    `query` (batch, heads, queries, width), `key` and `value` with as many heads or a divisor of them, all of one dtype;
+    the result has a place's heads side by side in memory, and so have the gradients. A query that sees nothing gets 0.
+    """
+    compute: Callable[..., Tensor] = _Attention.apply
+    return compute(query, key, value, call)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+        query, key, value = (each if each.stride(3) == 1 else each.contiguous() for each in (query, key, value))
+        batch, heads, queries, _ = query.shape
+        (out,) = _by_place((batch, heads, queries, value.shape[3]), like=query)
+        sums = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
+        _launch("forward", [out, sums, query, key, value], (query, key, value, out), call, queries, batch * heads)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> Any:
+        query, key, value, out, sums = ctx.saved_tensors
+        call: Call = ctx.call
+        if torch.is_grad_enabled():
+            return *differentiable(query, key, value, call, kept(query, key, call), upstream), None
+        upstream = upstream if upstream.stride(3) == 1 else upstream.contiguous()
+        of_query, of_key, of_value = found = _by_place(query.shape, key.shape, value.shape, like=query)
+        passed = torch.empty_like(sums)
+        views = (query, key, value, out, of_query, of_key, of_value, upstream)
+        given = [upstream, out, sums, query, key, value]
+        _launch("queries", [of_query, passed, *given], views, call, query.shape[2], sums.shape[0] * sums.shape[1])
+        given = [passed, upstream, sums, query, key, value]
+        _launch("keys", [of_key, of_value, *given], views, call, key.shape[2], key.shape[0] * key.shape[1])
+        return *found, None
+
+
+def _by_place(*shapes: Sequence[int], like: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors of (batch, heads, places, width), a place's heads side by side: those of all where that can be.
+
+    What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a joint projection, is a view.
+    """
+    if len({(shape[0], *shape[2:]) for shape in shapes}) > 1:
+        return tuple(found for shape in shapes for found in _by_place(shape, like=like))
+    batch, _, places, width = shapes[0]
+    heads = [shape[1] for shape in shapes]
+    whole = torch.empty(batch, places, sum(heads), width, dtype=like.dtype, device=like.device)
+    return tuple(part.transpose(1, 2) for part in torch.split(whole, heads, 2))
+
+
+def _launch(name: str, tensors: list[Tensor], views: Sequence[Tensor], call: Call, rows: int, matrices: int) -> None:
+    query, key, value, *_ = views
+    width = next(width for width in WIDTHS if width >= max(query.shape[3], value.shape[3]))
+    # As in the source: rows of a simdgroup, of which a threadgroup has four.
+    block = THREADS // 32 * (4 if width == 128 else 8) // (1 if name == "forward" else 2)
+    heads, seen = query.shape[1], call.seen
+    mask = [0] * 4 if seen is None else seen.expand(query.shape[0], heads, query.shape[2], key.shape[2]).stride()
+    strides = [[number for view in each for number in view.stride()[:3]] for each in (views[:4], views[4:])]
+    numbers = [
+        heads, heads // key.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3],
+        int(call.causal), int(seen is not None), call.threshold,
+        *strides[0], *mask, *strides[1],
+    ]  # fmt: skip
+    numbers += [0] * (NUMBERS - len(numbers))
+    anything = tensors[0]
+    SOURCE.kernel(f"{name}_{width}", query.dtype)(
+        *tensors, anything if seen is None else seen, anything if call.seed is None else call.seed,
+        numbers, [call.scale, 1 / (1 - call.dropout)],
+        threads=-(-rows // block) * matrices * THREADS, group_size=THREADS, arg_casts={len(tensors) + 2: "int32"},
+    )  # fmt: skip
+
+
+def kept(query: Tensor, key: Tensor, call: Call) -> Tensor | None:
+    """Return what dropout keeps, (batch, heads, queries, keys) of bools, as the kernels draw it; None without.
+
+    The first of Philox 4x32-10's four numbers (Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3, SC11),
+    counted by key, query and matrix.
+    """
+    if call.seed is None:
+        return None
+    low = 2**32 - 1
+    sizes = key.shape[2], query.shape[2], query.shape[0] * query.shape[1]
+    first, second, third = (torch.arange(size, device=query.device) for size in sizes)
+    x, y, z, w = first, second[:, None], third[:, None, None], torch.zeros_like(first)
+    keys = [call.seed & low, (call.seed >> 32) & low]
+    for _ in range(10):
+        one, other = 0xD2511F53 * x, 0xCD9E8D57 * z  # what is above 64 bits is lost, and a shift's copies of the sign
+        x, y, z, w = (other >> 32 & low) ^ y ^ keys[0], other & low, (one >> 32 & low) ^ w ^ keys[1], one & low
+        keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
+    found = x.expand(sizes[2], sizes[1], sizes[0]) >> 32 - DRAWN >= call.threshold
+    return found.view(*query.shape[:2], query.shape[2], key.shape[2])
+
+
+def written_out(query: Tensor, key: Tensor, value: Tensor, call: Call, kept: Tensor | None = None) -> Tensor:
+    """Return the same by PyTorch's operators, with what dropout kept, if anything."""
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))
+    scores = query @ key.transpose(-2, -1) * call.scale
+    seen = call.hidden(query, key)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    chances = torch.softmax(scores, -1)
+    if seen is not None:
+        chances = chances * seen.any(-1, keepdim=True)
+    if kept is not None:
+        chances = chances * kept / (1 - call.dropout)
+    return chances @ value
+
+
+def differentiable(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, kept: Tensor | None, upstream: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the gradients as functions of everything, for gradients of gradients."""
+    with torch.autocast(query.device.type, enabled=False):
+        out = written_out(query.float(), key.float(), value.float(), call, kept).to(query.dtype)
+        return torch.autograd.grad(out, (query, key, value), upstream, create_graph=True, allow_unused=True)
+
+
+def cases(_: str) -> Iterator[Case]:
+    """Yield both ways of a small encoder's attention, a third of whose keys are hidden, and of two decoders'."""
+    seen = torch.ones(4, 1, 1, 64, dtype=torch.bool)
+    seen[:, :, :, 43:] = False
+    encoder = Call(32**-0.5, seen, dropout=0.1, seed=torch.tensor([0x1234_5678_9ABC_DEF0]))
+    decoder = Call(64**-0.5, causal=True)
+    for label, sizes, heads, dtype, call in (
+        ("4 x 6 x 64 x 32, padding and dropout, float32", (4, 6, 64, 32), 6, torch.float32, encoder),
+        ("1 x 4 x 192 x 64, causal, 2 heads of keys, float32", (1, 4, 192, 64), 2, torch.float32, decoder),
+        ("1 x 4 x 100 x 80, causal, bfloat16", (1, 4, 100, 80), 4, torch.bfloat16, decoder),
+    ):
+        draw = torch.Generator().manual_seed(0)
+        shapes = (sizes, *((sizes[0], heads, *sizes[2:]),) * 2, sizes)
+        yield _case(label, [torch.randn(each, generator=draw).to(dtype) for each in shapes], call)
+
+
+def _case(label: str, inputs: list[Tensor], call: Call) -> Case:
+    dropped = kept(inputs[0], inputs[1], call)
+
+    def both_ways(compute: Callable[..., Tensor], *given: Tensor) -> Sequence[Tensor]:
+        *leaves, upstream = (each.detach().requires_grad_() for each in given)
+        seen, seed = (None if each is None else each.to(upstream.device) for each in (call.seen, call.seed))
+        found = compute(*leaves, Call(call.scale, seen, call.causal, call.dropout, seed))
+        return found.detach(), *torch.autograd.grad(found, leaves, upstream.detach())
+
+    def stock(query: Tensor, key: Tensor, value: Tensor, there: Call) -> Tensor:
+        return written_out(query, key, value, there, None if dropped is None else dropped.to(query.device))
+
+    return Case(label, inputs, functools.partial(both_ways, attention), functools.partial(both_ways, stock))
