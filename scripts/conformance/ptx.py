@@ -150,7 +150,7 @@ def sources() -> list[str]:
 
 def calls() -> list[Callable[[], Any]]:
     """Return calls of every kernel's function, each for SHAPES shapes in each dtype."""
-    from hf_mps.metal.training_kernels import attention, clip, cross_entropy, norms
+    from hf_mps.metal.training_kernels import adam_8bit, attention, clip, cross_entropy, norms
 
     draw, found = random.Random(0), []
     torch.manual_seed(0)
@@ -182,6 +182,7 @@ def calls() -> list[Callable[[], Any]]:
                 partial(clipped, [values(size, dtype=dtype) for size in sizes]),
                 partial(both_ways, norms.layer_norm, given, *weights),
                 partial(both_ways, norms.rms_norm, given, weights[0]),
+                partial(adam_8bit._two_steps, adam_8bit.adam, given, given + 1),
                 partial(cross_entropy.losses_in_place, logits, labels.to("mps"), -100, 2.0),
             ]
             heads, places, others, width = (draw.randint(1, most) for most in (3, 50, 80, 128))

@@ -168,6 +168,8 @@ def refuse_unusable(args: Any, model: Any, steps: int) -> None:
     import torch
     from transformers import Trainer, get_scheduler
 
+    from hf_mps.metal.device.no_modes import no_modes
+
     given, options = args.optim_args, args.lr_scheduler_kwargs
     if given and any(part.count("=") != 1 for part in given.split(",")):
         raise UserError(f"training.optim_args is '{given}'; allowed: KEY=VALUE,KEY=VALUE")
@@ -179,7 +181,8 @@ def refuse_unusable(args: Any, model: Any, steps: int) -> None:
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(alone, model)
         if not issubclass(kind, torch.optim.Optimizer) or {"model", "params"} & settings.keys():
             kind, settings = torch.optim.SGD, {"lr": args.learning_rate}  # made of the model, which was looked at
-        optimizer = kind([weight], **settings)
+        with no_modes():  # a plan's model is on `meta`, and bitsandbytes reads values of tensors that it makes
+            optimizer = kind([weight], **settings)
         tried = f"training.lr_scheduler_type={args.lr_scheduler_type.value}"
         tried += f" with lr_scheduler_kwargs {options}" if options else ""
         warmup = args.get_warmup_steps(steps)

@@ -70,6 +70,10 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for module in losses:
                 if hasattr(module, PAIRING):
                     entered.enter_context(patch.object(module, PAIRING, _first_queries(getattr(module, PAIRING))))
+            if bitsandbytes := sys.modules.get("bitsandbytes.functional"):
+                # What the 256 values of a moment's byte are, it reads from tensors that it makes.
+                of_size = patch.object(bitsandbytes, "create_dynamic_map", lambda **_: torch.empty(256, device=CPU))
+                entered.enter_context(of_size)
             entered.enter_context(_OfValues())
             self._entered = entered.pop_all()
         return super().__enter__()  # type: ignore[no-untyped-call]
@@ -199,6 +203,8 @@ class _OfValues(TorchFunctionMode):
         if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
             data = tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, args[0])
             args = (data, *args[1:])
+        if func is torch.Tensor.data_ptr and isinstance(args[0], FakeTensor):
+            return id(args[0])  # transformers tells embeddings apart by it, for 8-bit optimizers
         return func(*args, **(kwargs or {}))
 
 

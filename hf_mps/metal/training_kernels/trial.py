@@ -34,6 +34,7 @@ FAMILIES = {
     "rms-norm": "norms",
     "cross-entropy": "cross_entropy",
     "attention": "attention",
+    "adam-8bit": "adam_8bit",
 }
 """Each kernel's name, and the module in this folder that has it."""
 VARIABLE = "HF_MPS_TRAINING_KERNELS"

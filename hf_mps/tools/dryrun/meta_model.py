@@ -165,7 +165,8 @@ def make_fake(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
                 tensors.update({name: tensor if tensor is None else fake(tensor) for name, tensor in tensors.items()})
 
 
-NAMESPACE = "bitsandbytes"
+EXPANDED = {f"bitsandbytes::{name}" for name in ("gemm_4bit", "dequantize_4bit", "dequantize_blockwise")}
+"""The operators of bitsandbytes that `expanded` knows."""
 NESTED = 256
 """Scales that share one themselves (bitsandbytes, functional.py, quantize_4bit)."""
 
@@ -263,7 +264,7 @@ def statistics(model: Any) -> Iterator[torch.Tensor]:
 
 
 def expanded(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of one of bitsandbytes' operators, by the operators of PyTorch that its kernel for mps is made of.
+    """The result of one of EXPANDED, by the operators of PyTorch that its kernel for mps is made of.
 
     Those of the packages' own fallback: compiled, or with the kernel from the hub, it holds less on the way.
     """
@@ -279,8 +280,6 @@ def expanded(func: Any, *args: Any, **kwargs: Any) -> Any:
         return ops._dequantize_4bit_compute.__wrapped__(
             packed.view(torch.uint8).reshape(-1), scales, table, block, shape, dtype
         )
-    if name == "dequantize_blockwise":
-        codes, scales, table, block, dtype = args
-        whole = ops._dequantize_blockwise_compute.__wrapped__(codes.reshape(-1), scales, table, block, dtype)
-        return whole.reshape(codes.shape)
-    return func(*args, **kwargs)
+    codes, scales, table, block, dtype = args
+    whole = ops._dequantize_blockwise_compute.__wrapped__(codes.reshape(-1), scales, table, block, dtype)
+    return whole.reshape(codes.shape)

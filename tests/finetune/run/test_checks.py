@@ -357,11 +357,6 @@ def test_an_unknown_key_of_the_configuration(finetune: Command) -> None:
             "training.optim=paged_adamw_8bit: paged optimizers of the installed bitsandbytes need CUDA's managed"
             " memory, which Metal does not have; allowed: adamw_torch, sgd, adafactor, …",
         ),
-        (
-            "optim=adamw_bnb_8bit",
-            "training.optim=adamw_bnb_8bit: the installed bitsandbytes has no kernel of 8-bit optimizers for mps;"
-            " allowed: adamw_torch, sgd, adafactor, …",
-        ),
     ],
 )
 def test_an_option_that_the_device_cannot_honour(finetune: Command, option: str, line: str) -> None:

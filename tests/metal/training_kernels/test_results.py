@@ -37,6 +37,12 @@ MUTATIONS["attention"] = [
     ("sum[r] = sum[r] * shrink", "sum[r] = sum[r]"),
     ("min(call.keys, first + BLOCK)", "min(call.keys, first)"),
 ]
+MUTATIONS["adam-8bit"] = [
+    (BARRIER + "  return simd_max", "  return simd_max"),
+    ("first_map[first[i]]", "first_map[first[i] + 1]"),
+    ("(map[middle] + map[middle + 1]) / 2", "map[middle]"),
+    ("const float weight", "const half weight"),
+]
 
 
 @pytest.mark.parametrize("name", trial.FAMILIES)

@@ -2,12 +2,13 @@
 
 cuda-words: autocast switched off in CUDA's name is off on Metal; where a script gets none, a line says so.
 cuda-graphs: torch.compile's modes go without the CUDA graphs that Metal does not have.
-cuda-optimizer: paged optimizers, and 8-bit ones without a kernel that runs here, are refused in one line.
+cuda-optimizer: 8-bit optimizers step by a kernel of hf_mps where they have none, paged ones are refused in one line.
 compile: torch.compile on Metal leaves layouts as they are, and runs as it is what it cannot compile.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
@@ -149,12 +150,12 @@ _LOOKED = "_hf_mps_looked"
 class CudaOptimizer(Guard):
     """Looks at Trainer's `optim`, and at optimizers of bitsandbytes that any other loop makes.
 
-    A kernel for the CPU alone, as 0.50 has one of the 8-bit step, counts for none: through the fallback every weight,
-    gradient and moment would go there and back at each step.
+    The step of 8-bit optimizers has kernels for the CPU and CUDA alone in 0.50: through the fallback every weight,
+    gradient and moment would go there and back at each step. `hf_mps.metal.training_kernels.adam_8bit` has one for mps.
     """
 
     name = "cuda-optimizer"
-    what = "paged optimizers of bitsandbytes live in CUDA's memory, and its 8-bit ones have no kernels for mps"
+    what = "bitsandbytes' paged optimizers live in CUDA's memory, and its 8-bit ones have no kernels for mps"
     issue = "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2069"
     until = "bitsandbytes has its paged and 8-bit optimizers for mps"
     patches = {
@@ -202,6 +203,8 @@ class CudaOptimizer(Guard):
         if reason:
             self.acted(f"{what} was refused", aloud=False)
             raise UserError(f"{what}: {reason}; next: {instead}, or Adafactor where memory is short")
+        if bits == 8 and _given:
+            self.acted("8-bit optimizers step by a kernel of hf_mps, as bitsandbytes has none for mps", aloud=False)
 
 
 def reason_against(optim: str) -> str:
@@ -227,8 +230,29 @@ def _lacks(bits: int, *, paged: bool) -> str:
         if not dispatcher.is_missing(UPDATES[bits]) and not dispatcher.has_no_kernel(UPDATES[bits]):
             return ""
     except RuntimeError:  # an older bitsandbytes, whose step is no operator of torch's
-        pass
+        return f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
+    if bits == 8:
+        _give()
+        return ""
     return f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
+
+
+_given: list[Any] = []
+
+
+def _give() -> None:
+    """Register the step of 8-bit optimizers on mps, for good: a kernel lives as long as its library object.
+
+    They step small weights with moments of 32 bits, by a function that bitsandbytes has compiled anew for each size,
+    until torch.compile gives up with warnings. The same runs as it is.
+    """
+    from hf_mps.metal.training_kernels import adam_8bit  # whose trial asks for the layer
+
+    library: Any = torch.library.Library("bitsandbytes", "IMPL")  # type: ignore[no-untyped-call]  # the fallback watches that, and gives its place up
+    library.impl(adam_8bit.OPERATOR, adam_8bit.update, "MPS")
+    small = UPDATES[32].partition("::")[2]
+    library.impl(small, functools.partial(adam_8bit.by_operators, small), "MPS")
+    _given.append(library)
 
 
 def _pages() -> bool:

@@ -118,7 +118,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             return args[place].add_(args[1 - place])
         self._operator = func.name()
-        if func.namespace == meta_model.NAMESPACE:
+        if func.name() in meta_model.EXPANDED:
             return self._expanded(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if func.namespace in SENDING:

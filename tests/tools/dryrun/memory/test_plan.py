@@ -64,6 +64,16 @@ def test_the_parts_of_the_peak_are_what_they_say() -> None:
     assert found.parts["optimizer"] == pytest.approx(2 * weights, rel=0.02)
 
 
+def test_moments_of_8_bits_are_a_byte_each_and_those_of_embeddings_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainer keeps those in float32, and says so to all of bitsandbytes' optimizers."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr(bitsandbytes.optim.GlobalOptimManager, "_instance", None)
+    found = estimate(resolve_target("quickstart", ["training.optim=adamw_8bit"]), length=32)
+    embedded = (30_522 + 512 + 2) * 384
+    expected = 2 * (4 * embedded + (1 + 4 / 256) * (22.7e6 - embedded))
+    assert found.parts["optimizer"] == pytest.approx(expected, rel=0.02)
+
+
 def test_freed_tensors_are_no_longer_counted_and_views_are_not_counted_twice() -> None:
     metal_device()
     memory = trace.Memory(ModuleTracker())
