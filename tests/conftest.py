@@ -104,11 +104,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rotated = [item for item in items if item.get_closest_marker("rotated")]
     share.rotate(rotated, by=lambda item: item.nodeid.partition("[")[0])
     rest = [item for item in items if not (item.get_closest_marker("rotated") or item.get_closest_marker("nightly"))]
-    # A quarter of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
-    share.rotate((item for item in rest if item in starts), by=lambda item: str(item.path), shares=4)
-    # A third of what else takes over ten seconds in a folder.
+    # A sixth of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
+    share.rotate((item for item in rest if item in starts), by=lambda item: str(item.path), shares=6)
+    # A quarter of what else takes over ten seconds in a folder.
     long = (each for each in rest if each.get_closest_marker("slow") or each.get_closest_marker("process"))
-    share.rotate((item for item in long if item not in starts), by=lambda item: str(item.path.parent), shares=3)
+    share.rotate((item for item in long if item not in starts), by=lambda item: str(item.path.parent), shares=4)
 
 
 @pytest.fixture(autouse=True)
