@@ -36,6 +36,7 @@ declare float @llvm.nvvm.shfl.sync.bfly.f32(i32, float, i32, i32)
 declare float @llvm.sqrt.f32(float)
 declare float @llvm.maxnum.f32(float, float)
 declare float @llvm.fma.f32(float, float, float)
+declare float @llvm.fabs.f32(float)
 declare float @__nv_expf(float)
 declare float @__nv_logf(float)
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
@@ -67,6 +68,7 @@ for _name, _joined in (
     INTRINSICS += "  ret float %x5\n}\n"
 for _name, _of, _given in (
     ("sqrt", "llvm.sqrt.f32", "float %x"),
+    ("fabs", "llvm.fabs.f32", "float %x"),
     ("exp", "__nv_expf", "float %x"),
     ("log", "__nv_logf", "float %x"),
     ("fmax", "llvm.maxnum.f32", "float %x, float %y"),
@@ -150,7 +152,7 @@ def sources() -> list[str]:
 
 def calls() -> list[Callable[[], Any]]:
     """Return calls of every kernel's function, each for SHAPES shapes in each dtype."""
-    from hf_mps.metal.training_kernels import adam_8bit, attention, clip, cross_entropy, norms
+    from hf_mps.metal.training_kernels import adam_8bit, attention, clip, cross_entropy, norms, rotary
 
     draw, found = random.Random(0), []
     torch.manual_seed(0)
@@ -190,6 +192,9 @@ def calls() -> list[Callable[[], Any]]:
             seen = (torch.rand(2, 1, places, others) > 0.3).to("mps")
             call = attention.Call(width**-0.5, seen, False, 0.25, torch.tensor([draw.getrandbits(62)], device="mps"))
             call = attention.Call(width**-0.5, causal=True) if draw.random() < 0.3 else call
+            halved, angles = width // 2 * 2 + 2, [values(1, places, width // 2 * 2 + 2, dtype=dtype) for _ in range(2)]
+            turned = [values(2, each, places, halved, dtype=dtype) for each in (heads, 1, heads, 1)]
+            found.append(partial(rotary._side(rotary.rotated), *turned[:2], *angles, *turned[2:]))
             found.append(partial(attended, call, *(values(2, *size, dtype=dtype) for size in sizes)))
     return found
 
@@ -201,7 +206,7 @@ def compiled(text: str, signature: Any) -> str:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     text = re.sub(r"^declare [^\n]*@air\.[^\n]*$", "", text, flags=re.M)
-    text = re.sub(r"^declare float @llvm\.(sqrt|maxnum|fma)[^\n]*$|^target [^\n]*$", "", text, flags=re.M)
+    text = re.sub(r"^declare float @llvm\.(sqrt|maxnum|fma|fabs)[^\n]*$|^target [^\n]*$", "", text, flags=re.M)
     name = signature.name
     places = {each.parameter: PLACES[each.name] for each in signature.attributes}
     count = len(signature.bindings) + len(places)
@@ -289,7 +294,9 @@ def check(code: int, what: str) -> None:
 
 
 def apart(found: Any, wanted: Any) -> float:
-    """Return the largest difference in epsilons of the largest value; infinity where one alone is no number."""
+    """Return the largest difference in epsilons of the largest value, or in bytes; infinity where one is no number."""
+    if not wanted.dtype.is_floating_point:
+        return float((found.int() - wanted.int()).abs().max())
     epsilon = torch.finfo(wanted.dtype).eps
     found, wanted = found.double(), wanted.double()
     same = (found == wanted) | (found.isnan() & wanted.isnan())  # what a launch leaves alone may be anything

@@ -13,13 +13,14 @@ from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
+from hf_mps.metal.training_kernels import rotary, trial
 
 Pair = tuple[Tensor, Tensor]
 ROTATION = "llama.modeling_llama:apply_rotary_pos_emb"
 
 
 class DecoderPieces(ModelCode):
-    """Llama's rotation launches 16 operators in place of 28, or 8 where one product makes queries and keys.
+    """Llama's rotation is a kernel of ours, a dispatch each way; or 16 operators for 28, 8 where one product made both.
 
     With `addcmul` it would launch one less and cost more: that is an MPSGraph, a product and a sum are Metal kernels.
     """
@@ -48,6 +49,8 @@ class DecoderPieces(ModelCode):
         if not (learns and query.dtype == key.dtype == cos.dtype == sin.dtype):
             return cast(Pair, stock(query, key, cos, sin, unsqueeze_dim))
         self.acts()
+        if unsqueeze_dim == 1 and rotary.takes(query, key, cos) and trial.may_act("rotary"):
+            return cast(Pair, stock.foreign(rotary.rotated, query, key, cos, sin))
         signed, back = (each.unsqueeze(unsqueeze_dim) for each in self._of(sin))
         return cast(Pair, stock.foreign(_Rotation.apply, query, key, cos.unsqueeze(unsqueeze_dim), signed, back))
 

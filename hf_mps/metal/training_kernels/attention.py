@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.training_kernels.library import TYPES, Source
+from hf_mps.metal.training_kernels.library import TYPES, Source, by_place
 from hf_mps.metal.training_kernels.trial import Case
 
 SOURCE = Source("attention.metal")
@@ -73,7 +73,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         query, key, value = (each if each.stride(3) == 1 else each.contiguous() for each in (query, key, value))
         batch, heads, queries, _ = query.shape
-        (out,) = _by_place((batch, heads, queries, value.shape[3]), like=query)
+        (out,) = by_place((batch, heads, queries, value.shape[3]), like=query)
         sums = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
         _launch("forward", [out, sums, query, key, value], (query, key, value, out), call, queries, batch * heads)
         ctx.save_for_backward(query, key, value, out, sums)
@@ -87,7 +87,7 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *differentiable(query, key, value, call, kept(query, key, call), upstream), None
         upstream = upstream if upstream.stride(3) == 1 else upstream.contiguous()
-        of_query, of_key, of_value = found = _by_place(query.shape, key.shape, value.shape, like=query)
+        of_query, of_key, of_value = found = by_place(query.shape, key.shape, value.shape, like=query)
         passed = torch.empty_like(sums)
         views = (query, key, value, out, of_query, of_key, of_value, upstream)
         given = [upstream, out, sums, query, key, value]
@@ -95,19 +95,6 @@ class _Attention(torch.autograd.Function):
         given = [passed, upstream, sums, query, key, value]
         _launch("keys", [of_key, of_value, *given], views, call, key.shape[2], key.shape[0] * key.shape[1])
         return *found, None
-
-
-def _by_place(*shapes: Sequence[int], like: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors of (batch, heads, places, width), a place's heads side by side: those of all where that can be.
-
-    What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a joint projection, is a view.
-    """
-    if len({(shape[0], *shape[2:]) for shape in shapes}) > 1:
-        return tuple(found for shape in shapes for found in _by_place(shape, like=like))
-    batch, _, places, width = shapes[0]
-    heads = [shape[1] for shape in shapes]
-    whole = torch.empty(batch, places, sum(heads), width, dtype=like.dtype, device=like.device)
-    return tuple(part.transpose(1, 2) for part in torch.split(whole, heads, 2))
 
 
 def _launch(name: str, tensors: list[Tensor], views: Sequence[Tensor], call: Call, rows: int, matrices: int) -> None:

@@ -76,3 +76,16 @@ def differentiated(stock: Callable[..., Tensor], inputs: Sequence[Tensor | None]
 def width(elements: int, most: int = 1024) -> int:
     """Return the threads of a threadgroup that shares a row of so many elements: whole simdgroups."""
     return min(most, -(-elements // SIMDGROUP) * SIMDGROUP)
+
+
+def by_place(*shapes: Sequence[int], like: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors of (batch, heads, places, width), a place's heads side by side: those of all where that can be.
+
+    What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a joint projection, is a view.
+    """
+    if len({(shape[0], *shape[2:]) for shape in shapes}) > 1:
+        return tuple(found for shape in shapes for found in by_place(shape, like=like))
+    batch, _, places, width = shapes[0]
+    heads = [shape[1] for shape in shapes]
+    whole = torch.empty(batch, places, sum(heads), width, dtype=like.dtype, device=like.device)
+    return tuple(part.transpose(1, 2) for part in torch.split(whole, heads, 2))

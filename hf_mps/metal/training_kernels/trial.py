@@ -35,6 +35,7 @@ FAMILIES = {
     "cross-entropy": "cross_entropy",
     "attention": "attention",
     "adam-8bit": "adam_8bit",
+    "rotary": "rotary",
 }
 """Each kernel's name, and the module in this folder that has it."""
 VARIABLE = "HF_MPS_TRAINING_KERNELS"

@@ -43,6 +43,12 @@ MUTATIONS["adam-8bit"] = [
     ("(map[middle] + map[middle + 1]) / 2", "map[middle]"),
     ("const float weight", "const half weight"),
 ]
+MUTATIONS["rotary"] = [
+    ("-second * sine", "second * sine"),
+    ("call.back ? second * far_sine", "call.back ? second * sine"),
+    ("one >= call.heads", "one > call.heads"),
+    ("second * far_cosine", "second * cosine"),
+]
 
 
 @pytest.mark.parametrize("name", trial.FAMILIES)
