@@ -184,6 +184,7 @@ def calls() -> list[Callable[[], Any]]:
                 partial(clipped, [values(size, dtype=dtype) for size in sizes]),
                 partial(both_ways, norms.layer_norm, given, *weights),
                 partial(both_ways, norms.rms_norm, given, weights[0]),
+                partial(both_ways, partial(norms.residual_norm, dropout=0.1), given, given + 1, *weights),
                 partial(adam_8bit._two_steps, adam_8bit.adam, given, given + 1),
                 partial(cross_entropy.losses_in_place, logits, labels.to("mps"), -100, 2.0),
             ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import textwrap
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, cast
@@ -25,6 +27,15 @@ OPERATORS = {
 MARK = '@use_kernel_forward_from_hub("RMSNorm")'
 """By which transformers says that a kernel from the hub may compute a class of layers as RMSNorm
 (transformers/integrations/hub_kernels.py). Without the package kernels it leaves nothing but its source text."""
+JOINED = ast.unparse(
+    ast.parse("""
+hidden_states = self.dense(hidden_states)
+hidden_states = self.dropout(hidden_states)
+hidden_states = self.LayerNorm(hidden_states + input_tensor)
+return hidden_states
+""")
+)
+"""What BertOutput, BertSelfOutput and their relatives' do: the norm behind a layer and its residual."""
 T5 = "T5LayerNorm"
 """How the classes of T5 and its relatives end that are an RMSNorm under another name, as their docstring says."""
 
@@ -51,7 +62,9 @@ class Norms(ModelCode):
         roots = any(issubclass(kind, torch.nn.RMSNorm) or _writes_out(kind) for kind in kinds)
         used = [name for name, there in (("layer-norm", layers), ("rms-norm", roots)) if there and trial.may_act(name)]
         named = " and ".join({"layer-norm": "LayerNorm", "rms-norm": "RMSNorm"}[name] for name in used)
-        return f"{named} in one kernel forward and two backward" if used else ""
+        joined = any(map(_is_joined, kinds)) and trial.may_act("residual-norm")
+        before = ", with the residual and dropout before it" if joined else ""
+        return f"{named} in one kernel forward and two backward{before}" if used else ""
 
     def concerns_layer_norm(
         self,
@@ -108,10 +121,43 @@ class Norms(ModelCode):
         self.acts()
         return cast(Tensor, stock.foreign(norms.rms_norm, hidden, module.weight, float(module.variance_epsilon)))
 
+    def _after_a_residual(self, stock: OriginalCall, module: Any, hidden: Tensor, residual: Tensor) -> Tensor:
+        norm, dropout = module.LayerNorm, module.dropout
+        plain = type(norm) is torch.nn.LayerNorm and type(dropout) is torch.nn.Dropout
+        hooked = any(each._forward_hooks or each._forward_pre_hooks or each._backward_hooks for each in (norm, dropout))
+        share = dropout.p if module.training and plain else 0.0
+        alike = plain and not hooked and norm.weight is not None and norm.weight.dtype == residual.dtype and share < 1
+        if not (alike and runs(hidden) and not torch.is_autocast_enabled(hidden.device.type)):
+            return cast(Tensor, stock(module, hidden, residual))
+        given = module.dense(hidden)
+        if not self._ours("residual-norm", given, norm.weight, norm.bias) or not ordinary(given, residual):
+            return cast(Tensor, norm(dropout(given) + residual))
+        self.acts()
+        arguments = (given, residual, norm.weight, norm.bias, norm.eps, share)
+        return cast(Tensor, stock.foreign(norms.residual_norm, *arguments))
+
     def _look_through(self, module: ModuleType) -> None:
         for kind in tuple(vars(module).values()):
             if isinstance(kind, type) and _writes_out(kind):
                 self.around(kind, "forward", self._written_out)
+            elif isinstance(kind, type) and _is_joined(kind):
+                self.around(kind, "forward", self._after_a_residual)
+
+
+@functools.cache
+def _is_joined(kind: Any) -> bool:
+    """Return whether a class of transformers' layers does what JOINED says, with `hidden_states` and `input_tensor`."""
+    forward = vars(kind).get("forward")
+    if not kind.__module__.startswith(MODELS) or not inspect.isfunction(forward):
+        return False
+    function = inspect.unwrap(forward)
+    if function.__code__.co_varnames[: function.__code__.co_argcount] != ("self", "hidden_states", "input_tensor"):
+        return False
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return "\n".join(map(ast.unparse, cast(ast.FunctionDef, tree).body)) == JOINED
 
 
 @functools.cache

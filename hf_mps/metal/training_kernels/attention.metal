@@ -1,6 +1,3 @@
-#include <metal_stdlib>
-using namespace metal;
-
 // Attention both ways, whose scores are never in memory (Dao, FlashAttention-2, arXiv 2307.08691).
 //
 // A threadgroup of four simdgroups has a block of rows, queries or, for the gradients of keys and values, keys. It takes
@@ -18,26 +15,11 @@ struct View {  // elements from one to the next; columns are side by side
 };
 struct Call {
   int heads, sharing, queries, keys, width, value_width;  // sharing: heads of queries for each head of keys
-  int causal, masked, threshold;  // dropout keeps where 24 random bits are at or above the threshold
+  int causal, masked, threshold;
   View query, key, value, out;
   int mask[4];
   View of_query, of_key, of_value, upstream;
 };
-
-// The first of the four numbers of Philox 4x32-10 (Salmon and others, Parallel Random Numbers, SC11).
-inline uint philox(uint4 counter, uint2 seed) {
-  for (int i = 0; i < 10; ++i) {
-    const uint2 high = uint2(mulhi(0xD2511F53u, counter.x), mulhi(0xCD9E8D57u, counter.z));
-    counter = uint4(high.y ^ counter.y ^ seed.x, 0xCD9E8D57u * counter.z, high.x ^ counter.w ^ seed.y,
-                    0xD2511F53u * counter.x);
-    seed += uint2(0x9E3779B9u, 0xBB67AE85u);
-  }
-  return counter.x;
-}
-
-inline bool is_kept(constant Call &call, uint2 seed, int number, int query, int key) {
-  return call.threshold == 0 || (philox(uint4(key, query, number, 0), seed) >> 8) >= uint(call.threshold);
-}
 
 inline bool is_seen(constant Call &call, const device uchar *mask, int batch, int head, int query, int key) {
   if (query >= call.queries || key >= call.keys || (call.causal && key > query))
@@ -129,7 +111,7 @@ void forward(device T *out [[buffer(0)]], device float *sums [[buffer(1)]], cons
       sum[r] = sum[r] * shrink + simd_sum(power);
       UNROLLED for (int e = 0; e < W / LANES; ++e)
         found[r][e] *= shrink;
-      weights[(top + r) * LANES + lane] = is_kept(call, *seed, one, row, start + lane) ? power : 0.0f;
+      weights[(top + r) * LANES + lane] = is_drawn(*seed, call.threshold, one, row, start + lane) ? power : 0.0f;
     }
     BARRIER;
     add<W, ROWS>(found, weights + top * LANES, theirs, lane);
@@ -201,7 +183,7 @@ void queries(device T *of_query [[buffer(0)]], device float *passed [[buffer(1)]
       const int row = first + top + r;
       const bool seen = is_seen(call, mask, batch, head, row, start + lane);
       const float chance = seen ? exp(scores[r] * factors.x - total[r]) : 0.0f;
-      const float arrived = is_kept(call, *seed, one, row, start + lane) ? of_weight[r] * factors.y : 0.0f;
+      const float arrived = is_drawn(*seed, call.threshold, one, row, start + lane) ? of_weight[r] * factors.y : 0.0f;
       weights[(top + r) * LANES + lane] = chance * (arrived - through[r]);
     }
     BARRIER;
@@ -258,7 +240,7 @@ void keys(device T *of_key [[buffer(0)]], device T *of_value [[buffer(1)]], cons
         const int row = first + top + r;
         const bool seen = is_seen(call, mask, batch, head, place, row);
         const float chance = seen ? exp(scores[r] * factors.x - total) : 0.0f;
-        const float kept = is_kept(call, *seed, one, place, row) ? factors.y : 0.0f;
+        const float kept = is_drawn(*seed, call.threshold, one, place, row) ? factors.y : 0.0f;
         weights[(top + r) * LANES + lane] = chance * kept;
         scores[r] = chance * (of_weight[r] * kept - through);
       }

@@ -14,17 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_mps.metal.training_kernels import library
 from hf_mps.metal.training_kernels.library import TYPES, Source, by_place
 from hf_mps.metal.training_kernels.trial import Case
 
-SOURCE = Source("attention.metal")
+SOURCE = Source("attention.metal", needs="random.metal")
 WIDTHS = (32, 64, 128)
 """Columns that the kernels' instances have: that of a call is the first one which is large enough."""
 THREADS = 128
 NUMBERS = 37
 """Integers of a `Call` in the source."""
-DRAWN = 24
-"""Random bits that decide whether dropout keeps a number."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,6 @@ class Call:
     causal: bool = False
     dropout: float = 0.0
     seed: Tensor | None = None
-
-    @property
-    def threshold(self) -> int:
-        """Dropout keeps where 24 random bits are at or above it."""
-        return round(self.dropout * (1 << DRAWN))
 
     def hidden(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return the bools that say what a query sees."""
@@ -107,7 +101,7 @@ def _launch(name: str, tensors: list[Tensor], views: Sequence[Tensor], call: Cal
     strides = [[number for view in each for number in view.stride()[:3]] for each in (views[:4], views[4:])]
     numbers = [
         heads, heads // key.shape[1], query.shape[2], key.shape[2], query.shape[3], value.shape[3],
-        int(call.causal), int(seen is not None), call.threshold,
+        int(call.causal), int(seen is not None), library.threshold(call.dropout),
         *strides[0], *mask, *strides[1],
     ]  # fmt: skip
     numbers += [0] * (NUMBERS - len(numbers))
@@ -120,24 +114,11 @@ def _launch(name: str, tensors: list[Tensor], views: Sequence[Tensor], call: Cal
 
 
 def kept(query: Tensor, key: Tensor, call: Call) -> Tensor | None:
-    """Return what dropout keeps, (batch, heads, queries, keys) of bools, as the kernels draw it; None without.
-
-    The first of Philox 4x32-10's four numbers (Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3, SC11),
-    counted by key, query and matrix.
-    """
+    """Return what dropout keeps, (batch, heads, queries, keys) of bools, as the kernels draw it; None without."""
     if call.seed is None:
         return None
-    low = 2**32 - 1
-    sizes = key.shape[2], query.shape[2], query.shape[0] * query.shape[1]
-    first, second, third = (torch.arange(size, device=query.device) for size in sizes)
-    x, y, z, w = first, second[:, None], third[:, None, None], torch.zeros_like(first)
-    keys = [call.seed & low, (call.seed >> 32) & low]
-    for _ in range(10):
-        one, other = 0xD2511F53 * x, 0xCD9E8D57 * z  # what is above 64 bits is lost, and a shift's copies of the sign
-        x, y, z, w = (other >> 32 & low) ^ y ^ keys[0], other & low, (one >> 32 & low) ^ w ^ keys[1], one & low
-        keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
-    found = x.expand(sizes[2], sizes[1], sizes[0]) >> 32 - DRAWN >= call.threshold
-    return found.view(*query.shape[:2], query.shape[2], key.shape[2])
+    found = library.kept(call.seed, call.dropout, query.shape[0] * query.shape[1], query.shape[2], key.shape[2])
+    return found.view(*query.shape[:3], key.shape[2])
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, call: Call, kept: Tensor | None = None) -> Tensor:

@@ -17,16 +17,22 @@ SIMDGROUP = 32
 """Threads that compute in step on every Apple GPU (the Metal feature set tables)."""
 
 
-class Source:
-    """A file of Metal source in this folder."""
+DRAWN = 24
+"""Random bits that decide whether dropout keeps a number."""
 
-    def __init__(self, file: str) -> None:
+
+class Source:
+    """A file of Metal source in this folder, behind another that it needs, if any."""
+
+    def __init__(self, file: str, needs: str = "") -> None:
         self.path = Path(__file__).with_name(file)
+        self._needs = needs
 
     @functools.cached_property
     def text(self) -> str:
         """The source."""
-        return self.path.read_text(encoding="utf-8")
+        needed = self.path.with_name(self._needs).read_text(encoding="utf-8") if self._needs else ""
+        return needed + self.path.read_text(encoding="utf-8")
 
     @functools.cached_property
     def digest(self) -> str:
@@ -89,3 +95,25 @@ def by_place(*shapes: Sequence[int], like: Tensor) -> tuple[Tensor, ...]:
     heads = [shape[1] for shape in shapes]
     whole = torch.empty(batch, places, sum(heads), width, dtype=like.dtype, device=like.device)
     return tuple(part.transpose(1, 2) for part in torch.split(whole, heads, 2))
+
+
+def threshold(dropout: float) -> int:
+    """Return the number that DRAWN random bits have to reach for dropout to keep."""
+    return round(dropout * (1 << DRAWN))
+
+
+def kept(seed: Tensor, dropout: float, matrices: int, rows: int, columns: int) -> Tensor:
+    """Return what dropout keeps of (matrices, rows, columns), as the kernels draw it: bools, on the seed's device.
+
+    The first of Philox 4x32-10's four numbers (Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3, SC11),
+    counted by column, row and matrix. `seed` is one int64.
+    """
+    low = 2**32 - 1
+    first, second, third = (torch.arange(size, device=seed.device) for size in (columns, rows, matrices))
+    x, y, z, w = first, second[:, None], third[:, None, None], torch.zeros_like(first)
+    keys = [seed & low, (seed >> 32) & low]
+    for _ in range(10):
+        one, other = 0xD2511F53 * x, 0xCD9E8D57 * z  # what is above 64 bits is lost, and a shift's copies of the sign
+        x, y, z, w = (other >> 32 & low) ^ y ^ keys[0], other & low, (one >> 32 & low) ^ w ^ keys[1], one & low
+        keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
+    return x.expand(matrices, rows, columns) >> 32 - DRAWN >= threshold(dropout)

@@ -1,6 +1,3 @@
-#include <metal_stdlib>
-using namespace metal;
-
 // LayerNorm (CENTERED) and RMSNorm of rows, both ways. A threadgroup computes a row at a time, its threads the columns
 // `lane`, `lane + width` and so on. Sums are float32.
 constant constexpr uint SIMDGROUPS = 32;
@@ -17,17 +14,11 @@ inline float2 shared_sum(float2 value, threadgroup float2 *sums, uint lane, uint
   return float2(simd_sum(part.x), simd_sum(part.y));
 }
 
-// statistics: of each row its mean, and one over its deviation. sizes: columns, and whether there is a bias.
+// Writes the norm of a row; `statistic` becomes its mean, and one over its deviation.
 template <typename T, bool CENTERED>
-[[kernel, max_total_threads_per_threadgroup(1024)]]
-void forward(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1)]],
-             const device T *given [[buffer(2)]], const device T *weight [[buffer(3)]],
-             const device T *bias [[buffer(4)]], constant int2 &sizes [[buffer(5)]],
-             constant float &epsilon [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
-             uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
-  threadgroup float2 memory[SIMDGROUPS];
-  const uint columns = sizes.x;
-  const device T *x = given + ulong(row) * columns;
+inline void norm_row(device T *y, device float2 *statistic, const device T *x, const device T *weight,
+                     const device T *bias, bool biased, uint columns, float epsilon, threadgroup float2 *memory, uint lane,
+                     uint width) {
   float sum = 0;
   if (CENTERED) {
     for (uint i = lane; i < columns; i += width)
@@ -43,24 +34,55 @@ void forward(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1
   squares = shared_sum(float2(squares, 0), memory, lane, width).x;
   const float scale = 1.0f / sqrt(squares / columns + epsilon);
   if (lane == 0)
-    statistics[row] = float2(mean, scale);
-  device T *y = found + ulong(row) * columns;
+    *statistic = float2(mean, scale);
   for (uint i = lane; i < columns; i += width) {
     const float normed = (float(x[i]) - mean) * scale * float(weight[i]);
-    y[i] = T(sizes.y ? normed + float(bias[i]) : normed);
+    y[i] = T(biased ? normed + float(bias[i]) : normed);
   }
 }
 
-// A threadgroup takes the rows `group`, `group + groups` and so on, and leaves its sums for weight and bias as a row of
-// `sums`. sizes: rows, columns, groups, and whether the sums are wanted.
+// sizes: columns, and whether there is a bias.
 template <typename T, bool CENTERED>
 [[kernel, max_total_threads_per_threadgroup(1024)]]
-void backward(device T *of_given [[buffer(0)]], device float2 *sums [[buffer(1)]],
-              const device T *upstream [[buffer(2)]], const device T *given [[buffer(3)]],
-              const device T *weight [[buffer(4)]], const device float2 *statistics [[buffer(5)]],
-              constant int4 &sizes [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
-              uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
+void forward(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1)]],
+             const device T *given [[buffer(2)]], const device T *weight [[buffer(3)]],
+             const device T *bias [[buffer(4)]], constant int2 &sizes [[buffer(5)]],
+             constant float &epsilon [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
+             uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
   threadgroup float2 memory[SIMDGROUPS];
+  const ulong first = ulong(row) * sizes.x;
+  norm_row<T, CENTERED>(found + first, statistics + row, given + first, weight, bias, sizes.y, sizes.x, epsilon, memory,
+                        lane, width);
+}
+
+// The same of a residual and what dropout leaves of `given`, times a factor; `total` becomes their sum. sizes: columns,
+// whether there is a bias, and dropout's threshold. numbers: epsilon, factor.
+template <typename T>
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void joined(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1)]], device T *total [[buffer(2)]],
+            const device T *given [[buffer(3)]], const device T *residual [[buffer(4)]],
+            const device T *weight [[buffer(5)]], const device T *bias [[buffer(6)]],
+            const device uint2 *seed [[buffer(7)]], constant int4 &sizes [[buffer(8)]],
+            constant float2 &numbers [[buffer(9)]], uint row [[threadgroup_position_in_grid]],
+            uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
+  threadgroup float2 memory[SIMDGROUPS];
+  const ulong first = ulong(row) * sizes.x;
+  for (int i = lane; i < sizes.x; i += width) {  // a thread reads below what it has written itself
+    const float kept = is_drawn(*seed, sizes.z, 0, row, i) ? float(given[first + i]) * numbers.y : 0.0f;
+    total[first + i] = T(float(residual[first + i]) + kept);
+  }
+  norm_row<T, true>(found + first, statistics + row, total + first, weight, bias, sizes.y, sizes.x, numbers.x, memory,
+                    lane, width);
+}
+
+// A threadgroup takes the rows `group`, `group + groups` and so on, and leaves its sums for weight and bias as a row of
+// `sums`. sizes: rows, columns, groups, and whether the sums are wanted. JOINED: `of_dropped` becomes the gradient of
+// what dropout was given.
+template <typename T, bool CENTERED, bool JOINED>
+inline void norm_backward(device T *of_given, device T *of_dropped, device float2 *sums, const device T *upstream,
+                          const device T *given, const device T *weight, const device float2 *statistics,
+                          const device uint2 *seed, int threshold, float factor, int4 sizes, threadgroup float2 *memory,
+                          uint group, uint lane, uint width) {
   const uint rows = sizes.x, columns = sizes.y, groups = sizes.z;
   float2 kept[COLUMNS];
   for (uint k = 0; k < COLUMNS; ++k)
@@ -79,12 +101,41 @@ void backward(device T *of_given [[buffer(0)]], device float2 *sums [[buffer(1)]
     for (uint i = lane; i < columns; i += width) {
       const float normed = (float(given[first + i]) - mean) * scale;
       const float weighted = float(upstream[first + i]) * float(weight[i]);
-      of_given[first + i] = T((weighted - (CENTERED ? moved.x : 0.0f) - normed * moved.y) * scale);
+      const float found = (weighted - (CENTERED ? moved.x : 0.0f) - normed * moved.y) * scale;
+      of_given[first + i] = T(found);
+      if (JOINED)
+        of_dropped[first + i] = T(is_drawn(*seed, threshold, 0, row, i) ? found * factor : 0.0f);
     }
   }
   if (sizes.w)
     for (uint i = lane, k = 0; i < columns; i += width, ++k)
       sums[group * columns + i] = kept[k];
+}
+
+template <typename T, bool CENTERED>
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void backward(device T *of_given [[buffer(0)]], device float2 *sums [[buffer(1)]],
+              const device T *upstream [[buffer(2)]], const device T *given [[buffer(3)]],
+              const device T *weight [[buffer(4)]], const device float2 *statistics [[buffer(5)]],
+              constant int4 &sizes [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
+              uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
+  threadgroup float2 memory[SIMDGROUPS];
+  norm_backward<T, CENTERED, false>(of_given, nullptr, sums, upstream, given, weight, statistics, nullptr, 0, 1.0f, sizes,
+                                    memory, group, lane, width);
+}
+
+template <typename T>
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void joined_backward(device T *of_residual [[buffer(0)]], device T *of_given [[buffer(1)]],
+                     device float2 *sums [[buffer(2)]], const device T *upstream [[buffer(3)]],
+                     const device T *total [[buffer(4)]], const device T *weight [[buffer(5)]],
+                     const device float2 *statistics [[buffer(6)]], const device uint2 *seed [[buffer(7)]],
+                     constant int4 &sizes [[buffer(8)]], constant int &threshold [[buffer(9)]],
+                     constant float &factor [[buffer(10)]], uint group [[threadgroup_position_in_grid]],
+                     uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
+  threadgroup float2 memory[SIMDGROUPS];
+  norm_backward<T, true, true>(of_residual, of_given, sums, upstream, total, weight, statistics, seed, threshold, factor,
+                               sizes, memory, group, lane, width);
 }
 
 // A thread for each column: the sums of all groups. sizes: groups, columns.
@@ -105,6 +156,8 @@ void columns(device T *of_weight [[buffer(0)]], device T *of_bias [[buffer(1)]],
   template [[host_name("layer_norm_backward_" #T)]] [[kernel]] decltype(backward<T, true>) backward<T, true>; \
   template [[host_name("rms_norm_" #T)]] [[kernel]] decltype(forward<T, false>) forward<T, false>;            \
   template [[host_name("rms_norm_backward_" #T)]] [[kernel]] decltype(backward<T, false>) backward<T, false>; \
+  template [[host_name("joined_" #T)]] [[kernel]] decltype(joined<T>) joined<T>;                              \
+  template [[host_name("joined_backward_" #T)]] [[kernel]] decltype(joined_backward<T>) joined_backward<T>;   \
   template [[host_name("columns_" #T)]] [[kernel]] decltype(columns<T>) columns<T>;
 INSTANCES(float)
 INSTANCES(half)

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm, a dispatch forward and two backward.
+"""LayerNorm and RMSNorm, a dispatch forward and two backward, LayerNorm also with the sum before it and its dropout.
 
 PyTorch has an MPSGraph for LayerNorm's gradient, compiled anew for each shape, and none for RMSNorm's, which it makes
 of a dozen operators (aten/src/ATen/native/mps/operations/Normalization.mm, RMSNorm.mm).
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.training_kernels.library import Source, differentiated, width
+from hf_mps.metal.training_kernels.library import Source, differentiated, kept, threshold, width
 from hf_mps.metal.training_kernels.trial import Case
 
-SOURCE = Source("norms.metal")
+SOURCE = Source("norms.metal", needs="random.metal")
 WIDEST = 8 * 1024
 """Columns of a row: a thread keeps sums for eight, and a threadgroup has 1,024 threads at most."""
 EPSILON = 1e-5
@@ -73,13 +73,84 @@ class _Norm(torch.autograd.Function):
             of_given, sums, upstream.contiguous(), given, weight, statistics, [rows, columns, groups, int(learns)],
             threads=groups * threads, group_size=threads, arg_casts="int32",
         )  # fmt: skip
-        of_weight = of_bias = None
-        if learns:
-            of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
-            SOURCE.kernel("columns", given.dtype)(
-                of_weight, of_bias, sums, [groups, columns], threads=columns, arg_casts="int32"
-            )
-        return of_given, of_weight, None if bias is None else of_bias, None, None
+        return of_given, *_of_weights(weight, bias, sums, learns), None, None
+
+
+def _of_weights(weight: Tensor, bias: Tensor | None, sums: Tensor, learns: bool) -> tuple[Tensor | None, ...]:
+    """Return the gradients of weight and bias, from the sums of each threadgroup."""
+    if not learns:
+        return None, None
+    of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
+    SOURCE.kernel("columns", weight.dtype)(
+        of_weight, of_bias, sums, [len(sums), weight.numel()], threads=weight.numel(), arg_casts="int32"
+    )
+    return of_weight, None if bias is None else of_bias
+
+
+def residual_norm(
+    given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, dropout: float = 0.0
+) -> Tensor:
+    """As `layer_norm(dropout(given) + residual)`, differentiable as often as that; see `layer_norm`.
+
+    Dropout draws one number from the device's generator, and its mask from that.
+    """
+    seed = torch.empty(1, dtype=torch.int64, device=given.device)
+    return _joined(given, residual, weight, bias, seed.random_() if dropout else seed, epsilon, dropout)
+
+
+def _joined(given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, seed: Tensor, *how: float) -> Tensor:
+    compute: Callable[..., tuple[Tensor, Tensor]] = _ResidualNorm.apply
+    return compute(given, residual, weight, bias, seed, *how)[0]
+
+
+class _ResidualNorm(torch.autograd.Function):
+    """Returns the sum too, so that gradients of gradients find their way from it to what it was made of."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        weight, bias, seed, epsilon, dropout = rest
+        columns = given.shape[-1]
+        rows, threads = given.numel() // columns, width(columns)
+        found, total = torch.empty_like(given), torch.empty_like(given)
+        statistics = torch.empty(rows, 2, dtype=torch.float32, device=given.device)
+        factor = 1 / (1 - dropout)
+        SOURCE.kernel("joined", given.dtype)(
+            found, statistics, total, given, residual, weight, weight if bias is None else bias, seed,
+            [columns, int(bias is not None), threshold(dropout), 0], [epsilon, factor],
+            threads=rows * threads, group_size=threads, arg_casts={8: "int32"},
+        )  # fmt: skip
+        ctx.save_for_backward(total, weight, bias, statistics, seed)
+        ctx.how = epsilon, dropout, factor
+        ctx.set_materialize_grads(False)
+        return found, total
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor | None, of_total: Tensor | None) -> Any:
+        total, weight, bias, statistics, seed = ctx.saved_tensors
+        epsilon, dropout, factor = ctx.how
+        if torch.is_grad_enabled() or of_total is not None or upstream is None:
+            of_weight = of_bias = None
+            if upstream is not None:
+                stock = functools.partial(_stock, "layer_norm", epsilon)
+                with torch.enable_grad():
+                    arrived, of_weight, of_bias = differentiated(stock, (total, weight, bias), upstream)
+                of_total = arrived if of_total is None else of_total + arrived
+            if of_total is None:
+                return (None,) * 7
+            mask = kept(seed, dropout, 1, total.numel() // total.shape[-1], total.shape[-1]).view(total.shape)
+            return of_total * mask * factor, of_total, of_weight, of_bias, None, None, None
+        columns = total.shape[-1]
+        rows, threads = total.numel() // columns, width(columns)
+        groups, learns = min(rows, GROUPS), any(ctx.needs_input_grad[2:4])
+        of_residual = torch.empty_like(total)
+        of_given = torch.empty_like(total)
+        sums = torch.empty(groups if learns else 1, columns, 2, dtype=torch.float32, device=total.device)
+        SOURCE.kernel("joined_backward", total.dtype)(
+            of_residual, of_given, sums, upstream.contiguous(), total, weight, statistics, seed,
+            [rows, columns, groups, int(learns)], threshold(dropout), factor,
+            threads=groups * threads, group_size=threads, arg_casts={8: "int32", 9: "int32"},
+        )  # fmt: skip
+        return of_given, of_residual, *_of_weights(weight, bias, sums, learns), None, None, None
 
 
 def _stock(name: str, epsilon: float, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -94,6 +165,21 @@ def _stock(name: str, epsilon: float, given: Tensor, weight: Tensor, bias: Tenso
 def cases(name: str) -> Iterator[Case]:
     """Yield both passes over the hidden states of a small encoder and of a larger decoder."""
     draw = torch.Generator().manual_seed(0)
+    if name == "residual-norm":
+        seed = torch.tensor([0x1234_5678_9ABC_DEF0])
+        inputs = [torch.randn(*size, generator=draw) for size in ((256, 384), (256, 384), (384,), (384,), (256, 384))]
+
+        def joined(given: Tensor, *others: Tensor) -> Tensor:
+            residual, weight, bias = others
+            return _joined(given, residual, weight, bias, seed.to(given.device), EPSILON, 0.1)
+
+        def apart(given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            mask = kept(seed.to(given.device), 0.1, 1, *given.shape)[0]
+            return _stock("layer_norm", EPSILON, given * mask / 0.9 + residual, weight, bias)
+
+        both = functools.partial(_both_ways, joined), functools.partial(_both_ways, apart)
+        yield Case("256 x 384, dropout, float32", inputs, *both)
+        return
     norm: Callable[..., Tensor] = layer_norm if name == "layer-norm" else rms_norm
     ours = functools.partial(_both_ways, functools.partial(norm, epsilon=EPSILON))
     stock = functools.partial(_both_ways, functools.partial(_stock, name.replace("-", "_"), EPSILON))

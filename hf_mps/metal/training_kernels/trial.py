@@ -32,6 +32,7 @@ FAMILIES = {
     "clip": "clip",
     "layer-norm": "norms",
     "rms-norm": "norms",
+    "residual-norm": "norms",
     "cross-entropy": "cross_entropy",
     "attention": "attention",
     "adam-8bit": "adam_8bit",

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from scipy import stats
 from torch import Tensor
-from transformers import GemmaConfig, GemmaForCausalLM
+from transformers import BertConfig, GemmaConfig, GemmaForCausalLM
+from transformers.models.bert.modeling_bert import BertOutput
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from hf_mps.layer.fused_step.norms import NORMS
@@ -154,3 +156,78 @@ def test_a_forward_mode_derivative_is_stocks(fused: Fused) -> None:
     expected = derivative()
     with fused():
         torch.testing.assert_close(derivative(), expected)
+
+
+def output(dropout: float = 0.0) -> torch.nn.Module:
+    """BERT's layer that ends in a norm of a sum."""
+    torch.manual_seed(0)
+    config = BertConfig(hidden_size=32, intermediate_size=32, hidden_dropout_prob=dropout)
+    with torch.no_grad():
+        module = BertOutput(config)
+        for each in module.parameters():
+            each.uniform_(-1, 1)
+    return module.to("mps")
+
+
+def through(module: torch.nn.Module, context: AbstractContextManager[None]) -> tuple[list[Tensor], int]:
+    """The result and all gradients on the host, and the launches that it took."""
+    draw = torch.Generator().manual_seed(1)
+    given = [torch.randn(3, 5, 32, generator=draw).to("mps").requires_grad_() for _ in range(2)]
+    module.zero_grad()
+    with context, simulator.counted() as counts:
+        found = module(*given)
+        found.square().sum().backward()
+    of = [found.detach(), *(each.grad for each in (*given, *module.parameters()))]
+    return [each.cpu() for each in of if each is not None], counts.launches
+
+
+def test_a_residual_is_added_by_the_norms_kernel(fused: Fused) -> None:
+    module = output()
+    expected, launches = through(module, nullcontext())
+    found, fewer = through(module, fused())
+    assert fewer < launches
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_what_dropout_takes_before_a_residual_is_drawn_by_chance_and_known_to_the_gradient(fused: Fused) -> None:
+    module = output(0.25)
+    with torch.no_grad():
+        module.dense.weight.zero_()
+        module.dense.bias.fill_(3)  # what is kept is 4
+        module.LayerNorm.weight.fill_(1)
+        module.LayerNorm.bias.zero_()
+    torch.manual_seed(0)
+    residual = torch.zeros(64, 4, 32, device="mps")
+    given = torch.randn(64, 4, 32, device="mps")
+    with fused():
+        found = module(given, residual)
+        kept = found.detach() > 0
+        (gradient,) = torch.autograd.grad(found.pow(3).sum(), module.dense.bias)
+        again = module(given, residual).detach() > 0
+    assert stats.binomtest(int(kept.sum()), kept.numel(), 0.75).pvalue > 1e-4
+    assert 0.2 < float((kept != again).float().mean()) < 0.55, "2 x 0.75 x 0.25 of them differ"
+    total = (kept * 4.0).cpu().double().requires_grad_()
+    torch.nn.functional.layer_norm(total, (32,)).pow(3).sum().backward()
+    wanted = (total.grad * kept.cpu() / 0.75).sum((0, 1))
+    torch.testing.assert_close(gradient.cpu().double(), wanted, rtol=1e-3, atol=1e-2)
+
+
+def test_a_norm_that_somebody_looks_at_is_called(fused: Fused) -> None:
+    module, seen = output(), []
+    module.LayerNorm.register_forward_hook(lambda *given: seen.append(given))
+    through(module, fused())
+    assert len(seen) == 1
+
+
+def test_gradients_of_gradients_through_a_residual_are_stocks(fused: Fused) -> None:
+    module = output()
+
+    def second(context: AbstractContextManager[None]) -> list[Tensor]:
+        given = [torch.randn(3, 32, generator=torch.Generator().manual_seed(1)).to("mps").requires_grad_()]
+        with context:
+            (first,) = torch.autograd.grad(module(given[0], given[0] * 2).pow(3).sum(), given, create_graph=True)
+            return [each.cpu() for each in torch.autograd.grad(first.square().sum(), given)]
+
+    for mine, theirs in zip(second(fused()), second(nullcontext()), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)

@@ -20,15 +20,15 @@ COLUMN = sum(torch_release() >= release for release in ((2, 14), (2, 15)))
 # From 2.14 on a linear layer sums for its bias in a dispatch by itself; 2.15 drops in one by itself, so that the plain
 # Trainer has fewer. The figures of 2.14 are 2.13's calls counted by 2.14.1's rules.
 SHARES = {
-    "encoder": (0.35, 0.33, 0.34),
+    "encoder": (0.33, 0.31, 0.32),
     "decoder with LoRA": (0.37, 0.37, 0.38),
     "decoder with LoRA, nothing dropped": (0.35, 0.34, 0.35),
     "pictures": (0.34, 0.32, 0.32),
     "translation": (0.54, 0.52, 0.54),
-    "embeddings": (0.50, 0.48, 0.51),
+    "embeddings": (0.47, 0.45, 0.48),
 }
 # Launches of a step of MiniLM, six layers; two of them are the sentinel stopped-gpu's, before torch 2.15.
-OF_MINILM, OF_PLAIN_MINILM = ((256, 808), (283, 951), (281, 909))[COLUMN]
+OF_MINILM, OF_PLAIN_MINILM = ((232, 808), (259, 951), (257, 909))[COLUMN]
 
 
 @pytest.mark.macos(15)
@@ -65,9 +65,9 @@ def test_a_step_of_minilm(minilm: Path, tmp_path: Path, fused: Fused) -> None:
 
 @pytest.mark.parametrize("name", ["encoder", "decoder with LoRA", "decoder with LoRA, nothing dropped", "pictures"])
 def test_losses_of_50_steps_are_the_plain_trainers(name: str, tmp_path: Path, fused: Fused) -> None:
-    """The simulated device draws the same masks for dropout in pieces and in one kernel, but for attention's."""
+    """The simulated device draws the same masks for dropout in pieces and in one kernel, but in kernels of ours."""
     how = {"steps": 50 - families.WARM - 1, "logging_steps": 1, "learning_rate": 1e-3}
-    undropped = {"attention_probs_dropout_prob": 0.0} if name == "encoder" else {}
+    undropped = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0} if name == "encoder" else {}
     expected = families.train(families.made(name, **undropped), tmp_path, **how).losses
     with fused():
         found = families.train(families.made(name, **undropped), tmp_path, **how).losses

@@ -23,6 +23,12 @@ MUTATIONS["layer-norm"] = MUTATIONS["rms-norm"] = [
     ("float squares = 0;", "half squares = 0;"),
     ("row += groups) {", "row += groups + 1) {"),
 ]
+MUTATIONS["residual-norm"] = [
+    (BARRIER + "  const float2 part", "  const float2 part"),
+    ("sums[group * columns + i] = kept[k]", "sums[group * columns + i + 1] = kept[k]"),
+    ("float(residual[first + i]) + kept", "kept"),
+    ("threshold, 0, row, i)", "threshold, 0, i, row)"),
+]
 MUTATIONS["cross-entropy"] = [
     (BARRIER, ""),
     ("i == label ?", "i == label + 1 ?"),
