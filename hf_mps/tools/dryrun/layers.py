@@ -50,8 +50,9 @@ class Cut:
         return module
 
 
-def cut(model: Any, *, traces: int = 2) -> Cut | None:
-    """Return which layers tell all of `model`; None where short traces are no less than `traces` of the whole."""
+def cut(model: Any) -> Cut | None:
+    """Return which layers tell all of `model`; None where short traces, with one before, are no less than two whole
+    ones."""
     base: dict[str, list[int]] = {}
     kinds: dict[str, list[str]] = {}
     further: list[tuple[str, int, int]] = []
@@ -77,7 +78,7 @@ def cut(model: Any, *, traces: int = 2) -> Cut | None:
         further += [(name, 1 + inner.index(each), inner.count(each) - 1) for each in between if inner.count(each) > 1]
         whole += count
     kept = sum(map(len, base.values()))
-    if not base or (1 + len(further)) * kept + len(further) >= traces * whole:
+    if not base or (2 + len(further)) * kept + len(further) >= 2 * whole:
         return None
     more = [({**base, name: [0, number, *base[name][1:]]}, lacking) for name, number, lacking in further]
     return Cut(base, more, kinds)

@@ -47,7 +47,7 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
 
     def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
         step = prepare.step(parts, device, fake=tensors is FAKE)
-        cut = layers.cut(step.model, traces=1) if tensors is FAKE and not generates(step.trainer) else None
+        cut = layers.cut(step.model) if tensors is FAKE and not generates(step.trainer) else None
 
         def recorded(kept: layers.Kept) -> OperatorRecorder:
             shorter = step if cut is None else prepare.step(parts, device, fake=True)
