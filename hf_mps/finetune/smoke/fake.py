@@ -181,8 +181,8 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 # What was made of tensors of such shapes: the number of the argument that is returned; or of the one whose memory a
-# view shares (-1 where none), and the sizes of each result.
-_MADE: dict[Any, int | tuple[int, bool, list[tuple[Any, ...]]]] = {}
+# view shares (-1 where none), whether there are several results, and their sizes.
+_MADE: dict[Any, int | tuple[int, bool, list[Any]]] = {}
 
 
 def shaped(func: Any, args: Any, kwargs: Any) -> Any:
@@ -192,9 +192,8 @@ def shaped(func: Any, args: Any, kwargs: Any) -> Any:
     is made at once the next time: PyTorch has then found that the result follows from the arguments alone.
     """
     key: list[Any] = [func, torch.get_default_dtype()]
-    plain = _add(key, args) and _add(key, kwargs) and _add(key, kwargs.values())
-    mode = next((one.fake_mode for one in args if type(one) is FakeTensor), None)
-    if not plain or mode is None:
+    fakes: list[FakeTensor] = []
+    if not (_add(key, fakes, args) and (not kwargs or _add(key, fakes, tuple(kwargs.items()))) and fakes):
         return func(*args, **kwargs)
     place = tuple(key)
     if (made := _MADE.get(place)) is None:
@@ -208,23 +207,25 @@ def shaped(func: Any, args: Any, kwargs: Any) -> Any:
         return args[made]
     source, several, sizes = made
     with no_dispatch():
-        results = [torch.empty_strided(*size[:2], dtype=size[2], device="meta") for size in sizes]
+        results = [size and torch.empty_strided(*size[:2], dtype=size[2], device="meta") for size in sizes]
         if source >= 0:
             results[0].set_(args[source].untyped_storage(), sizes[0][4], *sizes[0][:2])
-    found = tuple(FakeTensor(mode, one, size[3]) for one, size in zip(results, sizes, strict=True))
+    pairs = zip(results, sizes, strict=True)
+    found = tuple(size and FakeTensor(fakes[0].fake_mode, one, size[3]) for one, size in pairs)
     return found if several else found[0]
 
 
-def _add(key: list[Any], values: Iterable[Any]) -> bool:
+def _add(key: list[Any], fakes: list[FakeTensor], values: Any) -> bool:
     """Add to `key` what of some arguments tells a result's shape; False where that may need more than it has."""
     for value in values:
         if type(value) is FakeTensor:
             if value.constant is not None or value.dtype.is_complex or value.layout != torch.strided:
                 return False
+            fakes.append(value)
             key += (*_size(value), value.requires_grad)
         elif isinstance(value, (list, tuple)):
             key += (type(value), len(value))
-            if not _add(key, value):
+            if not _add(key, fakes, value):
                 return False
         elif isinstance(value, torch.Tensor):
             return False
@@ -243,12 +244,16 @@ def _keep(place: tuple[Any, ...], func: Any, args: Any, result: Any) -> None:
         _MADE[place] = same[0]
         return
     results = result if isinstance(result, tuple) else (result,)
-    if not all(type(one) is FakeTensor and not one.requires_grad for one in results):
+    if not all(one is None or (type(one) is FakeTensor and not one.requires_grad) for one in results):
         return
-    memory = results[0].untyped_storage()._cdata
-    shared = [n for n, one in enumerate(args) if type(one) is FakeTensor and one.untyped_storage()._cdata == memory]
+    memory = {one.untyped_storage()._cdata for one in results if one is not None}
+    shared = [n for n, one in enumerate(args) if type(one) is FakeTensor and one.untyped_storage()._cdata in memory]
     if bool(shared) == func.is_view and not (shared and len(results) > 1):
-        _MADE[place] = (*shared, -1)[0], isinstance(result, tuple), list(map(_size, results))
+        _MADE[place] = (
+            (*shared, -1)[0],
+            isinstance(result, tuple),
+            [None if one is None else _size(one) for one in results],
+        )
 
 
 def _first_queries(stock: Any) -> Any:

@@ -75,7 +75,7 @@ def of_ranks(ranks: int) -> Machine:
     return Machine(f"one of {ranks} parts of {machine.present().chip}", total, total, "it begins to swap")
 
 
-LARGEST_BATCH, TRACES = 4096, 8
+LARGEST_BATCH, TRACES, FURTHER = 4096, 8, 8
 """Rows of the largest batch that is looked for, and traces that the search may take."""
 Moments = Mapping[Any, int]
 
@@ -85,10 +85,10 @@ def largest(
 ) -> int:
     """Return the most rows of a batch whose step is within `limit` bytes, 0 where not even one is; at most `most`.
 
-    `moments_of` returns the bytes of a step's moments for so many rows. A moment grows by the same bytes for each row
-    over long stretches, so lines through those of two batches lead near the answer. The search begins with a batch of
-    `first` rows, of whose peak `kept` bytes do not depend on the rows. The answer was traced, and is the largest or
-    within a fiftieth of it.
+    `moments_of` returns the bytes of a step's moments for so many rows. Each grows by the same bytes for each row, or
+    by fewer from some size on, as a loss in chunks does. So a line through two batches is never too low beyond them:
+    what it says fits does, and is taken up to FURTHER times the larger one. The search begins with a batch of `first`
+    rows, of whose peak `kept` bytes do not depend on the rows.
     """
     low, high = 0, most + 1  # what fits, and what does not
     known: dict[int, Moments] = {}
@@ -99,9 +99,13 @@ def largest(
         low, high = (low, guess) if peak > limit else (guess, high)
         if len(known) == 1:
             reach = guess * (limit - kept) / max(1, peak - kept)
+            if reach < 1:
+                return 0
         else:
             reach = _reach(sorted(known, key=lambda rows: abs(rows - (low + high) / 2)), known, limit)
-        if high - low <= max(1, low // 50) or 0 < int(reach) <= low + low // 50:
+            if low and high > most and reach < FURTHER * low:
+                return min(int(reach), most)
+        if high - low <= max(1, low // 50) or 0 < int(reach) <= low:
             break
         guess = min(max(int(reach), low + 1), high - 1)
     return low

@@ -33,7 +33,7 @@ from hf_mps.tools.dryrun.audit.record import OperatorRecorder
 from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
 from hf_mps.tools.dryrun.memory.machine import largest
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
-from hf_mps.tools.dryrun.step import generates
+from hf_mps.tools.dryrun.step import generates, models_of
 
 if TYPE_CHECKING:
     from hf_mps.tools.dryrun.step import TrainingStep
@@ -436,9 +436,9 @@ class Tracer:
         Those of a model with many layers that are alike are told by traces of a few, but not where a step generates:
         its keys and values are kept for as many layers as the configuration says.
         """
-        model = self._parts.prepared.model
-        cut = layers.cut(model)
-        with layers.few(model, cut.base if cut else {}):
+        models = models_of(self._parts.prepared)
+        cut = layers.cut(*models)
+        with layers.few(cut.base if cut else {}, *models):
             step = self._step(1, rows)
             generating = generates(step.trainer)
             if not (self._trained or generating):
@@ -458,9 +458,8 @@ class Tracer:
         whole = recording or generating
         found, recorders = [], []
         for kept in (cut.base, *(kept for kept, _ in cut.more)) if cut else ({},):
-            with layers.few(self._parts.prepared.model, kept):
+            with layers.few(kept, *models_of(self._parts.prepared)):
                 step = self._step(several if whole else 1, rows)
-                assert step.model is self._parts.prepared.model
                 recorders.append(OperatorRecorder(step.tracker))
                 moments = followed(
                     step,

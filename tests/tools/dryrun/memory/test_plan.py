@@ -82,14 +82,14 @@ def test_freed_tensors_are_no_longer_counted_and_views_are_not_counted_twice() -
 @pytest.mark.parametrize(
     ("step", "limit", "expected", "most"),
     [
-        ([lambda rows: 100 + 7 * rows], 1000, 128, 3),
-        ([lambda rows: 100 + 7 * rows], 106, 0, 3),
-        ([lambda rows: 100 + 7 * rows], 107, 1, 3),
+        ([lambda rows: 100 + 7 * rows], 1000, 128, 2),
+        ([lambda rows: 100 + 7 * rows], 106, 0, 1),
+        ([lambda rows: 100 + 7 * rows], 107, 1, 2),
         ([lambda rows: 100 + 7 * rows], 99, 0, 0),
         # Level as long as the optimizer's step is the highest moment.
         ([lambda rows: 900, lambda rows: 3 * rows], 1000, 333, 3),
         # A loss in chunks grows to the first whole one, the layers go on.
-        ([lambda rows: 100 + min(20 * rows, 650), lambda rows: 100 + 2 * rows], 1000, 450, 4),
+        ([lambda rows: 100 + min(20 * rows, 650), lambda rows: 100 + 2 * rows], 1000, 450, 3),
         ([lambda rows: 500], 1000, 4096, 5),
     ],
 )
@@ -104,7 +104,6 @@ def test_the_largest_batch_is_found_in_few_traces(
 
     found = largest(traced, limit, first=32, kept=100)
     assert expected * 0.98 <= found <= expected
-    assert found == 0 or found in asked
     assert len(asked) <= most
 
 
