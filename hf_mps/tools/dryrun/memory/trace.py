@@ -269,11 +269,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
-    """Run a step twice and return its highest moment; the recorders `others` look on, and keep the second one's."""
-    return _told(followed(step, *others, device=device).peak)
-
-
 def _told(highest: Peak) -> Peak:
     """Return a peak without empty parts, at a kind of module."""
     phase, module = highest.where
