@@ -183,7 +183,7 @@ def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:
 
     target = resolve_target(str(recipe(pair, folder)), pair.overrides)
     with prepare.weightless(target) as parts:
-        planned = trace.peak(prepare.step(parts, device, fake=True, **shape(parts, pair))).bytes
+        planned = trace.followed(prepare.step(parts, device, fake=True, **shape(parts, pair))).peak.bytes
     gc.collect()
     before = torch.mps.current_allocated_memory()
     with prepare.weightless(target, "cpu") as parts:

@@ -50,44 +50,53 @@ class Cut:
         return module
 
 
-def cut(model: Any, *, traces: int = 2) -> Cut | None:
-    """Return which layers tell all of `model`; None where short traces are no less than `traces` of the whole."""
+def cut(*models: Any) -> Cut | None:
+    """Return which layers tell all of `models`, the one that trains and those beside it (a teacher).
+
+    None where short traces, with one before, are no less than two whole ones. A list whose name another model has too
+    stays whole.
+    """
     base: dict[str, list[int]] = {}
     kinds: dict[str, list[str]] = {}
     further: list[tuple[str, int, int]] = []
     whole = 0
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.ModuleList) or any(name.startswith(f"{each}.") for each in base):
-            continue
-        count, last = len(module), len(module) - 1
-        if count < LEAST or len(set(map(type, module))) > 1 or any(map(_shortens, module)):
-            continue
-        settings = list(_of_layers(_holders(model, name), count))
-        signatures = [
-            (_signature(layer), tuple(str(value(number)) for *_, value in settings))
-            for number, layer in enumerate(module)
-        ]
-        between = {signature: number for number, signature in enumerate(signatures) if 0 < number < last}
-        if len(between) + 3 >= count:
-            continue
-        base[name] = [0, *sorted(between.values()), last]
-        words = {each: INNER_LAYER + (f"-{place}" if place else "") for place, each in enumerate(between)}
-        kinds[name] = [FIRST_LAYER, *(words[each] for each in signatures[1:last]), LAST_LAYER]
-        inner = signatures[1:last]
-        further += [(name, 1 + inner.index(each), inner.count(each) - 1) for each in between if inner.count(each) > 1]
-        whole += count
+    for place, model in enumerate(models):
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.nn.ModuleList) or any(name.startswith(f"{each}.") for each in base):
+                continue
+            count, last = len(module), len(module) - 1
+            if count < LEAST or len(set(map(type, module))) > 1 or any(map(_shortens, module)):
+                continue
+            if _owner(models[:place], name) is not None:
+                continue
+            settings = list(_of_layers(_holders(model, name), count))
+            signatures = [
+                (_signature(layer), tuple(str(value(number)) for *_, value in settings))
+                for number, layer in enumerate(module)
+            ]
+            between = {signature: number for number, signature in enumerate(signatures) if 0 < number < last}
+            if len(between) + 3 >= count:
+                continue
+            base[name] = [0, *sorted(between.values()), last]
+            words = {each: INNER_LAYER + (f"-{kind}" if kind else "") for kind, each in enumerate(between)}
+            kinds[name] = [FIRST_LAYER, *(words[each] for each in signatures[1:last]), LAST_LAYER]
+            inner = signatures[1:last]
+            lacking = [(each, inner.count(each) - 1) for each in between]
+            further += [(name, 1 + inner.index(each), lacks) for each, lacks in lacking if lacks]
+            whole += count
     kept = sum(map(len, base.values()))
-    if not base or (1 + len(further)) * kept + len(further) >= traces * whole:
+    if not base or (2 + len(further)) * kept + len(further) >= 2 * whole:
         return None
     more = [({**base, name: [0, number, *base[name][1:]]}, lacking) for name, number, lacking in further]
     return Cut(base, more, kinds)
 
 
 @contextmanager
-def few(model: Any, kept: Kept) -> Iterator[None]:
-    """Leave `model` the layers `kept` of its lists while the context lasts, under new numbers."""
+def few(kept: Kept, *models: Any) -> Iterator[None]:
+    """Leave `models` the layers `kept` of their lists while the context lasts, under new numbers."""
     with ExitStack() as stack:
         for name, numbers in kept.items():
+            model = _owner(models, name)
             holders = _holders(model, name)
             parent, whole = holders[0], model.get_submodule(name)
             for values, key, each, value in _of_layers(holders, len(whole)):
@@ -108,6 +117,11 @@ class _Place:
     """Whether a list of numbers names a layer."""
 
     named: bool
+
+
+def _owner(models: Sequence[Any], name: str) -> Any:
+    """Return the first model that has a module of this name, or None."""
+    return next((model for model in models if any(name == each for each, _ in model.named_modules())), None)
 
 
 def _holders(model: Any, name: str) -> list[Any]:
@@ -170,6 +184,7 @@ def calls_of_all(base: Sequence[Call], more: Sequence[tuple[Sequence[Call], int]
     changed += [[call for call in each if call not in counts[0]] for each in counts[1:]]
     for operator in {call.operator for call in changed[0]}:
         those = [[call for call in each if call.operator == operator] for each in changed]
+        those = [each or those[0] for each in those]  # one more of a teacher's layers changes no optimizer's call
         if len({len(each) for each in those}) > 1:
             continue
         for first, *others in zip(*those, strict=True):

@@ -145,15 +145,18 @@ def ignore_moves(models: Iterable[Any]) -> None:
 def make_fake(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
     """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
     fakes: dict[int, tuple[Any, Any]] = {}  # with the former tensor, so that its id is not given away
 
     def fake(tensor: Any) -> Any:
         if id(tensor) not in fakes:
-            with mode:
-                new: Any = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            # As `torch.empty_strided` and `torch.nn.Parameter` would make it under the mode, without operators.
+            shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            new: Any = FakeTensor(mode, shape, torch.device(device))
             if isinstance(tensor, torch.nn.Parameter):
-                new = torch.nn.Parameter(new, tensor.requires_grad)
+                new.requires_grad_(tensor.requires_grad)
+                new._is_param = True
                 if (state := getattr(tensor, "quant_state", None)) is not None:
                     new.quant_state = mapped(state, fake)
             fakes[id(tensor)] = (new, tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -77,7 +78,11 @@ def weightless(
         run = prepare_run(replace(small, recipe=recipe), source, device=on)
         count = quantization.parameters(run.prepared.model)
         model = Choice(f"{told.value}, {count / 1e6:,.1f} M parameters", told.reason)
-        yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP}, whole)
+        gc.freeze()  # each step ends with a full collection, which then leaves the libraries alone
+        try:
+            yield Parts(run, {**target.facts, "model": model, "rows": MADE_UP}, whole)
+        finally:
+            gc.unfreeze()
 
 
 @contextmanager

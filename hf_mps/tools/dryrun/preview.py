@@ -57,12 +57,12 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
         share = f"{counts[1] / max(1, sum(counts)):.1%} of {type(run.prepared.model).__name__}'s are trained"
         plan.choices["parameters"] = Choice(f"{counts[1]:,} trainable, {counts[0]:,} frozen", share)
         as_made = resolved.with_overrides(run.adjustments.overrides)
+        sharded: dict[str, Choice[Any]] = {}
         if sharding.KEY in plan.choices:  # which is traced in a process that no launcher has made one of several
             ranks = resolved.command("plan", "--ranks", str(world.size))
-            plan.choices["memory"] = Choice(UNKNOWN, f"what each rank holds: {ranks}")
-        else:
-            plan.choices["memory"] = _memory(as_made, run.device.value)
-        plan.choices.update(_operators(as_made, plan.choices["fused_step"].value != switch.OFF))
+            sharded = {"memory": Choice(UNKNOWN, f"what each rank holds: {ranks}")}
+        fused = plan.choices["fused_step"].value != switch.OFF
+        plan.choices.update(_traced(as_made, run.device.value, fused) | sharded)
     content = {
         "name": resolved.name,
         "recipe": resolved.recipe.model_dump(exclude_none=True),
@@ -79,41 +79,34 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     return result
 
 
-def _memory(resolved: ResolvedRecipe, device: str) -> Choice[Any]:
-    """Return the peak of a training step, and on a Mac's GPU whether this Mac has room for it."""
-    from hf_mps.tools.dryrun import metal_device, prepare
-    from hf_mps.tools.dryrun.memory.fit import gib
-    from hf_mps.tools.dryrun.memory.machine import present
-    from hf_mps.tools.dryrun.memory.trace import Tracer
-    from hf_mps.tools.dryrun.resolve import Target
-
-    try:
-        with prepare.weightless(Target(resolved.name, resolved)) as parts:
-            size = Tracer(parts, metal_device())().bytes
-    except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stays
-        return _not_known(error)
-    told, reason = f"{gib(size)} live at peak", "estimated from a traced step; what it is made of: "
-    reason += resolved.command("plan")
-    if device != "mps":
-        return Choice(told, reason)
-    machine = present()
-    share = f"{size / machine.comfortable:.0%} of what {machine.name} may use"
-    return Choice(f"{told}: {machine.verdict(size)}", f"{share}; {reason}")
-
-
-def _operators(resolved: ResolvedRecipe, fused: bool) -> dict[str, Choice[Any]]:
-    """The operators of a training step that have no Metal kernel, those that the recipe names marked; its launches.
+def _traced(resolved: ResolvedRecipe, device: str, fused: bool) -> dict[str, Choice[Any]]:
+    """Return what a traced training step tells: its peak, and on a Mac's GPU whether this Mac has room for it; its
+    operators that have no Metal kernel, those that the recipe names marked; and its launches.
 
     A step that is to be `fused` is traced as it is before: the parts act on tensors that hold numbers alone.
     """
-    from hf_mps.tools.dryrun.audit import audit
-    from hf_mps.tools.dryrun.launches import Launches
+    from hf_mps.metal.operators.table import OperatorSupport
+    from hf_mps.tools.dryrun import memory
+    from hf_mps.tools.dryrun.audit.record import audit_of
+    from hf_mps.tools.dryrun.launches import Launches, table_of
+    from hf_mps.tools.dryrun.memory.fit import gib
+    from hf_mps.tools.dryrun.memory.machine import present
     from hf_mps.tools.dryrun.resolve import Target
 
     try:
-        result = audit(Target(resolved.name, resolved))
-    except Exception as error:
-        return dict.fromkeys(("operators", "launches"), _not_known(error))
+        estimate = memory.estimate(Target(resolved.name, resolved), record=True)
+    except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stays
+        ours = isinstance(error, (UserError, RunError))
+        why = first_line(error) if ours else f"it cannot be traced: {summary(error)}"
+        return dict.fromkeys(("memory", "operators", "launches"), Choice(UNKNOWN, why))
+    machine, size = present(), f"{gib(estimate.bytes)} live at peak"
+    reason = f"estimated from a traced step; what it is made of: {resolved.command('plan')}"
+    told = Choice(size, reason)
+    if device == "mps":
+        share = f"{estimate.bytes / machine.comfortable:.0%} of what {machine.name} may use"
+        told = Choice(f"{size}: {machine.verdict(estimate.bytes)}", f"{share}; {reason}")
+    assert estimate.recorded is not None  # asked for above
+    result = audit_of(resolved.name, estimate.recorded, OperatorSupport(), {}, table_of(None))
     lacking = [
         f"{entry.operator} (as the recipe names it)" if entry.operator in resolved.recipe.fallback else entry.operator
         for entry in result.findings
@@ -122,11 +115,6 @@ def _operators(resolved: ResolvedRecipe, fused: bool) -> dict[str, Choice[Any]]:
     without = f"without a Metal kernel: {', '.join(lacking)}" if lacking else "all have a Metal kernel"
     launches: Choice[Any] = Choice(UNKNOWN, result.launches.reason if isinstance(result.launches, Choice) else "")
     if isinstance(result.launches, Launches):
-        before = "of a first step as the plain Trainer makes it, before it is fused; " if fused else ""
+        before = "of a step as the plain Trainer makes it, before it is fused; " if fused else ""
         launches = Choice(result.launches.choice.value, f"{before}{result.launches.choice.reason}")
-    return {"operators": Choice(without, reason), "launches": launches}
-
-
-def _not_known(error: Exception) -> Choice[Any]:
-    ours = isinstance(error, (UserError, RunError))
-    return Choice(UNKNOWN, first_line(error) if ours else f"it cannot be traced: {summary(error)}")
+    return {"memory": told, "operators": Choice(without, reason), "launches": launches}

@@ -53,7 +53,7 @@ def test_a_plan_as_json_has_what_a_program_wants(desk: Path, finetune: Command, 
     assert said["parameters"] == {"trainable": model.num_parameters(), "frozen": 0}
     assert said["buckets"] == sorted(said["buckets"])
     assert all(choice["reason"] for choice in said["choices"].values())
-    assert said["choices"]["launches"]["reason"].startswith("of a first step as the plain Trainer makes it, before")
+    assert said["choices"]["launches"]["reason"].startswith("of a step as the plain Trainer makes it, before")
 
 
 def test_the_plan_is_the_runs_own_header(desk: Path, finetune: Command) -> None:

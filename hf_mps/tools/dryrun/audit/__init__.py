@@ -39,7 +39,7 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
     from hf_mps.tools.dryrun import layers, prepare
     from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
     from hf_mps.tools.dryrun.launches import asked_for
-    from hf_mps.tools.dryrun.step import generates, model_errors
+    from hf_mps.tools.dryrun.step import generates, model_errors, models_of
 
     support, launches = _tables(torch_table, release)
     training, accumulated = _traced(target.resolved.recipe)
@@ -47,12 +47,12 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
 
     def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
         step = prepare.step(parts, device, fake=tensors is FAKE)
-        cut = layers.cut(step.model, traces=1) if tensors is FAKE and not generates(step.trainer) else None
+        cut = layers.cut(*models_of(parts.prepared)) if tensors is FAKE and not generates(step.trainer) else None
 
         def recorded(kept: layers.Kept) -> OperatorRecorder:
             shorter = step if cut is None else prepare.step(parts, device, fake=True)
             recorder = OperatorRecorder(shorter.tracker)
-            with layers.few(shorter.model, kept):
+            with layers.few(kept, *models_of(parts.prepared)):
                 shorter.run(1, watch=[recorder])
             return recorder
 

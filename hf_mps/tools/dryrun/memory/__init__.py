@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from hf_mps.core.choice import Choice
@@ -46,32 +48,31 @@ def plan(
     from hf_mps.tools.dryrun import launches, prepare
     from hf_mps.tools.dryrun.memory import adjust
     from hf_mps.tools.dryrun.memory.fit import MemoryPlan, ranked
-    from hf_mps.tools.dryrun.memory.machine import largest, present
+    from hf_mps.tools.dryrun.memory.machine import present
     from hf_mps.tools.dryrun.memory.trace import Tracer
     from hf_mps.tools.dryrun.step import model_errors
 
     machine = machine or present()
     table = launches.table_of(release)
 
-    def traced(target: Target) -> tuple[Estimate, int]:
-        with prepare.weightless(target) as parts:
-            tracer = Tracer(parts, device, length, record=True)
-            estimate = tracer()
-            most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
-        return estimate, most
-
     made = MemoryAdjustments()
-    with model_errors(target.resolved):
-        estimate, most = traced(target)
-        if machine.verdict(estimate.bytes) != "fits":
-            made = adjust.make(target, machine, device, length, estimate)
+    with model_errors(target.resolved), ExitStack() as stack:
+
+        def tracer_of(target: Target, trained: Collection[str] = ()) -> Tracer:
+            parts = stack.enter_context(prepare.weightless(target))
+            return Tracer(parts, device, length, record=True, trained=trained)
+
+        tracer = tracer_of(target)
+        if machine.verdict(tracer().bytes) != "fits":
+            made = adjust.make(target, machine, device, length, tracer())
         if made.overrides:
             target = target.varied(made.overrides)
-            estimate, most = traced(target)
+            tracer = tracer_of(target, tracer().trained)
+        estimate, most = tracer(), tracer.largest(machine.comfortable)
+        fits = machine.verdict(estimate.bytes) == "fits"
+        options = () if fits else tuple(ranked(target, machine, device, length, made.overrides, tracer))
     recorded = estimate.recorded
     assert recorded is not None  # asked for above
-    fits = machine.verdict(estimate.bytes) == "fits"
-    options = () if fits else tuple(ranked(target, machine, device, length, made.overrides, estimate))
     found = table if isinstance(table, Choice) else launches.of_calls(recorded.calls, table, recorded.more)
     facts = {"device": device, **launches.asked_for(release, table), **estimate.facts, **made.choices}
     return MemoryPlan(target.name, machine, estimate, most, options, facts, found)

@@ -18,7 +18,7 @@ from hf_mps.metal.device.memory import beside_live
 from hf_mps.metal.operators.launch_class import CLASSES
 from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.launches import Launches, launch_lines
-from hf_mps.tools.dryrun.memory.machine import Machine, largest
+from hf_mps.tools.dryrun.memory.machine import Machine
 from hf_mps.tools.dryrun.memory.trace import PARTS, STATE, WEIGHTS, Estimate, Tracer
 from hf_mps.tools.dryrun.render import Report
 
@@ -100,16 +100,17 @@ def ranked(
     device: Choice[str],
     length: int | None,
     made: Mapping[str, Any],
-    estimate: Estimate,
+    tracer: Tracer,
 ) -> Iterator[Option]:
     """Every way that makes the step fit, the least change first; a way that the recipe goes already is left out.
 
-    The run goes a part of the way itself: `made` are those overrides, which `target` has, and `estimate` is its step.
+    The run goes a part of the way itself: `made` are those overrides, which `target` has, and `tracer` is of its step.
 
     Each keeps the number of rows in an optimizer step, with accumulation where it must, which a step in the backward
     pass cannot have.
     """
     tried: list[dict[str, Any]] = []
+    estimate = tracer()
     for whole, reason in WAYS:
         changes = {key: value for key, value in whole.items() if key not in made}
         if changes in tried or not changes_something(target, changes):
@@ -120,9 +121,12 @@ def ranked(
         if EARLY.keys() <= made.keys() and not _steps_early(whole):
             changes = changes | {early_steps.KEY: False}
         try:
-            with prepare.weightless(target.varied(changes)) as parts:
-                trained = estimate.trained if changes.keys().isdisjoint(LORA | QUANTIZED) else ()
-                option = _option(Tracer(parts, device, length, trained=trained), machine, changes, reason)
+            if changes:
+                with prepare.weightless(target.varied(changes)) as parts:
+                    trained = estimate.trained if changes.keys().isdisjoint(LORA | QUANTIZED) else ()
+                    option = _option(Tracer(parts, device, length, trained=trained), machine, changes, reason)
+            else:
+                option = _option(tracer, machine, changes, reason)
         except UserError:  # the model has no such layers, the chip no such precision
             continue
         if option is not None:
@@ -140,14 +144,14 @@ def least(changes: Mapping[str, Any], estimate: Estimate) -> int:
 
 
 def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: str) -> Option | None:
-    asked, limit = tracer.rows, machine.comfortable
-    most = largest(lambda rows: tracer(rows).bytes, limit, asked)
+    asked = tracer.rows
+    if _steps_early(changes) and tracer().bytes > machine.comfortable:
+        return None
+    most = tracer.largest(machine.comfortable)
     if most == 0:
         return None
     if most >= asked:
-        return Option(words(changes), reason, tracer(asked), most)
-    if _steps_early(changes):
-        return None
+        return Option(words(changes), reason, tracer(), most)
     rows = max(number for number in range(1, most + 1) if asked % number == 0)
     smaller = {
         "training.per_device_train_batch_size": rows,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import GIB
@@ -74,34 +75,48 @@ def of_ranks(ranks: int) -> Machine:
     return Machine(f"one of {ranks} parts of {machine.present().chip}", total, total, "it begins to swap")
 
 
-LARGEST_BATCH, TRACES = 4096, 8
-"""Rows of the largest batch that is looked for, and traces that the search may take beside the first two."""
+LARGEST_BATCH, TRACES, FURTHER = 4096, 8, 8
+"""Rows of the largest batch that is looked for, and traces that the search may take."""
+Moments = Mapping[Any, int]
 
 
-def largest(peak_of: Callable[[int], int], limit: int, first: int, most: int = LARGEST_BATCH) -> int:
-    """Return the most rows of a batch whose peak is within `limit` bytes, 0 where not even one is; at most `most`.
+def largest(
+    moments_of: Callable[[int], Moments], limit: int, first: int, kept: int = 0, most: int = LARGEST_BATCH
+) -> int:
+    """Return the most rows of a batch whose step is within `limit` bytes, 0 where not even one is; at most `most`.
 
-    Peaks grow by the same bytes for each row over long stretches, so a line through two of them leads near the answer;
-    at most TRACES more are made. The answer was traced, and is the largest or within a fiftieth of it.
+    `moments_of` returns the bytes of a step's moments for so many rows. Each grows by the same bytes for each row, or
+    by fewer from some size on, as a loss in chunks does. So a line through two batches is never too low beyond them:
+    what it says fits does, and is taken up to FURTHER times the larger one. The search begins with a batch of `first`
+    rows, of whose peak `kept` bytes do not depend on the rows.
     """
-    if peak_of(1) > limit:
-        return 0
-    low, high = 1, most + 1  # what fits, and what does not
-    guess = min(max(first, 2), most)
-    for _ in range(TRACES):
-        size = peak_of(guess)
-        if size > limit:
-            high = guess
-            slope = (size - peak_of(low)) / (high - low)
+    low, high = 0, most + 1  # what fits, and what does not
+    known: dict[int, Moments] = {}
+    guess = min(first, most)
+    while kept <= limit and len(known) < TRACES:
+        known[guess] = moments_of(guess)
+        peak = max(known[guess].values())
+        low, high = (low, guess) if peak > limit else (guess, high)
+        if len(known) == 1:
+            reach = guess * (limit - kept) / max(1, peak - kept)
+            if reach < 1:
+                return 0
         else:
-            slope, low = (size - peak_of(low)) / (guess - low), guess
-            if size + slope > limit:  # the highest of several lines: it rises no slower further on
-                break
-            if high <= most:
-                slope = max(slope, (peak_of(high) - size) / (high - low))
-        if high - low <= max(1, low // 50):
+            reach = _reach(sorted(known, key=lambda rows: abs(rows - (low + high) / 2)), known, limit)
+            if low and high > most and reach < FURTHER * low:
+                return min(int(reach), most)
+        if high - low <= max(1, low // 50) or 0 < int(reach) <= low:
             break
-        # Level where another moment than the batch's is the highest: then in large strides.
-        reach = low + (limit - peak_of(low)) / slope if slope > 0 else 8 * low
         guess = min(max(int(reach), low + 1), high - 1)
     return low
+
+
+def _reach(nearest: Sequence[int], known: Mapping[int, Moments], limit: int) -> float:
+    """Return the rows at which the first of the lines through the moments of two batches is at `limit` bytes."""
+    one, other = nearest[:2]
+    first, second = known[one], known[other]
+    pairs = [(max(first.values()), max(second.values()))]  # moments of one batch alone are in these
+    pairs += [(first[each], second[each]) for each in first.keys() & second.keys()]
+    slopes = ((size, (more - size) / (other - one)) for size, more in pairs)
+    # Where all are level, in large strides.
+    return min((one + (limit - size) / slope for size, slope in slopes if slope > 0), default=8 * max(one, other))

@@ -21,8 +21,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune import sharding
 from hf_mps.tools.dryrun import prepare
-from hf_mps.tools.dryrun.memory.machine import Machine, largest, of_ranks
-from hf_mps.tools.dryrun.memory.trace import Peak, Tracer, peak
+from hf_mps.tools.dryrun.memory.machine import Machine, of_ranks
+from hf_mps.tools.dryrun.memory.trace import Peak, Tracer, followed
 
 if TYPE_CHECKING:
     from hf_mps.tools.dryrun.memory.fit import MemoryPlan
@@ -50,14 +50,14 @@ class ShardedTracer(Tracer):
         super().__init__(parts, DEVICE, length)
         self._ranks, self._training = ranks, training
 
-    def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
+    def _moments(self, rows: int) -> tuple[TrainingStep, Mapping[Any, Peak]]:
         precision = _precision(self._training)
         with fake_ranks(self._ranks) as mesh:
-            step = prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
+            step = self._step(min(self.accumulation, 2), rows)
             with step.fake:
                 shard(step.model, mesh, sharding.plugin(self._training, step.model), precision)
             with sharding.quiet():
-                return step, peak(step, device=DEVICE.value)
+                return step, followed(step, device=DEVICE.value, moments=True).moments or {}
 
 
 def plan(target: Target, ranks: int, machine: Machine | None = None, *, length: int | None = None) -> MemoryPlan:
@@ -79,8 +79,7 @@ def plan(target: Target, ranks: int, machine: Machine | None = None, *, length: 
     machine = machine or of_ranks(ranks)
     with model_errors(target.resolved), weightless(target) as parts:
         tracer = ShardedTracer(parts, ranks, training, length)
-        estimate = tracer()
-        most = largest(lambda rows: tracer(rows).bytes, machine.comfortable, estimate.rows)
+        estimate, most = tracer(), tracer.largest(machine.comfortable)
     told = f"of each rank; {sharding.asked(training)} divides weights, gradients and the optimizer's state"
     facts = {"device": DEVICE, **estimate.facts, "ranks": Choice(ranks, told)}
     if (precision := _precision(training)) != "no":

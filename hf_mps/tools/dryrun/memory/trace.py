@@ -31,8 +31,9 @@ from hf_mps.metal.operators.table import NO_OPERATORS
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
 from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
+from hf_mps.tools.dryrun.memory.machine import largest
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
-from hf_mps.tools.dryrun.step import generates
+from hf_mps.tools.dryrun.step import generates, models_of
 
 if TYPE_CHECKING:
     from hf_mps.tools.dryrun.step import TrainingStep
@@ -47,28 +48,33 @@ class Peak:
     where: tuple[str, str] = ("", "")
 
 
-Key = tuple[str, str, str]
+Key = Any  # phase, module and operator
 
 
-def folded(moments: Mapping[tuple[tuple[str, str], str], Peak], cut: Cut, kept: Kept) -> dict[Key, Peak]:
+def folded(moments: Mapping[Key, Peak], cut: Cut, kept: Kept) -> dict[Key, Peak]:
     """The highest moments of a trace of the layers `kept`, by what they have in common with those of another trace."""
     found: dict[Key, Peak] = {}
     for ((phase, module), operator), one in moments.items():
         each = (phase, cut.named(kept, module), operator)
-        found[each] = max(found.get(each, one), one, key=lambda peak: peak.bytes)
+        found[each] = highest([found.get(each, one), one])
     return found
 
 
-def scaled(base: Mapping[Key, Peak], more: Sequence[tuple[Mapping[Key, Peak], int]]) -> Peak | None:
-    """The highest moment of all layers, from those of the traces of a few; None where they are not the same ones."""
+def scaled(base: Mapping[Key, Peak], more: Sequence[tuple[Mapping[Key, Peak], int]]) -> dict[Key, Peak] | None:
+    """The moments of all layers, from those of the traces of a few; None where they are not the same ones."""
     if any(each.keys() != base.keys() for each, _ in more):
         return None
-    made = []
+    made = {}
     for key, one in base.items():
         parts = of_all(one.parts, [(each[key].parts, lacking) for each, lacking in more])
-        where = max([one, *(each[key] for each, _ in more)], key=lambda peak: peak.bytes).where
-        made.append(Peak(sum(parts.values()), dict(parts), where))
-    return max(made, key=lambda one: one.bytes, default=None)
+        where = highest([one, *(each[key] for each, _ in more)]).where
+        made[key] = Peak(sum(parts.values()), dict(parts), where)
+    return made
+
+
+def highest(moments: Iterable[Peak]) -> Peak:
+    """Return the one of most bytes."""
+    return max(moments, key=lambda one: one.bytes)
 
 
 WEIGHTS, GRADIENTS, STATE, CACHE = "weights", "gradients", "optimizer", "generation"
@@ -110,7 +116,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._parts = dict.fromkeys(PARTS, 0)
         self._passing: dict[Any, int] = {}
         self.trained: set[str] = set()
-        """The parameters that got a gradient, by the names of their kinds of layers."""
+        """The names of the parameters that got a gradient."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
@@ -263,11 +269,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def peak(step: TrainingStep, *others: Any, device: str = "mps") -> Peak:
-    """Run a step twice and return its highest moment; the recorders `others` look on, and keep the second one's."""
-    return _told(followed(step, *others, device=device).peak)
-
-
 def _told(highest: Peak) -> Peak:
     """Return a peak without empty parts, at a kind of module."""
     phase, module = highest.where
@@ -280,12 +281,13 @@ def followed(
     device: str = "mps",
     moments: bool = False,
     trained: Collection[str] = (),
+    accumulated: bool = False,
     steps: int = STEPS,
 ) -> Memory:
     """Run a step twice (`steps`) and return its memory, with the highest of all `moments` where they are asked for.
 
     Where the parameters that get a gradient are known (`trained`), the optimizer's state is made of gradients without
-    a pass, and the step runs once.
+    a pass, and the step runs once. If batches before have `accumulated`, these gradients stay.
     """
     words, model, trainer = getattr(getattr(step.model, "config", None), "vocab_size", None), step.model, step.trainer
     memory = Memory(step.tracker, device, vocabulary=words if isinstance(words, int) and words > 64 else None)
@@ -294,9 +296,7 @@ def followed(
     beside = getattr(trainer, "ref_model", None)  # a reference or a teacher, which is asked and does not learn
     if isinstance(beside, torch.nn.Module) and beside is not model:
         memory.hold([*beside.parameters(), *beside.buffers()])
-    weights: dict[str, list[Any]] = {}
-    for name, parameter in model.named_parameters():
-        weights.setdefault(family(name), []).extend([parameter] if parameter.requires_grad else [])
+    weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
     last = 1 if trained else steps
 
@@ -307,19 +307,21 @@ def followed(
             other.forget()
 
     def make_state() -> None:
-        for parameter in (one for name in trained for one in weights.get(name, ())):
-            parameter.grad = torch.empty_like(parameter)
+        for name, parameter in weights.items():
+            if name in trained or family(name) in trained:
+                parameter.grad = torch.empty_like(parameter)
+                memory.gradient(parameter, name)
         trainer.optimizer.optimizer.step()  # not accelerate's, whose scaler would look for infinite gradients
-        model.zero_grad()
+        if not accumulated:
+            model.zero_grad()
         stepped()
         memory.begin_again()
 
     with ExitStack() as hooks:
         hooks.enter_context(resizes(memory.resized))
-        for name, parameters in weights.items():
-            for parameter in parameters:
-                hook = partial(memory.gradient, name=name)
-                hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+        for name, parameter in weights.items():
+            hook = partial(memory.gradient, name=name)
+            hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         step.run(last, watch=[memory, *others], after_step=stepped, before=make_state if trained else None)
     return memory
 
@@ -359,6 +361,8 @@ class Estimate:
     """The parameters that got a gradient, as a further Tracer of these takes them."""
     recorded: OperatorRecorder | None = None
     """The operators of a step, where they were asked for."""
+    moments: Mapping[Any, int] = field(default_factory=dict)
+    """Bytes of the highest moment of each kind: the peak and all others."""
 
 
 class Tracer:
@@ -392,78 +396,83 @@ class Tracer:
             self._known[rows] = self._trace(rows)
         return self._known[rows]
 
+    def largest(self, limit: int) -> int:
+        """Return the most rows of a batch whose peak is within `limit` bytes, as `machine.largest` finds them."""
+        kept = sum(self().parts.get(part, 0) for part in (WEIGHTS, GRADIENTS, STATE))
+        return largest(lambda rows: self(rows).moments, limit, self.rows, kept)
+
     def _trace(self, rows: int) -> Estimate:
-        # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
-        changes = {"gradient_accumulation_steps": min(self.accumulation, 2)}
         try:
-            step, highest = self._highest(changes, rows)
+            step, moments = self._moments(rows)
         except Exception as error:
             if not needs_numbers(error):
                 raise
             why = summary(error)
             raise RunError(f"this step reads values on its way, which a trace does not have: {why}") from error
-        phase, module = highest.where
+        peak = _told(highest(moments.values()))
+        phase, module = peak.where
         return Estimate(
             rows,
             self.wide.tokens,
             self.accumulation,
-            highest.bytes,
-            highest.parts,
+            peak.bytes,
+            peak.parts,
             f"{phase}: {module}" if module else phase,
             str(self.wide),
             step.facts,
             frozenset(self._trained),
             self._recorded,
+            {key: one.bytes for key, one in moments.items()},
         )
 
-    def _highest(self, changes: dict[str, Any], rows: int) -> tuple[TrainingStep, Peak]:
-        step = self._step(changes, rows)
-        if (highest := self._of_few(step, changes, rows)) is None:
-            recorders = self._recorders(step)
-            # A step that generates, of which its trainer keeps count, is always run twice.
-            trained = () if generates(step.trainer) else self._trained
-            memory = followed(step, *recorders, trained=trained)
-            self._trained, highest = memory.trained, _told(memory.peak)
-            self._keep(recorders)
-        return step, highest
+    def _moments(self, rows: int) -> tuple[TrainingStep, Mapping[Any, Peak]]:
+        """Return a step of so many rows and the highest of its moments of each kind.
 
-    def _recorders(self, step: TrainingStep) -> list[OperatorRecorder]:
-        return [OperatorRecorder(step.tracker)] if self._record and self._recorded is None else []
-
-    def _keep(self, recorders: list[OperatorRecorder]) -> None:
-        if recorders:
-            self._recorded = recorders[0]
-
-    def _step(self, changes: dict[str, Any], rows: int) -> TrainingStep:
-        return prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
-
-    def _of_few(self, step: TrainingStep, changes: dict[str, Any], rows: int) -> Peak | None:
-        """Return the peak told by traces of a few layers; None for a model without many that are alike.
-
-        A step that generates is traced whole: its keys and values are kept for as many layers as the configuration
-        says.
+        Those of a model with many layers that are alike are told by traces of a few, but not where a step generates:
+        its keys and values are kept for as many layers as the configuration says.
         """
-        cut = layers.cut(step.model, traces=1 if self._trained else STEPS)
-        if cut is None or generates(step.trainer):
-            return None
-        if not self._trained:  # of one mode, so that all traces have the same moments
-            shorter = self._step({"gradient_accumulation_steps": 1}, rows)
-            with layers.few(shorter.model, cut.base):
-                self._trained = followed(shorter, steps=1).trained
-        found: list[dict[Key, Peak]] = []
-        recorders: list[list[OperatorRecorder]] = []
-        for kept in (cut.base, *(kept for kept, _ in cut.more)):
-            shorter = self._step(changes, rows)
-            recorders.append(self._recorders(shorter))
-            with layers.few(shorter.model, kept):
-                moments = followed(shorter, *recorders[-1], moments=True, trained=self._trained).moments
-            found.append(folded(moments or {}, cut, kept))
-        lacking = [lacking for _, lacking in cut.more]
-        highest = scaled(found[0], list(zip(found[1:], lacking, strict=True)))
-        if highest is not None and recorders[0]:
-            further = [(each[0], count) for each, count in zip(recorders[1:], lacking, strict=True)]
-            self._recorded = recorders[0][0].of_all(further)
-        return highest and _told(highest)
+        models = models_of(self._parts.prepared)
+        cut = layers.cut(*models)
+        with layers.few(cut.base if cut else {}, *models):
+            step = self._step(1, rows)
+            generating = generates(step.trainer)
+            if not (self._trained or generating):
+                trained = followed(step, steps=1).trained
+                self._trained = {family(name) for name in trained} if cut else trained
+        if generating:
+            return step, self._of(None, rows, generating) or {}
+        return step, self._of(cut, rows) or self._of(None, rows) or {}
+
+    def _of(self, cut: Cut | None, rows: int, generating: bool = False) -> dict[Any, Peak] | None:
+        """Return the highest moments, told by the layers of `cut` if that is given; None where those are not the same.
+
+        A step that generates, of which its trainer keeps count, is run twice.
+        """
+        # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
+        several, recording = min(self.accumulation, 2), self._record and self._recorded is None
+        whole = recording or generating
+        found, recorders = [], []
+        for kept in (cut.base, *(kept for kept, _ in cut.more)) if cut else ({},):
+            with layers.few(kept, *models_of(self._parts.prepared)):
+                step = self._step(several if whole else 1, rows)
+                recorders.append(OperatorRecorder(step.tracker))
+                moments = followed(
+                    step,
+                    *(recorders[-1:] if recording else ()),
+                    moments=True,
+                    trained=() if generating else self._trained,
+                    accumulated=several > 1 and not whole,
+                ).moments
+            found.append(folded(moments or {}, cut, kept) if cut else moments or {})
+        lacking = [lacking for _, lacking in cut.more] if cut else []
+        made = scaled(found[0], list(zip(found[1:], lacking, strict=True)))
+        if made is not None and recording:
+            self._recorded = recorders[0].of_all(list(zip(recorders[1:], lacking, strict=True)))
+        return made
+
+    def _step(self, accumulation: int, rows: int) -> TrainingStep:
+        changes = {"gradient_accumulation_steps": accumulation}
+        return prepare.step(self._parts, self._device, fake=True, changes=changes, rows=rows, wide=self.wide)
 
     def _setting(self, name: str, default: int) -> int:
         settings = self._parts.prepared.arguments_defaults | dict(self._parts.recipe.training)

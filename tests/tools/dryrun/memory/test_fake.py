@@ -54,6 +54,36 @@ def test_what_is_computed_of_the_batch_alone_is_known(read: Callable[[Any], Any]
         assert read(mask) == answer
 
 
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda one, other: one * other,
+        lambda one, other: one * 2,
+        lambda one, other: one.mul_(other),
+        lambda one, other: one.to(torch.bfloat16),
+        lambda one, other: (one > 0) / 2,
+        lambda one, other: one.transpose(0, 1)[1:],
+        lambda one, other: one.unbind(0)[1],
+        lambda one, other: torch.cat([one, other]),
+        lambda one, other: one.max(dim=1).values,
+        lambda one, other: torch.nn.functional.layer_norm(one, (256,)),
+    ],
+    ids=["two", "a number", "in place", "a dtype", "whole numbers", "a view", "views", "a list", "several", "a norm"],
+)
+def test_a_result_that_was_made_before_is_like_the_operator_s(operator: Callable[[Any, Any], Any]) -> None:
+    first, second = torch.randn(64, 256), torch.randn(64, 256)
+    real = operator(first, second)
+    with fakes(first, second) as made:
+        made = [one.exp() for one in made]  # whose values are not known
+        found = [operator(*made) for _ in range(4)]
+    for one in found:
+        assert (one.shape, one.stride(), one.dtype, one.device.type) == (real.shape, real.stride(), real.dtype, "mps")
+        assert one.storage_offset() == real.storage_offset()
+    memory = {one.untyped_storage()._cdata for one in (*found, *made)}
+    shares = real.untyped_storage()._cdata in (first.untyped_storage()._cdata, second.untyped_storage()._cdata)
+    assert len(memory) == (2 if shares else 6)
+
+
 def test_what_depends_on_the_weights_is_not() -> None:
     with fakes(MASK) as (mask,):
         scores = torch.empty(2, 4, device="mps").uniform_()

@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
         [],
         SMALL | {"model_type": "cohere2", "sliding_window": 16, "sliding_window_pattern": 4},
     ),
+    "a teacher": ("distill", [*LORA, "max_length=32"], LLAMA),
     "an encoder": ("masked-lm", [], LLAMA | {"model_type": "bert"}),
     "pictures": ("image-classification", [], LLAMA | {"model_type": "vit", "image_size": 32, "patch_size": 8}),
 }
@@ -110,7 +111,7 @@ def test_layers_that_the_configuration_names_by_number_are_a_kind() -> None:
     made = model(*[8] * 24)
     made.full_indexes = [7, 15, 23]
     assert kept(made)[0] == {"layers": [0, 15, 22, 23]}
-    with layers.few(made, {"layers": [0, 15, 22, 23]}):
+    with layers.few({"layers": [0, 15, 22, 23]}, made):
         assert made.full_indexes == [1, 3]
     assert made.full_indexes == [7, 15, 23]
 
@@ -119,7 +120,7 @@ def test_a_model_is_whole_again_after_a_short_trace() -> None:
     made = torch.nn.Module()
     made.inner = model(*[2] * 12)
     whole = made.inner.layers
-    with layers.few(made, {"inner.layers": [0, 10, 11]}):
+    with layers.few({"inner.layers": [0, 10, 11]}, made):
         assert list(made.inner.layers) == [whole[0], whole[10], whole[11]]  # type: ignore[index]
     assert made.inner.layers is whole
 
