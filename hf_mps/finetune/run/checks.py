@@ -91,10 +91,12 @@ def refuse_impossible(training: dict[str, Any], device_type: str) -> None:
         raise UserError(f"training.resume_from_checkpoint: {resumed} is not a complete checkpoint; {allowed}")
     optimizer = str(training.get("optim", ""))
     if device_type == "mps":
-        from hf_mps.layer.guards.platform.cuda import reason_against  # which imports torch
+        from hf_mps.layer.guards.platform.cuda import reason_against, unpaged  # which imports torch
 
         if against := reason_against(optimizer):
-            raise UserError(f"training.optim={optimizer}: {against}; allowed: adamw_torch, sgd, adafactor, …")
+            other = unpaged(optimizer)
+            allowed = f"next: training.optim={other}" if other else "allowed: adamw_torch, sgd, adafactor, …"
+            raise UserError(f"training.optim={optimizer}: {against}; {allowed}")
     asked = training.get("report_to")
     trackers = [asked] if isinstance(asked, str) else list(asked or ())
     if trackers in ([], ["none"], ["all"]):

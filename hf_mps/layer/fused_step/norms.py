@@ -126,11 +126,12 @@ class Norms(ModelCode):
         plain = type(norm) is torch.nn.LayerNorm and type(dropout) is torch.nn.Dropout
         hooked = any(each._forward_hooks or each._forward_pre_hooks or each._backward_hooks for each in (norm, dropout))
         share = dropout.p if module.training and plain else 0.0
-        alike = plain and not hooked and norm.weight is not None and norm.weight.dtype == residual.dtype and share < 1
-        if not (alike and runs(hidden) and not torch.is_autocast_enabled(hidden.device.type)):
+        usual = plain and not hooked and norm.weight is not None and norm.weight.dtype == residual.dtype and share < 1
+        if not (usual and runs(hidden) and not torch.is_autocast_enabled(hidden.device.type)):
             return cast(Tensor, stock(module, hidden, residual))
         given = module.dense(hidden)
-        if not self._ours("residual-norm", given, norm.weight, norm.bias) or not ordinary(given, residual):
+        alike = given.shape == residual.shape and ordinary(given, residual)
+        if not (alike and self._ours("residual-norm", given, norm.weight, norm.bias)):
             return cast(Tensor, norm(dropout(given) + residual))
         self.acts()
         arguments = (given, residual, norm.weight, norm.bias, norm.eps, share)

@@ -1,6 +1,6 @@
 """Attention in training, a dispatch forward and two backward, whose scores are never in memory.
 
-PyTorch computes it on Metal of fifteen operators where something learns (`_scaled_dot_product_attention_math`,
+PyTorch makes it on Metal of fifteen operators where something learns (`_scaled_dot_product_attention_math`,
 ATen/native/transformers/attention.cpp): its own Metal kernels for attention know no gradient.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,14 +70,15 @@ class _Attention(torch.autograd.Function):
         (out,) = by_place((batch, heads, queries, value.shape[3]), like=query)
         sums = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
         _launch("forward", [out, sums, query, key, value], (query, key, value, out), call, queries, batch * heads)
-        ctx.save_for_backward(query, key, value, out, sums)
+        # Mask and seed too, so that autograd sees where a program has changed one meanwhile.
+        ctx.save_for_backward(query, key, value, out, sums, call.seen, call.seed)
         ctx.call = call
         return out
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        query, key, value, out, sums = ctx.saved_tensors
-        call: Call = ctx.call
+        query, key, value, out, sums, seen, seed = ctx.saved_tensors
+        call = replace(ctx.call, seen=seen, seed=seed)
         if torch.is_grad_enabled():
             return *differentiable(query, key, value, call, kept(query, key, call), upstream), None
         upstream = upstream if upstream.stride(3) == 1 else upstream.contiguous()

@@ -138,7 +138,7 @@ def test_a_kernel_keeps_no_scores(fused: Fused, way: str) -> None:
     ):
         sizes: list[int] = []
         attention(*given, dropout_p=0.5)
-    assert sorted(sizes) == [BATCH * HEADS * PLACES] + 4 * [BATCH * HEADS * PLACES * WIDTH]
+    assert sorted(sizes) == [1, BATCH * HEADS * PLACES] + 4 * [BATCH * HEADS * PLACES * WIDTH], "1: dropout's seed"
 
 
 def test_a_mask_that_is_changed_is_made_anew(fused: Fused) -> None:
@@ -148,6 +148,21 @@ def test_a_mask_that_is_changed_is_made_anew(fused: Fused) -> None:
         mask[:, :, :, 3:] = False
         found = attention(*inputs()[1], attn_mask=mask)
     torch.testing.assert_close(found, attention(*inputs()[1], attn_mask=mask))
+
+
+def test_a_mask_that_is_changed_before_the_backward_pass_gives_no_wrong_gradient(fused: Fused, way: str) -> None:
+    mask = torch.ones(BATCH, 1, 1, PLACES, dtype=torch.bool, device="mps")
+    leaves, given = inputs()
+    (expected,) = torch.autograd.grad(attention(*given, attn_mask=mask).square().sum(), leaves[:1])
+    with fused():
+        out = attention(*given, attn_mask=mask)
+    mask[:, :, :, 3:] = False
+    if way == "kernel":
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    else:
+        (found,) = torch.autograd.grad(out.square().sum(), leaves[:1])
+        assert torch.equal(found, expected)
 
 
 def used(query: Tensor, **how: Any) -> Tensor:

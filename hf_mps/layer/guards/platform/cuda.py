@@ -185,24 +185,26 @@ class CudaOptimizer(Guard):
 
     def _look(self, optimizer: Any) -> None:
         if any(parameter.device.type == "mps" for group in optimizer.param_groups for parameter in group["params"]):
-            self._refuse(type(optimizer).__name__, *_kind(optimizer), instead="torch.optim.AdamW")
+            self._refuse(type(optimizer).__name__, *_kind(optimizer))
 
     def _prepared(self, stock: Any, accelerator: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if _from_bitsandbytes(optimizer) and accelerator.device.type == "mps":
-            self._refuse(type(optimizer).__name__, *_kind(optimizer), instead="torch.optim.AdamW")
+            self._refuse(type(optimizer).__name__, *_kind(optimizer))
         return stock(accelerator, optimizer, *args, **kwargs)
 
     def _trainer(self, stock: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
         stock(trainer, *args, **kwargs)
         optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
         if trainer.args.device.type == "mps" and _bitsandbytes(optim):
-            self._refuse(f"optim={optim}", *_named(optim), instead="adamw_torch")
+            self._refuse(optim, *_named(optim), asked="optim=")
 
-    def _refuse(self, what: str, bits: int, paged: bool, *, instead: str) -> None:
+    def _refuse(self, name: str, bits: int, paged: bool, *, asked: str = "") -> None:
         reason = _lacks(bits, paged=paged)
         if reason:
-            self.acted(f"{what} was refused", aloud=False)
-            raise UserError(f"{what}: {reason}; next: {instead}, or Adafactor where memory is short")
+            self.acted(f"{asked}{name} was refused", aloud=False)
+            usual = "adamw_torch" if asked else "torch.optim.AdamW"
+            instead = unpaged(name) or f"{usual}, or Adafactor where memory is short"
+            raise UserError(f"{asked}{name}: {reason}; next: {instead}")
         if bits == 8 and _given:
             self.acted("8-bit optimizers step by a kernel of hf_mps, as bitsandbytes has none for mps", aloud=False)
 
@@ -213,6 +215,12 @@ def reason_against(optim: str) -> str:
         return ""
     bits, paged = _named(optim)
     return _lacks(bits, paged=paged)
+
+
+def unpaged(name: str) -> str:
+    """Return the name of the same 8-bit optimizer without pages where that trains on mps, or an empty string."""
+    without = name.replace("paged_", "").replace("Paged", "")
+    return without if without != name and "8bit" in name and not _lacks(8, paged=False) else ""
 
 
 def _lacks(bits: int, *, paged: bool) -> str:
