@@ -129,10 +129,10 @@ class Norms(ModelCode):
         usual = plain and not hooked and norm.weight is not None and norm.weight.dtype == residual.dtype and share < 1
         if not (usual and runs(hidden) and not torch.is_autocast_enabled(hidden.device.type)):
             return cast(Tensor, stock(module, hidden, residual))
-        given = module.dense(hidden)
+        given = stock.foreign(module.dense, hidden)
         alike = given.shape == residual.shape and ordinary(given, residual)
         if not (alike and self._ours("residual-norm", given, norm.weight, norm.bias)):
-            return cast(Tensor, norm(dropout(given) + residual))
+            return cast(Tensor, stock.foreign(norm, stock.foreign(dropout, given) + residual))
         self.acts()
         arguments = (given, residual, norm.weight, norm.bias, norm.eps, share)
         return cast(Tensor, stock.foreign(norms.residual_norm, *arguments))
