@@ -234,8 +234,10 @@ def test_gradients_of_gradients_through_a_residual_are_stocks(fused: Fused) -> N
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
-def test_checkpointing_repeats_a_residuals_norm(fused: Fused) -> None:
+@pytest.mark.parametrize("kernels", ["0", "1"])
+def test_checkpointing_repeats_a_residuals_norm(kernels: str, fused: Fused, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the repeated pass by an error in a hook, wherever that is, which is nobody's fault."""
+    monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", kernels)
     module, found = output(0.5), []
     for again in (False, True):
         given = torch.randn(3, 32, generator=torch.Generator().manual_seed(1)).to("mps").requires_grad_()
