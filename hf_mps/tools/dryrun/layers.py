@@ -59,11 +59,14 @@ def cut(*models: Any) -> Cut | None:
     base: dict[str, list[int]] = {}
     kinds: dict[str, list[str]] = {}
     further: list[tuple[str, int, int]] = []
-    whole = 0
+    whole, seen = 0, set[int]()
     for place, model in enumerate(models):
         for name, module in model.named_modules():
             if not isinstance(module, torch.nn.ModuleList) or any(name.startswith(f"{each}.") for each in base):
                 continue
+            if id(module) in seen:  # a loss of sentence-transformers' has the model that trains in it
+                continue
+            seen.add(id(module))
             count, last = len(module), len(module) - 1
             if count < LEAST or len(set(map(type, module))) > 1 or any(map(_shortens, module)):
                 continue

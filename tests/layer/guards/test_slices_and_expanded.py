@@ -131,11 +131,12 @@ def test_products_that_are_cut_in_parts_reach_their_slices(tmp_path: Path) -> No
 @pytest.mark.parametrize("fault", ["sliced-products", "gapped-products"])
 def test_the_fused_attention_needs_no_guard(fault: str) -> None:
     from hf_mps.layer.fused_step.short_attention import Attention, Call
+    from hf_mps.metal.training_kernels import attention
 
     def gradients(where: str) -> list[Tensor]:
         draw = torch.Generator().manual_seed(0)
         given = [torch.randn(2, 3, 5, 4, generator=draw).to(where).requires_grad_() for _ in range(3)]
-        Attention.apply(*given, Call(0.5, 0.0, None)).square().sum().backward()
+        Attention.apply(*given, Call(attention.Call(0.25), None)).square().sum().backward()
         return [each.grad.cpu() for each in given if each.grad is not None]
 
     with guards.suspended(SLICED), strictness.on(fault):
