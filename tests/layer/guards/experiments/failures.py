@@ -79,7 +79,7 @@ def paged_optimizer(folder: Path) -> bool:
         weight.grad = torch.ones_like(weight)
         PagedAdamW8bit([weight]).step()
 
-    return refused(step, "torch.optim.AdamW")
+    return refused(step, "next: AdamW8bit")
 
 
 def several_processes(folder: Path) -> bool:
