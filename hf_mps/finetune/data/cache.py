@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from hf_mps.core import source_digest
 
 if TYPE_CHECKING:
     import pyarrow
@@ -54,7 +54,7 @@ def cached(path: Path, read_options: Sequence[Any], make: Callable[[], Tables]) 
     """
     from datasets import Dataset, config
 
-    content = hashlib.sha256(repr((source_digest.digest(make), *read_options)).encode())
+    content = hashlib.sha256(repr((code_digest(make), *read_options)).encode())
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             content.update(block)
@@ -66,6 +66,28 @@ def cached(path: Path, read_options: Sequence[Any], make: Callable[[], Tables]) 
     # Named by content: what a task makes of the rows is found again wherever the file is.
     dataset._fingerprint = digest
     return dataset
+
+
+def code_digest(function: Callable[..., Any]) -> str:
+    """Hash the sources of the package that `function` belongs to: a cache of its results has to be keyed by its code.
+
+    All of them, so that whatever the function calls is in it. `datasets.fingerprint.Hasher` would pickle an imported
+    helper by its name, and its code may change. The digest is the same wherever the package lies.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    return _package_digest(function.__module__.partition(".")[0])
+
+
+@functools.cache
+def _package_digest(package: str) -> str:
+    file = getattr(sys.modules[package], "__file__", None)
+    if file is None:  # typed at the prompt
+        return ""
+    folder, content = Path(file).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return content.hexdigest()
 
 
 def _write(path: Path, chunks: Tables) -> None:

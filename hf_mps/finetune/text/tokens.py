@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.core import source_digest
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.cache import code_digest
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -59,7 +59,7 @@ def map_cached(
         with_indices=True,
         remove_columns=rows.dataset.column_names,
         features=features,
-        new_fingerprint=Hasher.hash((rows.dataset._fingerprint, content, source_digest.digest(encode), *key)),
+        new_fingerprint=Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key)),
         **settings,
     )
 

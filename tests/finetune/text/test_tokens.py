@@ -13,6 +13,7 @@ from datasets import Dataset
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import cache
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.text import tokens
 
@@ -143,6 +144,7 @@ def test_features_are_made_anew_by_other_code_or_another_tokenizer_and_by_nothin
         """The features as a new process would make them, and how often they were made up to now."""
         for name in ("lab", "lab.task", "lab.helper"):
             sys.modules.pop(name, None)
+        cache._package_digest.cache_clear()
         made = importlib.import_module("lab.task").sizes()
         return made, len((desk / "calls").read_text(encoding="utf-8"))
 
@@ -154,8 +156,8 @@ def test_features_are_made_anew_by_other_code_or_another_tokenizer_and_by_nothin
         (desk / "lab" / f"{name}.py").write_text(text, encoding="utf-8")
     assert run() == ([4, 6], 1)
     assert run() == ([4, 6], 1)
-    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
-    ended = run_python("-c", "from lab.task import sizes; print(sizes())", cwd=desk, env=cache)
+    elsewhere = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    ended = run_python("-c", "from lab.task import sizes; print(sizes())", cwd=desk, env=elsewhere)
     assert (ended.stdout, (desk / "calls").read_text(encoding="utf-8")) == ("[4, 6]\n", "x"), ended.stderr
     (desk / "lab/helper.py").write_text("def size(ids):\n    return 10 * len(ids)\n", encoding="utf-8")
     assert run() == ([40, 60], 2)
