@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -40,23 +41,45 @@ class DecoderPieces(ModelCode):
         theirs = (vars(each).get("apply_rotary_pos_emb") for each in modules if each.__name__.startswith(MODELS))
         return self.what if any(found is not None and self.is_copy(found, ROTATION) for found in theirs) else ""
 
-    def _rotated(
-        self, stock: OriginalCall, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
-    ) -> Pair:
-        known = cos.shape == sin.shape and cos.dim() == 3 and not (cos.requires_grad or sin.requires_grad)
-        fits = known and query.shape[-1] == key.shape[-1] == cos.shape[-1] and query.shape[-1] % 2 == 0
-        learns = fits and self._ours(query, key) and (query.requires_grad or key.requires_grad)
-        if not (learns and query.dtype == key.dtype == cos.dtype == sin.dtype):
-            return cast(Pair, stock(query, key, cos, sin, unsqueeze_dim))
-        self.acts()
-        if unsqueeze_dim == 1 and rotary.takes(query, key, cos) and trial.may_act("rotary"):
-            return cast(Pair, stock.foreign(rotary.rotated, query, key, cos, sin))
-        signed, back = (each.unsqueeze(unsqueeze_dim) for each in self._of(sin))
-        return cast(Pair, stock.foreign(_Rotation.apply, query, key, cos.unsqueeze(unsqueeze_dim), signed, back))
+    def sample(self, function: Callable[..., Any]) -> list[Any]:
+        """Return heads before and behind their places, in two dtypes: some models rotate halves in float32."""
+        places, heads, width = 5, 3, 4
+        found: list[Any] = []
+        for dtype in (torch.float32, torch.bfloat16):
+            angles = torch.linspace(0, 2, 2 * places * width, dtype=dtype, device="cpu").view(2, places, width)
+            for dim, shape in ((1, (2, heads, places, width)), (2, (2, places, heads, width))):
+                query = torch.linspace(-1, 1, 2 * heads * places * width, dtype=dtype, device="cpu").view(shape)
+                found += function(query, query.flip(-1), angles.cos(), angles.sin(), unsqueeze_dim=dim)
+        return found
 
-    def _ours(self, first: Any, second: Any) -> bool:
-        there = runs(first) and first.device.type in self.devices and second.device == first.device
-        return there and torch.is_grad_enabled()
+    def _rotated(self, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
+        """Rotate queries and keys that are called for as Llama does; some models' functions take more, or less."""
+        dim = args[4] if len(args) == 5 else kwargs.get("unsqueeze_dim", 1)
+        llamas = len(args) in (4, 5) and kwargs.keys() <= {"unsqueeze_dim"} and type(dim) is int and dim in (1, 2)
+        if not (llamas and self._fits(*args[:4], dim)):
+            return stock(*args, **kwargs)
+        query, key, cos, sin = args[:4]
+        self.acts()
+        if dim == 1 and rotary.takes(query, key, cos) and trial.may_act("rotary"):
+            return stock.foreign(rotary.rotated, query, key, cos, sin)
+        signed, back = (each.unsqueeze(dim) for each in self._of(sin))
+        return stock.foreign(_Rotation.apply, query, key, cos.unsqueeze(dim), signed, back)
+
+    def _fits(self, query: Any, key: Any, cos: Tensor, sin: Tensor, dim: int) -> bool:
+        """Return whether these train, and their whole width is rotated, at the places that the cosines are of."""
+        pair = (query, key)
+        return (
+            all(runs(each) and each.device.type in self.devices and each.dim() == 4 for each in pair)
+            and torch.is_grad_enabled()
+            and (query.requires_grad or key.requires_grad)
+            and not (cos.requires_grad or sin.requires_grad)
+            and cos.shape == sin.shape
+            and cos.dim() == 3
+            and cos.shape[2] % 2 == 0
+            and all((each.shape[3 - dim], each.shape[3]) == cos.shape[1:] for each in pair)
+            and query.device == key.device
+            and query.dtype == key.dtype == cos.dtype == sin.dtype
+        )
 
     def _of(self, sin: Tensor) -> Pair:
         """`sin` with the first half negative, and with the second half, exchanged; once for all layers of a step."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from types import ModuleType
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -68,6 +69,17 @@ class FixedPositions(ModelCode):
         """Nothing for a model without Llama's rotary embedding."""
         theirs = (type(each) for each in model.modules() if type(each).__name__.endswith("RotaryEmbedding"))
         return self.what if any(kind.__module__.startswith(MODELS) and _copies(self, kind) for kind in theirs) else ""
+
+    def sample(self, function: Callable[..., Any]) -> list[Any]:
+        """Return cosines and sines of frequencies that are known, for two batches of positions and two dtypes."""
+        frequencies = torch.linspace(1, 0.1, 4, device="cpu")
+        module = SimpleNamespace(inv_freq=frequencies, attention_scaling=1.25, rope_type="default")
+        positions = torch.arange(5, device="cpu")[None]
+        found: list[Any] = []
+        for dtype in (torch.float32, torch.bfloat16):
+            for batch in (positions, torch.cat((positions, positions + 3))):
+                found += function(module, torch.zeros(len(batch), 5, 8, dtype=dtype, device="cpu"), batch)
+        return found
 
     def _look_through(self, module: ModuleType) -> None:
         super()._look_through(module)

@@ -1,7 +1,8 @@
-"""Rotations of Llama-type models: stock's numbers in fewer launches, in every model with Llama's code."""
+"""Rotations of Llama-type models: stock's numbers in fewer launches, in every model that rotates as Llama does."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,12 +15,14 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 from transformers.models.llama import modeling_llama
 
-from hf_mps.layer.fused_step.decoder_pieces import DECODER_PIECES
+from hf_mps.layer.fused_step.decoder_pieces import DECODER_PIECES, ROTATION
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 
@@ -78,6 +81,32 @@ def test_a_model_that_is_made_later_has_them_too(fused: Fused) -> None:
         assert DECODER_PIECES.words(made, "mps") == DECODER_PIECES.what
         launches, _, _ = trained(made, nullcontext())
     assert launches < trained(made, nullcontext())[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"),
+    [
+        ("phi3", True),  # may rotate a part of the width, by other code
+        ("nemotron", True),  # takes position_ids too
+        ("cohere", False),  # neighbours in place of halves
+        ("modernbert", False),  # in float32, whatever the dtype
+        ("clvp", False),  # has values in it
+    ],
+)
+def test_a_rotation_is_known_by_what_it_computes(name: str, copies: bool) -> None:
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    assert DECODER_PIECES.is_copy(module.apply_rotary_pos_emb, ROTATION) is copies
+
+
+def test_a_part_of_the_width_is_rotated_as_stock_does(fused: Fused) -> None:
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    sizes = {"num_key_value_heads": 1, "max_position_embeddings": families.LENGTH, "rope_parameters": rope}
+    made = Phi3ForCausalLM(Phi3Config(vocab_size=families.WORDS, pad_token_id=0, **sizes, **families.SHAPE)).to("mps")
+    _, loss, grads = trained(made, nullcontext())
+    _, found, ours = trained(made, fused())
+    assert found == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(ours, grads, rtol=1e-5, atol=1e-7)
 
 
 def second_gradients(context: AbstractContextManager[None], call: Callable[[Tensor], Tensor]) -> Tensor:
