@@ -56,9 +56,11 @@ class DecoderPieces(ModelCode):
         """Rotate queries and keys that are called for as Llama does; some models' functions take more, or less."""
         dim = args[4] if len(args) == 5 else kwargs.get("unsqueeze_dim", 1)
         llamas = len(args) in (4, 5) and kwargs.keys() <= {"unsqueeze_dim"} and type(dim) is int and dim in (1, 2)
-        if not (llamas and self._fits(*args[:4], dim)):
+        if not llamas:
             return stock(*args, **kwargs)
         query, key, cos, sin = args[:4]
+        if not self._fits(query, key, cos, sin, dim):
+            return stock(*args, **kwargs)
         self.acts()
         if dim == 1 and rotary.takes(query, key, cos) and trial.may_act("rotary"):
             return stock.foreign(rotary.rotated, query, key, cos, sin)
