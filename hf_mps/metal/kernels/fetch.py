@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import csv
 import errno
-import hashlib
-import io
-import json
 import mmap
 import os
 import re
@@ -21,10 +16,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from email.parser import Parser
+from importlib.metadata import PathDistribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import filelock
 from packaging.requirements import Requirement
@@ -59,15 +55,15 @@ def read_wheel(path: Path) -> Contents:
     """
     with _opened(path) as archive:
         names = archive.namelist()
-        metadata = next((name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)), None)
-        if metadata is None:
+        folder = next((name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)), None)
+        if folder is None:
             raise UserError(f"{path} is no wheel: it has no metadata; {NEXT}")
-        facts = _fields(archive.read(metadata))
-        tags = _fields(archive.read(metadata.replace("METADATA", "WHEEL"))).get("tag", "")
-        project, release = facts.get("name", "").lower(), facts.get("version", "")
+        wheel = PathDistribution(zipfile.Path(archive, folder.removesuffix("METADATA")))
+        project, release = wheel.metadata.get("Name", "").lower(), wheel.metadata.get("Version", "")
         if project not in FILES:
             raise UserError(f"{path} is a wheel of {brief(project)}, not of torch or mlx-metal; {NEXT}")
-        platform = tags.rpartition("-")[2]
+        tag = Parser().parsestr(wheel.read_text("WHEEL") or "").get("Tag", "")
+        platform = tag.rpartition("-")[2]
         if not re.fullmatch(r"macosx_\d+_\d+_arm64", platform):
             raise UserError(
                 f"{path} is {project} {brief(release)} for {brief(platform)}, not for macOS on arm64; {NEXT}"
@@ -80,25 +76,9 @@ def read_wheel(path: Path) -> Contents:
         return Contents(release, commit[1] if commit else "", FILES[project])
 
 
-def extract_library(path: Path, name: str, target: Path) -> None:
-    """Write the wheel's file `name` to `target`, compared with the archive's checksum and the wheel's RECORD.
-
-    Raises UserError where they differ, OSError where it cannot be written.
-    """
-    digest = hashlib.sha256()
-    with _opened(path) as archive, archive.open(name) as source, target.open("wb") as file:
-        while block := source.read(1 << 20):
-            digest.update(block)
-            file.write(block)
-        stated = _recorded(archive, name)
-    found = "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
-    if stated and stated != found:
-        raise UserError(f"{path} is broken: its {name} is not the one that its RECORD lists; {NEXT}")
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The archive, open; what is wrong with it, as it is read_wheel, becomes one line."""
+    """The archive, open; what is wrong with it, a checksum that differs included, becomes one line."""
     if not user_path(path).is_file():
         raise UserError(f"there is no file {path}; {NEXT}")
     try:
@@ -106,26 +86,6 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
             yield archive
     except BROKEN as error:
         raise UserError(f"{path} is no whole wheel ({error or type(error).__name__}); {NEXT}") from error
-
-
-def _fields(text: bytes) -> dict[str, str]:
-    """Return the fields of a METADATA or WHEEL file, the first of each name, in small letters."""
-    head = text.decode().split("\n\n", 1)[0]
-    found: dict[str, str] = {}
-    for line in head.splitlines():
-        name, colon, value = line.partition(": ")
-        if colon:
-            found.setdefault(name.lower(), value.strip())
-    return found
-
-
-def _recorded(archive: zipfile.ZipFile, file: str) -> str:
-    """Return the hash that the wheel's RECORD has for a file of it, `sha256=…`, or an empty string."""
-    name = next((each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", each)), None)
-    if name is None:
-        return ""
-    rows = csv.reader(io.StringIO(archive.read(name).decode()))
-    return next((row[1] for row in rows if len(row) > 1 and row[0] == file), "")
 
 
 # The first is what PyTorch builds for at present; pip takes wheels of every older macOS for it (macosx_11_0_arm64 up to
@@ -138,67 +98,29 @@ PYTHON = "312"
 _UNREACHABLE = re.compile(r"^Could not fetch URL \S+: (?!404)(.*) - skipping$", re.MULTILINE)
 _ERRNO = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
 
-# What pip says of a wheel that it takes whole, and not for a file beside it, as torch-….whl.metadata.
-_BROUGHT = re.compile(r"^\s*(Downloading|Using cached|Processing) \S+\.whl(\s|$)", re.MULTILINE)
-
-
-class Offer(NamedTuple):
-    """What the index has: the wheel's file name, its sha256 by pip's report, and whether the index stated that."""
-
-    wheel: str
-    sha256: str
-    stated: bool
-
-
-def offer(release: str, work: Path) -> Offer:
-    """Ask the index for the macOS wheel of a release; `work` is an empty folder to work in.
-
-    Raises UserError for a release that it does not have and without pip, RunError where it cannot be reached.
-    """
-    report = work / "report.json"
-    target = work / "target"  # which --platform asks for; nothing is installed
-    flags = ("-vv", "--dry-run", "--ignore-installed")
-    said = _pip("install", release, work, *flags, "--target", target, "--report", report)
-    try:
-        download = json.loads(report.read_text(encoding="utf-8"))["install"][0]["download_info"]
-        name = unquote(urlsplit(download["url"]).path).rpartition("/")[2]
-        digest = download["archive_info"].get("hashes", {}).get("sha256", "")
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise RunError(
-            f"pip's report on {store.named(release)} cannot be read ({type(error).__name__}: {error})"
-        ) from error
-    stated = bool(digest) and (f"{name}#sha256={digest}" in said or not _BROUGHT.search(said))
-    return Offer(name, digest, stated)
-
 
 def download(release: str, work: Path) -> Path:
-    """Download the macOS wheel of a release into `work` and return its path. Raises as `offer`."""
-    _pip("download", release, work, "--dest", work)
-    wheels = list(work.glob("*.whl"))
-    if len(wheels) != 1:
-        raise RunError(f"pip downloaded {len(wheels)} wheels for {store.named(release)}, not one")
-    return wheels[0]
+    """Download the macOS wheel of a release into `work`, an empty folder, and return its path.
 
-
-def _pip(verb: str, release: str, work: Path, *more: str | Path) -> str:
-    """Call pip and return its words; see `offer` for what is raised."""
+    pip compares it with the sha256 that the index states. Raises UserError for a release that the index does not have
+    and without pip, RunError where it cannot be reached or the wheel is another one.
+    """
     if find_spec("pip") is None:
         raise UserError(
             f"{sys.executable} has no pip (environments of uv have none); next: uv pip install pip, or "
             "hf-mps kernels fetch --wheel PATH"
         )
-    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    command = [sys.executable, "-m", "pip", verb, *more, *platforms, "--python-version", PYTHON]
-    command += ["--only-binary=:all:", "--no-deps", "--no-input", "--no-color", "--disable-pip-version-check"]
-    # A separate cache, which goes with `work`: no second copy of the wheel stays, and an index that sends no metadata
-    # (PEP 658), for which the first call downloads the wheel, is not asked for it again by the second.
-    command += ["--cache-dir", work / "cache", _requirement(release)]
-    # What pip unpacks goes with `work` too, though it be killed. A pip.conf with user = true would contradict --target.
-    environment = {**os.environ, "PIP_USER": "0", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
+    # -vv tells an index that cannot be reached from one without the release; a cache of its own leaves no second wheel.
+    command = [sys.executable, "-m", "pip", "download", "-vv", "--dest", work, "--cache-dir", work / "cache"]
+    command += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    command += ["--python-version", PYTHON, "--only-binary=:all:", "--no-deps", "--no-input", "--no-color"]
+    command += ["--disable-pip-version-check", _requirement(release)]
+    # What pip unpacks goes with `work` too, though it be killed.
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     if ended.returncode:
         raise _refusal(release, ended.stdout + ended.stderr)
-    return ended.stdout
+    return next(work.glob("*.whl"))
 
 
 def _requirement(release: str) -> str:
@@ -210,8 +132,6 @@ def _requirement(release: str) -> str:
 def _refusal(release: str, said: str) -> UserError | RunError:
     """Return what pip's output says is wrong, in one line with the next command."""
     errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
-    if "no such option" in said:
-        return UserError("this pip is older than 22.2 and knows no --report; next: python -m pip install --upgrade pip")
     differs = re.search(r"Expected sha256 (\w+)\s+Got\s+(\w+)", said)
     if differs:
         return RunError(
@@ -246,8 +166,7 @@ Say = Callable[[str], None]
 def fetch(release: str, say: Say) -> store.Fetched:
     """Fetch a release from the package index, unless it is here and whole; `say` gets each line of what is done.
 
-    What is checked: the downloaded wheel's sha256 is the one that the index states, and the library inside has the
-    hash that the wheel's RECORD lists. The wheel is removed, whatever ends this. Raises UserError and RunError.
+    The wheel is removed, whatever ends this. Raises UserError and RunError.
     """
     name = store.canonical(release)
     with _alone(name, say) as here:
@@ -255,21 +174,12 @@ def fetch(release: str, say: Say) -> store.Fetched:
             return here
         with _work(name) as work:
             start = time.monotonic()
-            with status.shown(f"{store.named(name)}: asking the package index"):
-                offered = offer(name, work)
-            say(f"{store.named(name)}: downloading {offered.wheel} with pip")
+            say(f"{store.named(name)}: downloading its macOS wheel with pip")
             with status.shown(f"{store.named(name)}: downloading"):
                 file = download(name, work)
-            digest = store.sha256(file)
-            if file.name != offered.wheel or offered.sha256 not in ("", digest):
-                raise RunError(
-                    f"pip brought {file.name} with sha256 {digest[:12]}…, and its report has {offered.wheel} with "
-                    f"{offered.sha256[:12]}…; nothing was kept; next: again"
-                )
             size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
-            stated = "the index states it" if offered.stated else "compared by pip with the index's, if it states one"
-            say(f"{store.named(name)}: {size} in {seconds}, sha256 {digest[:12]}… ({stated})")
-            return _keep(file, digest, digest if offered.stated else None, work, say)
+            say(f"{store.named(name)}: {file.name}, {size} in {seconds}")
+            return _keep(file, work, say)
 
 
 def from_wheel(path: Path, say: Say) -> store.Fetched:
@@ -279,10 +189,10 @@ def from_wheel(path: Path, say: Say) -> store.Fetched:
         if here is not None:
             return here
         with _work(name) as work:
-            return _keep(path, store.sha256(path), None, work, say)
+            return _keep(path, work, say)
 
 
-def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> store.Fetched:
+def _keep(file: Path, work: Path, say: Say) -> store.Fetched:
     """Put the kernels of the wheel `file` into the cache, whole: they are made in `work`, a folder beside it."""
     start = time.monotonic()
     contents = read_wheel(file)
@@ -290,15 +200,15 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
     fresh = work / name
     fresh.mkdir(mode=0o700)
     dylib = work / "library"
-    extract_library(file, contents.file, dylib)
+    with _opened(file) as archive, archive.open(contents.file) as source, dylib.open("wb") as target:
+        shutil.copyfileobj(source, target)
     size = _cut_out(dylib, fresh / store.LIBRARY, name)
     kernels = list(Library.open(fresh / store.LIBRARY))
     known = store.Fetched(
         release=name,
         git_version=contents.git_version,
         wheel=file.name,
-        wheel_sha256=digest,
-        index_sha256=stated,
+        wheel_sha256=store.sha256(file),
         kernels=len(kernels),
         families=len(describe.table(kernels)),
         size=size,

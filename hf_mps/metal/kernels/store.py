@@ -47,8 +47,6 @@ class Fetched:
     wheel: str
     """The wheel's file name."""
     wheel_sha256: str
-    index_sha256: str | None
-    """The wheel's sha256 as the package index stated it; None for a file of the user's own, or where pip cannot say."""
     kernels: int
     families: int
     size: int

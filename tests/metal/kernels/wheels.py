@@ -85,14 +85,13 @@ def wheel(
     dylib: bytes | None = None,
     project: str = "torch",
     platform: str = "macosx_14_0_arm64",
-    recorded: bytes | None = None,
 ) -> Path:
-    """A wheel in `folder`; `recorded` is the library whose hash its RECORD has, where that is another one."""
+    """A wheel in `folder`."""
     content = library(metallib(*KERNELS)) if dylib is None else dylib
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{project}-{release}-cp312-cp312-{platform}.whl"
     info = f"{project}-{release}.dist-info"
-    digest = base64.urlsafe_b64encode(hashlib.sha256(recorded or content).digest()).rstrip(b"=").decode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(DYLIB, content)
         archive.writestr("torch/version.py", f"__version__ = '{release}'\ngit_version = '{COMMIT}'\n")

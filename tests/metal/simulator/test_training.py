@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -235,3 +236,27 @@ def test_threads_use_the_device_together() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(work, range(8)))
     assert found == [2.0 * 64**3 * number for number in range(8)]
+
+
+# Without MALLOC_CHECK_ glibc finds a heap that was written over only when it next frees the neighbour.
+POINTS = """
+import torch
+from torch import nn
+
+weight, images = torch.randn(8, 4, 1, 1), torch.randn(2, 4, 8, 8)
+last = torch.channels_last
+for _ in range(100):
+    layer = nn.Conv2d(4, 8, 1, 2, bias=False).to(device, memory_format=last)
+    layer.weight.data.copy_(weight)
+    layer(images.to(device).contiguous(memory_format=last).requires_grad_()).square().sum().backward()
+rows = images[:, :, ::2, ::2].double()
+right = 2 * torch.einsum("nohw,nihw->oi", torch.einsum("oi,nihw->nohw", weight.flatten(1).double(), rows), rows)
+torch.testing.assert_close(layer.weight.grad.cpu().double().flatten(1), right, rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_points_of_images_with_channels_last_do_not_corrupt_memory(run_python: Any) -> None:
+    """oneDNN's kernel for AVX2 does, on the CPU (https://github.com/uxlfoundation/oneDNN/issues/6035)."""
+    checked = {"MALLOC_CHECK_": "3", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    ended = run_python("-c", f"device = 'mps'\n{POINTS}", env=checked)
+    assert ended.returncode == 0, ended.stderr

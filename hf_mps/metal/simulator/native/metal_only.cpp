@@ -16,6 +16,7 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <array>
 #include <type_traits>
 
@@ -94,6 +95,15 @@ Tensor miscounted(
       padding, dilation, transposed, output_padding, groups, {false, true, false}));
 }
 
+// oneDNN writes past its workspace here and corrupts the heap (uxlfoundation/oneDNN 6035): a 1x1 convolution with a
+// stride, few channels, images with the channels last.
+bool overruns(const Tensor& self, const Tensor& weight, IntArrayRef stride) {
+  const bool points = weight.dim() == 4 && weight.size(2) == 1 && weight.size(3) == 1 && weight.size(1) < 16;
+  const bool strided = std::any_of(stride.begin(), stride.end(), [](int64_t each) { return each > 1; });
+  const auto last = at::MemoryFormat::ChannelsLast;
+  return points && strided && (self.suggest_memory_format() == last || weight.suggest_memory_format() == last);
+}
+
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     const Tensor& self,
     const Tensor& grad_output,
@@ -106,9 +116,16 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   Inside inside("aten::mps_convolution_backward", {self, grad_output, weight, padding, stride, dilation, groups, mask});
   check_convolution(grad_output, weight, grad_output.sizes());
   const std::array<int64_t, 1> bias{weight.size(0)};
+  const bool apart = mask[1] && overruns(self, weight, stride);
   auto [input, kernel, offset] = at::convolution_backward(
       host(grad_output), host(self), host(weight), IntArrayRef(bias), stride, padding, dilation, false,
-      zeros(padding), groups, mask);
+      zeros(padding), groups, {mask[0], mask[1] && !apart, mask[2]});
+  if (apart) {
+    const auto plain = [](const Tensor& tensor) { return host(tensor).clone(at::MemoryFormat::Contiguous); };
+    kernel = std::get<1>(at::convolution_backward(
+        plain(grad_output), plain(self), plain(weight), at::OptionalIntArrayRef(), stride, padding, dilation, false,
+        zeros(padding), groups, {false, true, false}));
+  }
   if (mask[1] && counted_batch(self)) {
     kernel = miscounted(
         host(self), host(grad_output), host(weight), padding, stride, dilation, false, zeros(padding), groups);
