@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from email.parser import Parser
-from importlib.metadata import PathDistribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -58,12 +57,14 @@ def read_wheel(path: Path) -> Contents:
         folder = next((name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)), None)
         if folder is None:
             raise UserError(f"{path} is no wheel: it has no metadata; {NEXT}")
-        wheel = PathDistribution(zipfile.Path(archive, folder.removesuffix("METADATA")))
-        project, release = wheel.metadata.get("Name", "").lower(), wheel.metadata.get("Version", "")
+        about, files = (
+            Parser().parsestr(archive.read(folder.removesuffix("METADATA") + name).decode())
+            for name in ("METADATA", "WHEEL")
+        )
+        project, release = about.get("Name", "").lower(), about.get("Version", "")
         if project not in FILES:
             raise UserError(f"{path} is a wheel of {brief(project)}, not of torch or mlx-metal; {NEXT}")
-        tag = Parser().parsestr(wheel.read_text("WHEEL") or "").get("Tag", "")
-        platform = tag.rpartition("-")[2]
+        platform = files.get("Tag", "").rpartition("-")[2]
         if not re.fullmatch(r"macosx_\d+_\d+_arm64", platform):
             raise UserError(
                 f"{path} is {project} {brief(release)} for {brief(platform)}, not for macOS on arm64; {NEXT}"
@@ -111,7 +112,7 @@ def download(release: str, work: Path) -> Path:
             "hf-mps kernels fetch --wheel PATH"
         )
     # -vv tells an index that cannot be reached from one without the release; a cache of its own leaves no second wheel.
-    command = [sys.executable, "-m", "pip", "download", "-vv", "--dest", work, "--cache-dir", work / "cache"]
+    command = [sys.executable, "-m", "pip", "download", "-vv", "--dest", str(work), "--cache-dir", str(work / "cache")]
     command += [word for platform in PLATFORMS for word in ("--platform", platform)]
     command += ["--python-version", PYTHON, "--only-binary=:all:", "--no-deps", "--no-input", "--no-color"]
     command += ["--disable-pip-version-check", _requirement(release)]
