@@ -17,11 +17,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PARTS := finetune others kernels samples
-tests-finetune := tests/finetune tests/tools/dryrun/memory tests/scripts
+PARTS := finetune others runs kernels samples
+tests-finetune := tests/finetune --ignore tests/finetune/run
+tests-runs := tests/finetune/run tests/tools/dryrun/memory tests/scripts
 tests-samples := tests/metal/kernels/conformance tests/metal/kernels/test_opinfo.py
 tests-kernels := tests/metal/kernels $(tests-samples:%=--ignore %)
-tests-others := tests $(tests-finetune:%=--ignore %) --ignore tests/metal/kernels
+tests-others := tests --ignore tests/finetune $(tests-runs:%=--ignore %) --ignore tests/metal/kernels
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 BUILDER := .venv-build
@@ -50,7 +51,7 @@ quickstart: $(INSTALLED)
 
 # Two parts at a time, with a thread each: most of a test's time is one core's. The long ones begin.
 test: $(READY)
-	$(MAKE) --jobs 2 --keep-going part-finetune check part-others part-kernels part-samples
+	$(MAKE) --jobs 2 --keep-going part-finetune part-others check part-runs part-kernels part-samples
 
 test-fast: $(READY)
 	$(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process and not nightly"'

@@ -46,17 +46,23 @@ def of(names: Iterable[str]) -> list[int]:
     return [position for position, name in enumerate(names) if has(name)]
 
 
-def rotate(items: Iterable[pytest.Item], by: Callable[[pytest.Item], str], shares: int = SHARES) -> None:
-    """Leave to each night what this run does not look at: of the items of a group all but a share, or all but one."""
-    groups: dict[str, list[pytest.Item]] = {}
+def rotate(
+    items: Iterable[pytest.Item],
+    by: Callable[[pytest.Item], str],
+    shares: int = SHARES,
+    unit: Callable[[pytest.Item], str] = lambda item: item.nodeid,
+) -> None:
+    """Leave to each night what this run does not look at: of the units of a group all but a share, or all but one."""
+    groups: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        groups.setdefault(by(item), []).append(item)
+        groups.setdefault(by(item), {}).setdefault(unit(item), []).append(item)
     chosen = number()
-    for group in groups.values():
-        parts = min(shares, len(group))
-        for position, item in enumerate(group):
+    for units in groups.values():
+        parts = min(shares, len(units))
+        for position, together in enumerate(units.values()):
             if chosen is not None and position % parts != chosen % parts:
-                item.add_marker(pytest.mark.nightly)
+                for item in together:
+                    item.add_marker(pytest.mark.nightly)
 
 
 def nightly_but(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:

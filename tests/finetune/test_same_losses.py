@@ -12,6 +12,7 @@ from tests.distributed.launching import python
 from tests.finetune import several
 from tests.finetune.run_files import predictions
 
+pytestmark = pytest.mark.together
 PROCESSES = several.WORLDS
 WORKER = Path(several.__file__)
 

@@ -23,6 +23,7 @@ from tests import CHECKOUT, share
 DRAW = random.Random(20261121)
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.together,
     pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device"),
 ]
 

@@ -11,7 +11,7 @@ from hf_mps.finetune.cuda_graphs.steps import FIRST, SECOND
 from tests.distributed.agents import Agent
 from tests.finetune.cuda_graphs.several import CASES
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.together]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.distributed.agents import Agent
 from tests.distributed.launching import accelerate, file_on_page
 from tests.finetune.sharding.made import language_model
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.together]
 STEPS = ("training.max_steps=6", "training.save_strategy=steps", "training.save_steps=3", "training.save_total_limit=5")
 SHARDED = "training.fsdp=true"
 

@@ -23,6 +23,7 @@ from tests.finetune.stream.test_run import losses, weights
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.together,
     pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device"),
 ]
 # Two shards each: a table in row groups of seven rows, and lines.
