@@ -1,4 +1,4 @@
-"""How long until something happens: help, lists, imports, and the quickstart's first line, header and training step.
+"""How long until something happens: help, lists, imports, the quickstart's first line, header and step, other verbs.
 
     python scripts/bench/bench_startup.py
     python scripts/bench/bench_startup.py --rounds 10 --imports 25
@@ -7,7 +7,10 @@
 Fresh processes take turns; medians are printed in seconds, by the clock and of the processor (user and system): where
 other programs share the machine, only the processor's mean something. A bare Python stands beside them. The quickstart
 runs until its second step's line on the device of this process, simulated off a Mac (compiled before the clock starts);
-its three moments are read from what it prints. --imports lists what the quickstart spends its imports on, by package.
+its three moments are read from what it prints. The verbs behind it run whole, on that device, with a model that the
+quickstart trained for two steps: a plan, predict for 16 rows, the doctor, an export to ONNX (without `torch.onnx` and
+ONNX Runtime it is left out) and a parity of one step. --imports lists what the quickstart spends its imports on, by
+package.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import measured_on
@@ -36,6 +41,14 @@ COMMANDS = {
 }
 QUICKSTART = ["-m", "hf_mps.finetune", "quickstart", "--fresh", "training.logging_steps=1", "training.max_steps=2"]
 QUICKSTART += ["training.eval_strategy=no", "training.save_strategy=no"]
+VERBS = {
+    "quickstart --plan": ["-m", "hf_mps.finetune", "quickstart", "--fresh", "--plan"],
+    "predict, 16 rows": ["-m", "hf_mps", "predict", "run", "rows.csv", "--out", "{new}.csv"],
+    "doctor": ["-m", "hf_mps", "doctor"],
+    "export merged": ["-m", "hf_mps", "export", "merged", "run", "{new}"],
+    "export onnx": ["-m", "hf_mps", "export", "onnx", "run", "{new}"],
+    "parity, a step": ["-m", "hf_mps", "parity", "quickstart", "--steps", "1"],
+}
 MOMENTS = {"first line": "loading", "header": "hf_mps finetune", "first step": "step 1/"}
 IMPORTED = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
 
@@ -56,6 +69,9 @@ def main() -> None:
         if not given.skip_quickstart:
             for moment, figures in quickstart(device).items():
                 found.setdefault(f"quickstart, {moment}", []).append(figures)
+    if not given.skip_quickstart:
+        for name, figures in verbs(device, given.rounds):
+            found.setdefault(name, []).append(figures)
     print(f"{'medians of ' + str(given.rounds):<26}{'clock':>9}{'processor':>12}")
     for name, figures in found.items():
         clock, processor = (statistics.median(each) for each in zip(*figures, strict=True))
@@ -64,12 +80,32 @@ def main() -> None:
         print("\n".join(dear(device, given.imports)))
 
 
-def ended(words: list[str]) -> tuple[float, float]:
-    """Seconds by the clock and of the processor that `python *words` took, with no variable of ours."""
+def ended(
+    words: list[str], device: dict[str, str] | None = None, folder: str | None = None, codes: tuple[int, ...] = (0,)
+) -> tuple[float, float]:
+    """Seconds by the clock and of the processor that `python *words` took, with no variable of ours but `device`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_MPS")}
+    environment |= {**device, "HF_HUB_OFFLINE": "1"} if device is not None else {}
     before, start = _children(), time.perf_counter()
-    subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.DEVNULL, check=True)
+    ran = subprocess.run([sys.executable, *words], env=environment, cwd=folder, capture_output=True, check=False)
+    if ran.returncode not in codes:
+        sys.exit(f"python {' '.join(words)} ended with {ran.returncode}: {ran.stderr.decode()[-500:]}")
     return time.perf_counter() - start, _children() - before
+
+
+def verbs(device: dict[str, str], rounds: int) -> Iterator[tuple[str, tuple[float, float]]]:
+    """What each verb took, as many times as there are rounds; the verbs take turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        ended([*QUICKSTART, "output_dir=run"], device, folder)
+        rows = "".join(f"sentence {number},another one\n" for number in range(16))
+        Path(folder, "rows.csv").write_text(f"sentence1,sentence2\n{rows}", encoding="utf-8")
+        left_out = {"export onnx"} if any(find_spec(name) is None for name in ("onnx", "onnxruntime")) else set()
+        for number in range(rounds):
+            for name, words in VERBS.items():
+                if name not in left_out:
+                    whole = [word.format(new=f"{name.replace(' ', '-')}-{number}") for word in words]
+                    # The doctor ends with 1 where there is something to mend, parity where two steps differ.
+                    yield name, ended(whole, device, folder, (0, 1))
 
 
 def quickstart(device: dict[str, str]) -> dict[str, tuple[float, float]]:
