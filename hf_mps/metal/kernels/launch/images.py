@@ -13,7 +13,7 @@ from hf_mps.metal.kernels.rules import GRAPH, by_meta, errors, kernels, refuse, 
 from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u8, u64
 
-GRID = "operations/GridSampler.mm"
+# Host: operations/GridSampler.mm.
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic")
 PADDINGS = ("zeros", "border", "reflection")
 BILINEAR, NEAREST, BICUBIC = range(3)
@@ -21,8 +21,8 @@ BILINEAR, NEAREST, BICUBIC = range(3)
 Gradients = tuple[Tensor | None, Tensor]
 
 
-@rule("grid_sampler_2d", source=GRID, dimensions=2)
-@rule("grid_sampler_3d", source=GRID, dimensions=3)
+@rule("grid_sampler_2d", dimensions=2)
+@rule("grid_sampler_3d", dimensions=3)
 def grid_sampler(
     given: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool, *, dimensions: int
 ) -> Tensor:
@@ -40,7 +40,7 @@ def grid_sampler(
     return output
 
 
-@rule("grid_sampler_2d_backward", source=GRID)
+@rule("grid_sampler_2d_backward")
 def grid_sampler_2d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *modes: Any) -> Gradients:
     """The image's gradient, to which every place adds atomically, and the grid's: two kernels."""
     interpolation, padding, _, output_mask = modes
@@ -63,7 +63,7 @@ def grid_sampler_2d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *mod
     return of_input, of_grid
 
 
-@rule("grid_sampler_3d_backward", source=GRID)
+@rule("grid_sampler_3d_backward")
 def grid_sampler_3d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *modes: Any) -> Gradients:
     """Both gradients of a volume by one kernel."""
     interpolation, _, _, output_mask = modes
@@ -124,7 +124,7 @@ def _gradients(given: Tensor, grid: Tensor, interpolation: int, output_mask: lis
     return of_input, make(grid, memory_format=whole)
 
 
-UPSAMPLE = "operations/UpSample.mm"
+# Host: operations/UpSample.mm.
 
 Ints = Sequence[int]
 Scales = Sequence[float | None]
@@ -201,15 +201,15 @@ SCALES = {"1d": ["scales"], "2d": ["scales_h", "scales_w"], "3d": ["scales_d", "
 for _word in RESIZES.split():
     _operator, _, _kernel_name = _word.rstrip("*").partition("=")
     _names = SCALES[_operator.removesuffix("_aa")[-2:]]
-    _fixed: dict[str, Any] = {"kernel": _kernel_name, "source": UPSAMPLE, "outputs": by_meta}
+    _fixed: dict[str, Any] = {"kernel": _kernel_name, "outputs": by_meta}
     _fixed["names"] = _names if "nearest" in _operator else ["align_corners", *_names]
     rule(_operator, **_fixed)(forward)
     if _word.endswith("*"):
         rule(f"{_operator}_backward", **_fixed)(backward)
 
 
-SOURCE = "operations/Pooling.mm"
-ADAPTIVE_SOURCE = "operations/AdaptivePooling.mm"
+# Host: operations/Pooling.mm.
+# Host: operations/AdaptivePooling.mm.
 DIMENSIONS = 5
 """Of the arrays in the kernels' structs."""
 
@@ -287,7 +287,7 @@ def _target(like: Tensor, shape: Ints, out: Tensor | None, dtype: torch.dtype | 
     return out
 
 
-@rule("max_pool3d_with_indices_backward", "max_pool3d_with_indices_backward.grad_input", source=SOURCE)
+@rule("max_pool3d_with_indices_backward", "max_pool3d_with_indices_backward.grad_input")
 def max_pool3d_with_indices_backward(
     gradient: Tensor, given: Tensor, *pooled: Any, grad_input: Tensor | None = None
 ) -> Tensor:
@@ -320,7 +320,7 @@ def _average(given: Tensor, result: Tensor, window: Window, include_pad: bool, d
     }
 
 
-@rule("avg_pool3d_backward", "avg_pool3d_backward.grad_input", source=SOURCE)
+@rule("avg_pool3d_backward", "avg_pool3d_backward.grad_input")
 def avg_pool3d_backward(gradient: Tensor, given: Tensor, *pooled: Any, grad_input: Tensor | None = None) -> Tensor:
     """Each element of the gradient is shared among its window, atomically."""
     kernel_size, stride, padding, ceil_mode, include_pad, divisor = pooled
@@ -403,11 +403,11 @@ for pool in (Pool(2), Pool(3)):
         (f"avg_pool{pool.pooled}d", pool.average),
         (f"max_unpool{pool.pooled}d", pool.unpool),
     ):
-        rule(name, f"{name}.out", source=SOURCE)(function)
-rule("max_pool2d", source=SOURCE, with_places=False)(Pool(2).maximum)
+        rule(name, f"{name}.out")(function)
+rule("max_pool2d", with_places=False)(Pool(2).maximum)
 
 
-@rule("adaptive_max_pool2d", "adaptive_max_pool2d.out", source=ADAPTIVE_SOURCE)
+@rule("adaptive_max_pool2d", "adaptive_max_pool2d.out")
 def adaptive_max_pool2d(
     given: Tensor, output_size: Ints, *, out: Tensor | None = None, indices: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from hf_mps.metal.kernels.rules import GRAPH, MISFIT, by_meta, kernels, refuse, 
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, u32, u64
 from hf_mps.metal.operators.launch_class import COMPLEX_INNER
 
-SOURCE = "operations/LinearAlgebra.mm"
+# Host: operations/LinearAlgebra.mm.
 TILE = 16
 """Rows and columns of the result that a threadgroup computes."""
 _SHORT, _PADDING = 16, 15
@@ -70,8 +70,8 @@ def _as_product(target: Tensor | None, *operands: Tensor, summed: bool = False, 
     return target
 
 
-@rule("mm", source=SOURCE, outputs=_as_product, kernel="matmul")
-@rule("bmm", source=SOURCE, outputs=_as_product, kernel="naive_bmm")
+@rule("mm", outputs=_as_product, kernel="matmul")
+@rule("bmm", outputs=_as_product, kernel="naive_bmm")
 def product(output: Tensor, first: Tensor, second: Tensor, *, kernel: str) -> None:
     """The product of two matrices, or of two batches of them: of integers alone by Metal."""
     if first.numel() == 0 or second.numel() == 0:
@@ -80,9 +80,9 @@ def product(output: Tensor, first: Tensor, second: Tensor, *, kernel: str) -> No
         _launch(kernel, [first, second, output])
 
 
-@rule("addmm", source=SOURCE, outputs=_as_product, kernel="addmm")
-@rule("baddbmm", source=SOURCE, outputs=_as_product, kernel="naive_baddbmm")
-@rule("addbmm", source=SOURCE, outputs=partial(_as_product, summed=True), kernel="naive_addbmm")
+@rule("addmm", outputs=_as_product, kernel="addmm")
+@rule("baddbmm", outputs=_as_product, kernel="naive_baddbmm")
+@rule("addbmm", outputs=partial(_as_product, summed=True), kernel="naive_addbmm")
 def add_product(
     output: Tensor, bias: Tensor, first: Tensor, second: Tensor, *, kernel: str, beta: complex = 1, alpha: complex = 1
 ) -> None:
@@ -139,7 +139,7 @@ DIMENSIONS = 16
 """Of the arrays in OrgqrParams."""
 
 
-@rule("linalg_cholesky_ex", source=SOURCE, outputs=by_meta)
+@rule("linalg_cholesky_ex", outputs=by_meta)
 def cholesky(outputs: tuple[Tensor, Tensor], given: Tensor, *, upper: bool = False, check_errors: bool = False) -> None:
     """Block by block: the diagonal block, the blocks below it, then all pairs of those."""
     factor, info = outputs
@@ -172,7 +172,7 @@ def cholesky(outputs: tuple[Tensor, Tensor], given: Tensor, *, upper: bool = Fal
         torch.ops.aten._linalg_check_errors(info, "linalg.cholesky_ex", is_matrix=given.dim() == 2)
 
 
-@rule("linalg_qr", source=SOURCE, outputs=by_meta)
+@rule("linalg_qr", outputs=by_meta)
 def qr(outputs: tuple[Tensor, Tensor], given: Tensor, mode: str = "reduced") -> None:
     """Reflections by one threadgroup a matrix; the whole factors are computed, then cut."""
     orthogonal, upper = outputs
@@ -193,7 +193,7 @@ def qr(outputs: tuple[Tensor, Tensor], given: Tensor, mode: str = "reduced") -> 
     upper.copy_(whole["R"][:, : upper.shape[-2]].reshape(upper.shape))
 
 
-@rule("linalg_householder_product", source=SOURCE)
+@rule("linalg_householder_product")
 def householder_product(given: Tensor, tau: Tensor) -> Tensor:
     """The first columns of the product of reflections, a threadgroup for each matrix."""
     fits = given.dim() >= 2 and tau.dim() == given.dim() - 1 and tau.dtype == given.dtype
@@ -216,7 +216,7 @@ def householder_product(given: Tensor, tau: Tensor) -> Tensor:
     return result
 
 
-@rule("lu_unpack", source=SOURCE, outputs=by_meta)
+@rule("lu_unpack", outputs=by_meta)
 def lu_unpack(
     outputs: Sequence[Tensor], factors: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> None:
@@ -239,7 +239,7 @@ def lu_unpack(
         lower.diagonal(0, -2, -1).fill_(1.0)
 
 
-QUANTIZED = "operations/Quantized.mm"
+# Host: operations/Quantized.mm.
 FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 GROUPS = (32, 64, 128, 256)
 """Inputs that share a scale and a zero point."""
@@ -247,7 +247,7 @@ FEW_ROWS = 12
 """Rows of the input from which the host takes the kernel for products of matrices, below it one for vectors."""
 
 
-@rule("_convert_weight_to_int4pack", source=QUANTIZED)
+@rule("_convert_weight_to_int4pack")
 def convert_weight_to_int4pack(weight: Tensor, inner_tiles: int) -> Tensor:
     """Two weights a byte, [outputs, inputs / 2], in the kernels' order; the shape is that of other devices."""
     fits = weight.dim() == 2 and weight.dtype == torch.uint8 and inner_tiles in (2, 4, 8)
@@ -261,7 +261,7 @@ def convert_weight_to_int4pack(weight: Tensor, inner_tiles: int) -> Tensor:
     return packed
 
 
-@rule("_weight_int4pack_mm", source=QUANTIZED)
+@rule("_weight_int4pack_mm")
 def weight_int4pack_mm(given: Tensor, weight: Tensor, group: int, scales: Tensor) -> Tensor:
     """The product with packed weights; each is (weight - 8) * scale + zero point of its group."""
     _check(given, weight, torch.int32)
@@ -274,7 +274,7 @@ def weight_int4pack_mm(given: Tensor, weight: Tensor, group: int, scales: Tensor
     return result
 
 
-@rule("_weight_int8pack_mm", source=QUANTIZED)
+@rule("_weight_int8pack_mm")
 def weight_int8pack_mm(given: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """The product with weights of eight bits, row by row; of FEW_ROWS rows and more it is left out.
 

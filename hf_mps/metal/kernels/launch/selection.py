@@ -12,12 +12,12 @@ from hf_mps.metal.kernels.launch.iterator import as_self, fitting
 from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_outside, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, u32
 
-SCATTER = "operations/ScatterGather.mm"
+# Host: operations/ScatterGather.mm.
 MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax": "amax", "amin": "amin", "mean": "add"}
 """The reductions by their names in `scatter` and `scatter_reduce`, and in kernels' names."""
 
 
-@rule("gather", "gather.out", source=SCATTER)
+@rule("gather", "gather.out")
 def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None) -> Tensor:
     """A thread for each index. `out` has the indices' shape: PyTorch resizes another."""
     output = fitting(out, index.shape, self, self, index)
@@ -39,8 +39,8 @@ def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, 
     return output
 
 
-@rule("scatter.src", "scatter.reduce", source=SCATTER, outputs=as_self, reduce=None)
-@rule("scatter_add", source=SCATTER, outputs=as_self, reduce="add")
+@rule("scatter.src", "scatter.reduce", outputs=as_self, reduce=None)
+@rule("scatter_add", outputs=as_self, reduce="add")
 def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str | None) -> None:
     """Write, add or multiply the source's elements to where the indices say, by atomic operations, in no order."""
     mode = "set" if reduce is None else _mode(reduce)
@@ -48,7 +48,7 @@ def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, 
     _scatter(output, dim, index, src, mode)
 
 
-@rule("scatter.value", source=SCATTER, outputs=as_self)
+@rule("scatter.value", outputs=as_self)
 def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex) -> None:
     """Write one number to where the indices say."""
     number = host_number(value, self.dtype)
@@ -66,7 +66,7 @@ def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: 
     _launch(name, (into, number, where, *sizes, i64(0)), where.numel())
 
 
-@rule("scatter.value_reduce", source=SCATTER, outputs=as_self)
+@rule("scatter.value_reduce", outputs=as_self)
 def scatter_value_reduced(
     output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
 ) -> None:
@@ -74,7 +74,8 @@ def scatter_value_reduced(
     scatter(output, self, dim, index, self.new_empty(index.shape).fill_(value), reduce=reduce)
 
 
-@rule("scatter_reduce.two", source="native/TensorAdvancedIndexing.cpp", outputs=as_self)
+# Host: native/TensorAdvancedIndexing.cpp.
+@rule("scatter_reduce.two", outputs=as_self)
 def scatter_reduce(
     output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> None:
@@ -184,7 +185,7 @@ def neutral(reduce: str, dtype: torch.dtype) -> float:
     return torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
 
 
-INDEXING = "operations/Indexing.mm"
+# Host: operations/Indexing.mm.
 DIMENSIONS = 16
 REDUCTIONS = ("prod", "mean", "amax", "amin")
 FEW = 16
@@ -193,7 +194,7 @@ CONTENDED = 16
 """Indices for each place from which sums of half precision are made in float32."""
 
 
-@rule("index_fill_.int_Scalar", source=INDEXING)
+@rule("index_fill_.int_Scalar")
 def index_fill(self: Tensor, dim: int, index: Tensor, value: complex) -> Tensor:
     """By a mask of the dimension where the indices are many, else a thread for each index and element."""
     number = host_number(value, self.dtype)
@@ -230,7 +231,8 @@ def index_fill(self: Tensor, dim: int, index: Tensor, value: complex) -> Tensor:
     return self
 
 
-@rule("index_fill_.int_Tensor", source="native/TensorAdvancedIndexing.cpp")
+# Host: native/TensorAdvancedIndexing.cpp.
+@rule("index_fill_.int_Tensor")
 def index_fill_with_tensor(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """The host reads the value, which waits for the device."""
     refuse(value.dim())
@@ -238,7 +240,7 @@ def index_fill_with_tensor(self: Tensor, dim: int, index: Tensor, value: Tensor)
     return self
 
 
-@rule("index_copy", source=INDEXING, outputs=as_self)
+@rule("index_copy", outputs=as_self)
 def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
     """A thread for each element of the source."""
     dim = _checked(self, dim, index, source)
@@ -269,7 +271,7 @@ def _slices(output: Tensor, dim: int, index: Tensor) -> dict[str, bytes]:
     return {**found, "slice_ndim": u32(output.dim() - 1)}
 
 
-@rule("index_reduce", source=INDEXING, outputs=as_self)
+@rule("index_reduce", outputs=as_self)
 def index_reduce(
     output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> None:
@@ -301,7 +303,7 @@ def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
     return dim
 
 
-@rule("index_add", source=INDEXING, outputs=as_self)
+@rule("index_add", outputs=as_self)
 def index_add(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: complex = 1) -> None:
     """By atomic additions; many for each place are made in float32 where the tensor has half precision."""
     kernels.need("index_add_float_long")
@@ -324,7 +326,7 @@ def index_add(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Ten
         whole.copy_(sums)
 
 
-@rule("index_select", source=INDEXING)
+@rule("index_select")
 def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     """Into a new tensor: contiguous rows of bytes where all is contiguous, else a thread for each element."""
     kernels.need("index_select_dim_32bit_long")

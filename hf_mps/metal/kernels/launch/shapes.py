@@ -59,7 +59,8 @@ def _crossed(target: Tensor | None, self: Tensor, other: Tensor, *, dim: int = -
     return fitting(target, shape, self)
 
 
-@rule("im2col", source="operations/Im2Col.mm", outputs=_unfolded)
+# Host: operations/Im2Col.mm.
+@rule("im2col", outputs=_unfolded)
 def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     """A thread for each window of each plane; 64 of them a group."""
     kernel_size, dilation, padding, stride = windows
@@ -77,7 +78,8 @@ def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     kernels[f"im2col_{metal(self.dtype)}_u32"].launch(arguments, (into.shape[2], planes, batch), (64, 1, 1))
 
 
-@rule("col2im", source="operations/Col2Im.mm", outputs=_folded)
+# Host: operations/Col2Im.mm.
+@rule("col2im", outputs=_folded)
 def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[int]) -> None:
     """A thread for each element of the image, which sums the windows that it is in."""
     kernel_size, dilation, padding, stride = windows
@@ -96,7 +98,8 @@ def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[
     kernels[f"col2im_kernel_{metal(self.dtype)}_u32"].launch(arguments, (width, height, batch * planes), group)
 
 
-@rule("unfold_backward", source="operations/UnfoldBackward.mm")
+# Host: operations/UnfoldBackward.mm.
+@rule("unfold_backward")
 def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """A thread for each element of the gradient, which sums the windows it was in; windows apart are a copy."""
     output = torch.zeros(input_sizes, dtype=grad_in.dtype, device=grad_in.device)
@@ -112,7 +115,8 @@ def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int
     return output
 
 
-@rule("repeat_interleave.Tensor", source="operations/Repeat.mm")
+# Host: operations/Repeat.mm.
+@rule("repeat_interleave.Tensor")
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Each place as often as it says: a thread for each. Without a size, the host waits for the sum."""
     refuse(repeats.dim() != 1 or repeats.dtype not in (torch.int64, torch.int32))
@@ -134,7 +138,8 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     return output
 
 
-@rule("replication_pad1d", source="operations/Pad.mm", outputs=_padded)
+# Host: operations/Pad.mm.
+@rule("replication_pad1d", outputs=_padded)
 def replication_pad1d(output: Tensor, self: Tensor, padding: list[int]) -> None:
     """A thread for each element of the result."""
     given, into = _batched(self.contiguous(), 3), _batched(output, 3)
@@ -145,7 +150,7 @@ def replication_pad1d(output: Tensor, self: Tensor, padding: list[int]) -> None:
     kernel.launch({"input": given, "output": into, "sizes_pad": sizes}, (width, planes, batch))
 
 
-@rule("replication_pad1d_backward", source="operations/Pad.mm")
+@rule("replication_pad1d_backward")
 def replication_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
     """A thread for each element of the input, which sums where it was copied to."""
     refuse(grad_output.shape[-1] != self.shape[-1] + sum(padding), "PyTorch refuses the shapes")
@@ -160,7 +165,8 @@ def replication_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[
     return output
 
 
-@rule("linalg_cross", source="operations/CrossKernel.mm", outputs=_crossed)
+# Host: operations/CrossKernel.mm.
+@rule("linalg_cross", outputs=_crossed)
 def cross(output: Tensor, self: Tensor, other: Tensor, *, dim: int = -1) -> None:
     """A thread for each vector of three."""
     first, second = self.expand(output.shape), other.expand(output.shape)
@@ -185,11 +191,11 @@ def _refuse_long(*tensors: Tensor) -> None:
     refuse(any(each.numel() >= 2**31 for each in tensors), "no kernel for offsets beyond 32 bits here")
 
 
-TRIANGLES = "operations/TriangularOps.mm"
+# Host: operations/TriangularOps.mm.
 
 
-@rule("tril", source=TRIANGLES, outputs=as_self, name="tril")
-@rule("triu", source=TRIANGLES, outputs=as_self, name="triu")
+@rule("tril", outputs=as_self, name="tril")
+@rule("triu", outputs=as_self, name="triu")
 def triangle(output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> None:
     """What is on the diagonal and below, or above: a thread for each element.
 
@@ -212,7 +218,7 @@ def triangle(output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> N
     kernels[f"{name}_int_{metal(self.dtype)}"].launch(arguments | {"sizes": sizes, "k_ndim": last}, grid, group)
 
 
-@rule("tril_indices", source=TRIANGLES)
+@rule("tril_indices")
 def tril_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     """Rows above, then columns below, of the elements of a lower triangle: a trapezoid on top of a rectangle."""
     count, first, above = _elements(row, col, offset), _first_row(row, col, offset), max(0, -offset)
@@ -220,7 +226,7 @@ def tril_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     return _indices("tril_indices", row, col, options, above, first, col, count - whole, count)
 
 
-@rule("triu_indices", source=TRIANGLES)
+@rule("triu_indices")
 def triu_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     """Rows above, then columns below, of the elements of an upper triangle: a rectangle on top of a trapezoid."""
     count = row * col - _elements(row, col, offset - 1)
@@ -252,20 +258,21 @@ def _elements(row: int, col: int, offset: int) -> int:
     return (first + last) * leaning // 2 + max(0, rows - leaning) * col
 
 
-RANGES = "operations/RangeFactories.mm"
+# Host: operations/RangeFactories.mm.
 ONE_PASS = 1 << 22
 """Elements up to which a thread writes each of an identity matrix; beyond, zeros are filled in first."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@rule("eye.out", source="operations/Eye.mm")
+# Host: operations/Eye.mm.
+@rule("eye.out")
 def eye(n: int, *, out: Tensor) -> Tensor:
     """An identity matrix."""
     eye_of(n, n, out=out)
     return out
 
 
-@rule("eye.m_out", source="operations/Eye.mm")
+@rule("eye.m_out")
 def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
     """A matrix of n rows and m columns with ones on its diagonal."""
     refuse(n < 0 or m < 0)
@@ -287,7 +294,7 @@ def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
     return out
 
 
-@rule("arange.start_out", source=RANGES)
+@rule("arange.start_out")
 def arange(start: float, end: float, step: float = 1, *, out: Tensor) -> Tensor:
     """From a start on by a step: a thread computes its number from its place."""
     kernels.need("arange_float_i32")
@@ -302,7 +309,7 @@ def arange(start: float, end: float, step: float = 1, *, out: Tensor) -> Tensor:
     return _stepped("arange", out, size, numbers)
 
 
-@rule("linspace.out", source=RANGES)
+@rule("linspace.out")
 def linspace(start: float, end: float, steps: int, *, out: Tensor) -> Tensor:
     """From a start to an end in so many steps; integers are divided exactly."""
     kernels.need("linspace_float_i32")
@@ -340,14 +347,14 @@ def _stepped(name: str, out: Tensor, size: int, numbers: bytes, steps: int | Non
     return out
 
 
-DISTANCE = "operations/Distance.mm"
+# Host: operations/Distance.mm.
 LONG_ROW = 64
 """Elements of a row from which a threadgroup has 128 threads, not 32."""
 ABSOLUTE, LARGEST, POWER = range(3)
 """The kernels' kinds of norm: of p = 1, of infinity, of any other p."""
 
 
-@rule("_cdist_backward", source=DISTANCE)
+@rule("_cdist_backward")
 def cdist_backward(gradient: Tensor, first: Tensor, second: Tensor, p: float, distances: Tensor) -> Tensor:
     """A thread for each element of the first matrix's gradient, rows of the second in tiles."""
     batch = broadcast(tuple(first.shape[:-2]), tuple(second.shape[:-2]))

@@ -13,11 +13,11 @@ from torch import Tensor
 from hf_mps.metal.kernels.rules import GRAPH, kernels, refuse, refuse_misfit, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, u8, u32, u64
 
-BUCKETS = "operations/Bucketization.mm"
+# Host: operations/Bucketization.mm.
 SEARCHERS = 1024
 
 
-@rule("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted.Scalar", source=BUCKETS)
+@rule("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted.Scalar")
 def searchsorted(
     boundaries: Tensor,
     given: Tensor | float,
@@ -66,7 +66,7 @@ def searchsorted(
     return result if found is result else result.copy_(found)
 
 
-@rule("bucketize.Tensor", "bucketize.Tensor_out", "bucketize.Scalar", source=BUCKETS)
+@rule("bucketize.Tensor", "bucketize.Tensor_out", "bucketize.Scalar")
 def bucketize(given: Tensor | float, boundaries: Tensor, **options: Any) -> Tensor:
     """searchsorted in boundaries of one dimension."""
     refuse(boundaries.dim() != 1)
@@ -79,7 +79,8 @@ LINEAR = 0
 NO_WEIGHT = -1
 
 
-@rule("histc", "histc.out", source="operations/HistogramKernel.mm")
+# Host: operations/HistogramKernel.mm.
+@rule("histc", "histc.out")
 def histc(given: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """Elements outside the edges, and NaN, count nowhere. Equal edges are the least and the greatest element."""
     refuse(not given.is_floating_point(), "no rule yet for whole numbers")
@@ -112,13 +113,13 @@ def _bytes(edges: Tensor) -> bytes:
     return edges.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-SOURCE = "operations/Sort.mm"
+# Host: operations/Sort.mm.
 EACH = 4
 """Elements that a thread sorts (ILP_PER_THREAD)."""
 Pair = tuple[Tensor, Tensor]
 
 
-@rule("sort.stable", "sort.values_stable", source=SOURCE)
+@rule("sort.stable", "sort.values_stable")
 def sort(
     given: Tensor,
     *,
@@ -139,7 +140,7 @@ def sort(
     return values, indices
 
 
-@rule("topk", "topk.values", source=SOURCE)
+@rule("topk", "topk.values")
 def topk(
     given: Tensor,
     k: int,
@@ -170,7 +171,7 @@ def topk(
     return values, indices
 
 
-@rule("kthvalue.values", source=SOURCE)
+@rule("kthvalue.values")
 def kthvalue(given: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, values: Tensor, indices: Tensor) -> Pair:
     """The rank k - 1 of a sort; results are made anew and become what was given for them."""
     rank = max(given.dim(), 1)
