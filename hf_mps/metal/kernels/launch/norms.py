@@ -1,4 +1,4 @@
-"""Layer norm, RMS norm and group norm, norms of vectors, and renorm."""
+"""Layer norm, RMS norm and group norm, and norms of vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import as_self, is_dense
+from hf_mps.metal.kernels.launch.iterator import is_dense
 from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, parameters
 from hf_mps.metal.kernels.launch.reductions import kept, result, wrapped
 from hf_mps.metal.kernels.rules import kernels, refuse, rule
@@ -211,24 +211,3 @@ def norms(
         bound["params"] = parameters(order, length, source.shape, source.stride(), sizes, strides)
         kernels[f"norm_{types}"].launch(bound, groups=output.numel(), group=min(GROUP, length))
     return output
-
-
-def _renormed(target: Tensor | None, given: Tensor, order: float, dim: int, most: float) -> Tensor:
-    rank = given.dim()
-    refuse(rank < 2 or not -rank <= dim < rank or float(order) <= 0 or float(most) < 0 or not given.is_floating_point())
-    return as_self(target, given)
-
-
-# Host: operations/RenormKernel.mm.
-@rule("renorm", outputs=_renormed)
-def renorm(output: Tensor, given: Tensor, order: float, dim: int, most: float) -> None:
-    """The norm of each slice, the factor that shortens it, and their product."""
-    dim %= given.dim()
-    rest = [at for at in range(given.dim()) if at != dim]
-    lengths = torch.linalg.vector_norm(given, float(order), rest, keepdim=True)
-    factor = torch.empty(lengths.shape, dtype=given.dtype, device=given.device)
-    kernel = kernels[f"renorm_{metal(given.dtype)}"]
-    count = lengths.numel()
-    if count:
-        kernel.launch({"norm": lengths, "factor": factor, "maxnorm": f32(most)}, threads=count, group=min(GROUP, count))
-    torch.mul(given, factor, out=output)

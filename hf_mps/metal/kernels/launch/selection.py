@@ -187,7 +187,6 @@ def neutral(reduce: str, dtype: torch.dtype) -> float:
 
 # Host: operations/Indexing.mm.
 DIMENSIONS = 16
-REDUCTIONS = ("prod", "mean", "amax", "amin")
 FEW = 16
 """Indices are many where a mask of the dimension has at most this many times their number."""
 CONTENDED = 16
@@ -269,27 +268,6 @@ def _slices(output: Tensor, dim: int, index: Tensor) -> dict[str, bytes]:
     found = {"dim_out_stride": i64(output.stride(dim)), "indices_stride": i64(index.stride(0))}
     found |= {"slice_sizes": _but(output.shape, dim), "slice_out_strides": _but(output.stride(), dim)}
     return {**found, "slice_ndim": u32(output.dim() - 1)}
-
-
-@rule("index_reduce", outputs=as_self)
-def index_reduce(
-    output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> None:
-    """By atomic operations, in no order; a mean divides a sum by a count."""
-    if reduce not in REDUCTIONS or index.numel() == 0 or source.numel() == 0:
-        raise NoRule("nothing to reduce, or what PyTorch refuses")
-    dim = _checked(self, dim, index, source)
-    kernel = kernels[f"index_reduce_{reduce}_{metal(output.dtype)}_{metal(index.dtype)}"]
-    refuse_outside(index, self.shape[dim])
-    _start(output, self)
-    if not include_self:
-        output.index_fill_(dim, index.to(torch.int64), neutral(reduce, output.dtype))
-    params = _along(output, dim, source, index)
-    kernel.launch({"self": output, "index": index, "source": source, "params": params}, source.numel())
-    if reduce != "mean":
-        return
-    count = torch.ones_like(output) if include_self else torch.zeros_like(output)
-    _divide(output, count.index_add_(dim, index, torch.ones_like(source)))
 
 
 def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:

@@ -1,4 +1,4 @@
-"""Windows both ways, repetitions, margins, cross products, triangles, ranges, and the gradient of distances."""
+"""Windows both ways, repetitions, margins, triangles and ranges."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import wrapped
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, as_self, broadcast, fitting, plane
+from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, as_self, fitting, plane
 from hf_mps.metal.kernels.rules import kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u32, u64
+from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, span, u32, u64
 
 
 def _columns(
@@ -48,15 +48,6 @@ def _padded(target: Tensor | None, self: Tensor, padding: list[int]) -> Tensor:
     if self.dim() not in (2, 3) or 0 in self.shape[1:] or len(padding) != 2 or self.shape[-1] + sum(padding) < 1:
         raise NoRule("PyTorch refuses the shapes")
     return fitting(target, (*self.shape[:-1], self.shape[-1] + sum(padding)), self)
-
-
-def _crossed(target: Tensor | None, self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
-    shape = broadcast(tuple(self.shape), tuple(other.shape))
-    if shape is None or self.dim() != other.dim() or self.dtype != other.dtype or self.dim() == 0:
-        raise NoRule("PyTorch refuses the arguments")
-    at = wrapped(dim, self.dim())
-    refuse(self.shape[at] != 3 or other.shape[at] != 3, "PyTorch refuses the shapes")
-    return fitting(target, shape, self)
 
 
 # Host: operations/Im2Col.mm.
@@ -163,24 +154,6 @@ def replication_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[
     kernel = kernels[f"replication_pad1d_backward_{metal(self.dtype)}"]
     kernel.launch({"grad_output": given, "grad_input": into, "sizes_pad": sizes}, (width, planes, batch))
     return output
-
-
-# Host: operations/CrossKernel.mm.
-@rule("linalg_cross", outputs=_crossed)
-def cross(output: Tensor, self: Tensor, other: Tensor, *, dim: int = -1) -> None:
-    """A thread for each vector of three."""
-    first, second = self.expand(output.shape), other.expand(output.shape)
-    dim, count = wrapped(dim, output.dim()), output.numel() // 3
-    if count == 0:
-        return
-    operands, shape = {"out": output, "input": first, "other": second}, output.shape
-    if all(each.is_contiguous() for each in operands.values()):
-        layout, numbers = "dense", {"dim_stride": u32(output.stride(dim))}
-    else:
-        layout, numbers = "strided", {f"{name}_strides": i64(each.stride()) for name, each in operands.items()}
-        numbers |= {"squashed_sizes": i64((*shape[:dim], *shape[dim + 1 :])) or i64(1)}
-        numbers |= {"ndim": u32(output.dim()), "dim": u32(dim)}
-    kernels[f"cross_{layout}_{metal(output.dtype)}"].launch(operands | numbers, count)
 
 
 def _batched(tensor: Tensor, dims: int) -> Tensor:
@@ -345,36 +318,3 @@ def _stepped(name: str, out: Tensor, size: int, numbers: bytes, steps: int | Non
     rest = () if steps is None else (u32(steps),)
     kernels[f"{name}_strided_{kind}"].launch((out, numbers, *rest, i32(out.dim()), sizes, strides), size)
     return out
-
-
-# Host: operations/Distance.mm.
-LONG_ROW = 64
-"""Elements of a row from which a threadgroup has 128 threads, not 32."""
-ABSOLUTE, LARGEST, POWER = range(3)
-"""The kernels' kinds of norm: of p = 1, of infinity, of any other p."""
-
-
-@rule("_cdist_backward")
-def cdist_backward(gradient: Tensor, first: Tensor, second: Tensor, p: float, distances: Tensor) -> Tensor:
-    """A thread for each element of the first matrix's gradient, rows of the second in tiles."""
-    batch = broadcast(tuple(first.shape[:-2]), tuple(second.shape[:-2]))
-    if batch is None:
-        raise NoRule("PyTorch refuses the arguments")
-    first, second = (each.expand((*batch, *each.shape[-2:])).contiguous() for each in (first, second))
-    rows, length = first.shape[-2:]
-    if 0 in (rows, second.shape[-2], length, math.prod(batch)):
-        return torch.zeros_like(first)
-    refuse(p in (0, 2), "other operators compute it, no kernel of its own")
-    kind = ABSOLUTE if p == 1 else LARGEST if math.isinf(p) else POWER
-    threads = 128 if length >= LONG_ROW else 32
-    kernel = kernels[f"cdist_backward_{metal(first.dtype)}_p{kind}_tg{threads}"]
-    if kind == LARGEST and first.dtype in (torch.float16, torch.bfloat16):
-        # A distance that was rounded to half equals no difference any more, by which the kernel knows the largest.
-        apart = first.float().unsqueeze(-2) - second.float().unsqueeze(-3)
-        distances = torch.linalg.vector_norm(apart, p, dim=-1)
-    result = torch.empty_like(first)
-    arguments = {"x1": first, "x2": second, "grad": gradient.contiguous(), "cdist": distances.float().contiguous()}
-    params = padded(i64(math.prod(batch), rows, second.shape[-2], length) + f32(p - 1), 40)
-    grid = (-(-length // threads) * threads, rows, math.prod(batch))
-    kernel.launch({**arguments, "out": result, "params": params}, grid, (threads, 1, 1))
-    return result
