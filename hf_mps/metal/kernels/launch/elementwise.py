@@ -155,14 +155,6 @@ def power(output: Tensor, self: Tensor, exponent: complex) -> None:
 
 
 # Host: operations/Gamma.mm.
-@rule("polygamma", outputs=lambda target, _, self: as_float(target, self))
-def polygamma(output: Tensor, n: int, self: Tensor) -> None:
-    """The n-th derivative of digamma."""
-    refuse(n < 0, "PyTorch refuses the arguments: a negative order")
-    if n < 2:
-        exec_unary(output, self, ("digamma", "trigamma")[n])
-    else:
-        exec_unary(output, self, "polygamma", valued(n, torch.int32))
 
 
 @rule("nan_to_num", outputs=as_input)
@@ -331,20 +323,6 @@ def gelu_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, *, appr
 def _gelu(approximate: str) -> str:
     refuse(approximate not in GELU, "PyTorch refuses the arguments: another approximation")
     return GELU[approximate]
-
-
-@rule("hardshrink", outputs=as_input, kernel="hardshrink")
-@rule("softshrink", outputs=as_input, kernel="softshrink")
-def shrink(output: Tensor, self: Tensor, lambd: float = 0.5, *, kernel: str) -> None:
-    """Zero within lambd of zero; softshrink also moves the others towards zero by lambd."""
-    refuse(kernel == "softshrink" and lambd < 0, "PyTorch refuses the arguments: lambd below zero")
-    exec_unary(output, self, kernel, valued(lambd, self.dtype))
-
-
-@rule("hardshrink_backward", "softshrink_backward", outputs=as_common)
-def shrink_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, lambd: float = 0.5) -> None:
-    """The gradient of both."""
-    exec_binary(grad_input, grad_output, self, "shrink_backward", beside=valued(lambd, grad_input.dtype))
 
 
 @rule("leaky_relu", outputs=as_input)

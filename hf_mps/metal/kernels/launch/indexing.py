@@ -172,14 +172,6 @@ def nonzero(self: Tensor) -> Tensor:
     return counted.place(torch.empty(shape, dtype=torch.int64, device=self.device))
 
 
-@rule("nonzero_static")
-def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """As many as are asked for, in which the host waits for nothing; what is left holds the filling."""
-    refuse(size < 0 or self.numel() >= 2**31 - 1)
-    output = torch.empty((size, self.dim()), dtype=torch.int64, device=self.device).fill_(fill_value)
-    return _Counted(self.contiguous()).place(output) if output.numel() and self.numel() else output
-
-
 @rule("nonzero.out")
 def nonzero_into(self: Tensor, *, out: Tensor) -> Tensor:
     """Into a tensor that takes the result's shape."""

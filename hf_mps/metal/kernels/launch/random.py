@@ -146,10 +146,7 @@ def bernoulli_out(p: Tensor, *, generator: Generator | None = None, out: Tensor)
 DISTRIBUTIONS: dict[str, tuple[str, Callable[..., tuple[float, float] | bool]]] = {
     "bernoulli_.float": ("bernoulli_scalar", lambda p=0.5: 0 <= p <= 1 and (p, 0.0)),
     "exponential_": ("exponential", lambda rate=1.0: rate > 0 and (rate, 0.0)),
-    "cauchy_": ("cauchy", lambda median=0.0, sigma=1.0: sigma > 0 and (median, sigma)),
     "log_normal_": ("log_normal", lambda mean=1.0, std=2.0: std > 0 and (mean, std)),
-    # The kernel divides by log(1 - p), which the host computes in float64.
-    "geometric_": ("geometric", lambda p: 0 < p < 1 and (math.log1p(-p), 0.0)),
 }
 
 
@@ -254,33 +251,19 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
 STRIDE = 32
 
 
-def _sampled(family: str, given: list[Tensor], generator: Generator | None) -> Tensor:
-    """A thread for each element of parameters of one shape."""
-    output = _contiguous_like(given[0])
-    kernel = kernels[f"{family}_{metal(output.dtype)}"]
-    refuse(output.numel() >= 1 << 31, "more than 2**31 elements")
-    dense = [each.contiguous() for each in given]
-    if output.numel():
-        kernel.launch([output, *dense, drawn(generator, STRIDE * output.numel())], output.numel())
-    return output
-
-
 def _contiguous_like(given: Tensor) -> Tensor:
     return torch.empty_like(given, memory_format=torch.contiguous_format)
 
 
-@rule("_standard_gamma", family="standard_gamma")
-@rule("poisson", family="poisson")
-def sampled(given: Tensor, generator: Generator | None = None, *, family: str) -> Tensor:
-    """Gamma numbers of shape `given` and scale one, or Poisson's of that rate: missing on mps before 2.14."""
-    return _sampled(family, [given], generator)
-
-
-@rule("binomial")
-def binomial(count: Tensor, p: Tensor, generator: Generator | None = None) -> Tensor:
-    """Missing on mps before 2.14."""
-    refuse(not (count.is_floating_point() and p.is_floating_point()), "a dtype that PyTorch refuses")
-    return _sampled("standard_binomial", [count, p.expand(count.shape).to(count.dtype)], generator)
+@rule("_standard_gamma")
+def gamma(given: Tensor, generator: Generator | None = None) -> Tensor:
+    """A thread for each number, of shape `given` and scale one."""
+    output = _contiguous_like(given)
+    kernel = kernels[f"standard_gamma_{metal(output.dtype)}"]
+    refuse(output.numel() >= 1 << 31, "more than 2**31 elements")
+    if output.numel():
+        kernel.launch([output, given.contiguous(), drawn(generator, STRIDE * output.numel())], output.numel())
+    return output
 
 
 @rule("_sample_dirichlet")

@@ -113,14 +113,6 @@ def means(
     return reduced(SUM, given if given.dtype == wanted else given.to(wanted), output, dims, divisor=divisor)
 
 
-@rule("trace")
-def trace(given: Tensor) -> Tensor:
-    """The sum of the diagonal."""
-    refuse(given.dim() != 2)
-    _need(SUM)
-    return given.diagonal().sum()
-
-
 @rule("count_nonzero.dim_IntList")
 def counts(given: Tensor, dim: Sequence[int]) -> Tensor:
     """Elements that are not 0, by dimension."""

@@ -187,56 +187,8 @@ def neutral(reduce: str, dtype: torch.dtype) -> float:
 
 # Host: operations/Indexing.mm.
 DIMENSIONS = 16
-FEW = 16
-"""Indices are many where a mask of the dimension has at most this many times their number."""
 CONTENDED = 16
 """Indices for each place from which sums of half precision are made in float32."""
-
-
-@rule("index_fill_.int_Scalar")
-def index_fill(self: Tensor, dim: int, index: Tensor, value: complex) -> Tensor:
-    """By a mask of the dimension where the indices are many, else a thread for each index and element."""
-    number = host_number(value, self.dtype)
-    target = self.unsqueeze(-1) if self.dim() == 0 else self
-    dim = wrapped(dim, target.dim())
-    refuse(index.dim() > 1 or index.dtype != torch.int64 or not index.is_mps, "PyTorch refuses the indices")
-    index = index.reshape(-1)
-    refuse_repeated(target)
-    refuse_outside(index, target.shape[dim])
-    if target.numel() == 0 or index.numel() == 0:
-        return self
-    layout = "dense" if target.is_contiguous() and index.is_contiguous() else "strided"
-    kind, size = metal(target.dtype), target.shape[dim]
-    if index.numel() * FEW < size:
-        slices = target.numel() // size
-        arguments = {"output": target, "indices": index, "fill_val": number, "dim_size": i64(size)}
-        arguments |= {"dim_stride": i64(target.stride(dim))} if layout == "dense" else _slices(target, dim, index)
-        threads = index.numel() * slices
-        kernels[f"index_fill_{layout}_{kind}"].launch({**arguments, "slice_numel": i64(slices)}, threads)
-        return self
-    fill = kernels[f"index_fill_{layout}_from_mask_{kind}"]
-    mask = torch.empty(size, dtype=torch.bool, device=target.device)
-    kernels["index_fill_zero_mask"].launch({"mask": mask}, size)
-    marked = {"mask": mask, "indices": index, "dim_size": i64(size), "indices_stride": i64(index.stride(0))}
-    kernels["index_fill_set_mask"].launch(marked, index.numel())
-    arguments = {"output": target, "mask": mask, "fill_val": number}
-    if layout == "dense":
-        inner = math.prod(target.shape[dim + 1 :])
-        grid = (inner, size, target.numel() // (size * inner))
-        fill.launch({**arguments, "dim_size": u32(size), "inner_size": u32(inner)}, grid)
-    else:
-        sizes = {"sizes": i64(target.shape), "out_strides": i64(target.stride())}
-        fill.launch({**arguments, **sizes, "dim": u32(dim), "ndim": u32(target.dim())}, target.numel())
-    return self
-
-
-# Host: native/TensorAdvancedIndexing.cpp.
-@rule("index_fill_.int_Tensor")
-def index_fill_with_tensor(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
-    """The host reads the value, which waits for the device."""
-    refuse(value.dim())
-    self.index_fill_(dim, index, value.item())
-    return self
 
 
 @rule("index_copy", outputs=as_self)
@@ -260,14 +212,10 @@ def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Te
         kernel.launch(arguments | {"inner": i64(inner), "indices_numel": i64(count)}, (inner, count, each // inner))
         return
     arguments |= {"dim_source_stride": i64(source.stride(dim)), "slice_source_strides": _but(source.stride(), dim)}
-    kernel.launch({**arguments, **_slices(output, dim, index), "slice_numel": i64(each)}, count * each)
-
-
-def _slices(output: Tensor, dim: int, index: Tensor) -> dict[str, bytes]:
-    """Return how a kernel for any strides walks over the slices of a dimension, and over the indices."""
-    found = {"dim_out_stride": i64(output.stride(dim)), "indices_stride": i64(index.stride(0))}
-    found |= {"slice_sizes": _but(output.shape, dim), "slice_out_strides": _but(output.stride(), dim)}
-    return {**found, "slice_ndim": u32(output.dim() - 1)}
+    arguments |= {"dim_out_stride": i64(output.stride(dim)), "indices_stride": i64(index.stride(0))}
+    arguments |= {"slice_sizes": _but(output.shape, dim), "slice_out_strides": _but(output.stride(), dim)}
+    arguments |= {"slice_ndim": u32(output.dim() - 1), "slice_numel": i64(each)}
+    kernel.launch(arguments, count * each)
 
 
 def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:

@@ -44,12 +44,6 @@ def _folded(target: Tensor | None, self: Tensor, sizes: list[int], kernel: list[
     return fitting(target, (*self.shape[:-2], self.shape[-2] // math.prod(kernel), *sizes), self)
 
 
-def _padded(target: Tensor | None, self: Tensor, padding: list[int]) -> Tensor:
-    if self.dim() not in (2, 3) or 0 in self.shape[1:] or len(padding) != 2 or self.shape[-1] + sum(padding) < 1:
-        raise NoRule("PyTorch refuses the shapes")
-    return fitting(target, (*self.shape[:-1], self.shape[-1] + sum(padding)), self)
-
-
 # Host: operations/Im2Col.mm.
 @rule("im2col", outputs=_unfolded)
 def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
@@ -126,33 +120,6 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
         arguments["repeat_stride"] = i64(given.stride(0))
     if output_size:
         kernel.launch(arguments, repeats.numel())
-    return output
-
-
-# Host: operations/Pad.mm.
-@rule("replication_pad1d", outputs=_padded)
-def replication_pad1d(output: Tensor, self: Tensor, padding: list[int]) -> None:
-    """A thread for each element of the result."""
-    given, into = _batched(self.contiguous(), 3), _batched(output, 3)
-    refuse(not into.is_contiguous(), "an output that is not contiguous")
-    batch, planes, width = into.shape
-    sizes = i32(given.shape[2], width, *padding)
-    kernel = kernels[f"replication_pad1d_forward_{metal(self.dtype)}"]
-    kernel.launch({"input": given, "output": into, "sizes_pad": sizes}, (width, planes, batch))
-
-
-@rule("replication_pad1d_backward")
-def replication_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
-    """A thread for each element of the input, which sums where it was copied to."""
-    refuse(grad_output.shape[-1] != self.shape[-1] + sum(padding), "PyTorch refuses the shapes")
-    output = torch.empty(self.shape, dtype=grad_output.dtype, device=self.device)
-    given, into = _batched(grad_output.contiguous(), 3), _batched(output, 3)
-    batch, planes, width = into.shape
-    if into.numel() == 0:
-        return output
-    sizes = i32(width, given.shape[2], *padding)
-    kernel = kernels[f"replication_pad1d_backward_{metal(self.dtype)}"]
-    kernel.launch({"grad_output": given, "grad_input": into, "sizes_pad": sizes}, (width, planes, batch))
     return output
 
 

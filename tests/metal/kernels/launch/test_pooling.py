@@ -14,22 +14,6 @@ from tests.metal.kernels.launch.samples import compared
 FLOATING = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.rotated
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize(
-    ("operator", "every"),
-    [
-        ("nn.functional.max_pool1d", 29),
-        ("nn.functional.max_pool2d", 29),
-        ("max_pool2d_with_indices_backward", 29),
-    ],
-)
-def test_pytorchs_samples_agree(kernels: Dispatch, operator: str, every: int, dtype: torch.dtype) -> None:
-    samples = compared(kernels, operator, dtype, every=every)
-    assert samples.differ == []
-    assert samples.ran == samples.taken > 0
-
-
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 def test_adaptive_maxima_agree_but_where_windows_have_several_sizes(kernels: Dispatch, dtype: torch.dtype) -> None:
     """pytorch#190064: the windows of 2.13.0 are all of one size; PyTorch's samples have others since 2.15."""
