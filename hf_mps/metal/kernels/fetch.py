@@ -141,7 +141,18 @@ def download(release: str, work: Path) -> Path:
     mlx = release.startswith(store.MLX)
     requirement = f"mlx-metal=={release.removeprefix(store.MLX)}" if mlx else f"torch=={release}"
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
-    command = [sys.executable, "-m", "pip", "download", "-vv", "--dest", work, *platforms, "--python-version", PYTHON]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-vv",
+        "--dest",
+        work,
+        *platforms,
+        "--python-version",
+        PYTHON,
+    ]
     command += ["--only-binary=:all:", "--no-deps", "--no-input", "--no-color", "--disable-pip-version-check"]
     # A separate cache, which goes with `work`: no second copy of the wheel stays. Without -vv pip does not say that it
     # cannot reach an index, only that it found nothing.

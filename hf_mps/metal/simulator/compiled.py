@@ -52,7 +52,7 @@ def install_compiler() -> None:
         return lookup_backend("aot_eager")(graph, inputs)
 
     call._hf_mps_simulates = True  # type: ignore[attr-defined]
-    wrapper.__call__ = call  # type: ignore[method-assign]
+    wrapper.__call__ = call  # type: ignore[method-assign, assignment]
 
 
 def install_shaders(device: Any) -> None:
