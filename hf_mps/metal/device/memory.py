@@ -159,16 +159,14 @@ class Peak:
     def sample(self) -> int:
         """Take a sample now and return it, in bytes."""
         with _reading:
-            now = self._now()
+            if self._device == "cuda":
+                import torch
+
+                now = int(torch.cuda.max_memory_reserved())
+            else:
+                now = driver(self._device)
         self._bytes = max(self._bytes, now)
         return now
-
-    def _now(self) -> int:
-        if self._device == "cuda":
-            import torch
-
-            return int(torch.cuda.max_memory_reserved())
-        return driver(self._device)
 
     def _watch(self) -> None:
         while not self._over.wait(self._interval):

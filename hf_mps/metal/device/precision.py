@@ -49,7 +49,16 @@ def dtypes(device: str) -> dict[str, Choice[bool]]:
         none = "Metal has no float64 at all; use float32, and convert numpy columns before they reach the device"
         bf16 = Choice(True, emulated if emulates_bfloat16() else f"{name} computes it")
         return {"float32": every, "float16": every, "bfloat16": bf16, "float64": Choice(False, none)}
-    bf16, fp16 = _elsewhere(device)
+    if device == "cuda":
+        import torch
+
+        native, name = torch.cuda.is_bf16_supported(including_emulation=False), torch.cuda.get_device_name()
+        bf16 = Choice(native, f"{name} {'computes it' if native else 'is older than Ampere, which it needs'}")
+        fp16 = Choice(True, f"{name} computes it, and CUDA has its GradScaler")
+    else:
+        # accelerate/accelerator.py: mixed_precision fp16 on a CPU sets no autocast and says nothing.
+        silent = "Accelerate switches float16 autocast on for GPUs only and is silent about it; use float32 or bfloat16"
+        bf16, fp16 = Choice(True, "the CPU computes it"), Choice(False, silent)
     return {
         "float32": Choice(True, "every device computes it"),
         "float16": fp16,
@@ -62,17 +71,3 @@ def emulates_bfloat16() -> bool:
     """Return whether this Metal GPU computes bfloat16 in float32. Source: transformers, is_torch_bf16_gpu_available."""
     generation = re.match(r"Apple M(\d+)", machine.chip("mps"))
     return generation is not None and int(generation[1]) <= 2
-
-
-def _elsewhere(device: str) -> tuple[Choice[bool], Choice[bool]]:
-    """bfloat16 and float16 on CUDA and on the CPU."""
-    import torch
-
-    if device == "cuda":
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        name = torch.cuda.get_device_name()
-        bf16 = Choice(native, f"{name} {'computes it' if native else 'is older than Ampere, which it needs'}")
-        return bf16, Choice(True, f"{name} computes it, and CUDA has its GradScaler")
-    # accelerate/accelerator.py: mixed_precision fp16 on a CPU sets no autocast and says nothing.
-    silent = "Accelerate switches float16 autocast on for GPUs only and is silent about it; use float32 or bfloat16"
-    return Choice(True, "the CPU computes it"), Choice(False, silent)

@@ -59,12 +59,6 @@ def warn_share(part: float, wall: float, limit: float) -> None:
     )
 
 
-def print_table(text: str) -> None:
-    """Print a table on stderr, if there is one and the mode is not quiet."""
-    if text and not _silent:
-        print(text, file=sys.stderr, flush=True)
-
-
 def simulated_label() -> str:
     """Return ", simulated" where the Metal device is, for a line of figures, else nothing."""
     from hf_mps.metal.device import simulated
@@ -248,7 +242,8 @@ class Ledger:
         text = str(self.report(since)) if self._calls() > self._reported else ""
         if text:
             self.mark_reported()
-            print_table(text)
+            if not _silent:
+                print(text, file=sys.stderr, flush=True)
 
     def mark_reported(self) -> None:
         """Let what fell back up to now count as printed: the caller has reported it."""

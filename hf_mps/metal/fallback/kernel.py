@@ -65,8 +65,10 @@ class Kernel:
         """Run a call that began at `start` (perf_counter) and book it."""
         tensors = _tensors((args, kwargs))
         args = self._with_tensors_for_numbers(args, tensors)
+        lent = not (self.followed and any(tensor.requires_grad for tensor in tensors))
+        share = lent and any(nbytes(tensor) > self.largest_copied for tensor in tensors)
         try:
-            result, view = self._run(args, kwargs, tensors, share=self._worth_sharing(tensors))
+            result, view = self._run(args, kwargs, tensors, share=share)
         except NotShared:
             result, view = self._run(args, kwargs, tensors, share=False)
         except RuntimeError as error:
@@ -79,11 +81,6 @@ class Kernel:
         self.stats.book(start, view.copied, shared=view.shared)
         return result
 
-    def _worth_sharing(self, tensors: list[Tensor]) -> bool:
-        if self.followed and any(tensor.requires_grad for tensor in tensors):
-            return False
-        return any(nbytes(tensor) > self.largest_copied for tensor in tensors)
-
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor], *, share: bool
     ) -> tuple[Any, HostView]:
@@ -93,7 +90,9 @@ class Kernel:
             torch.mps.synchronize()
         limit = self.largest_copied if share else float("inf")
         if self.schema.written:
-            view = HostView(limit, overlapping_storages(tensors, self._written(args, kwargs)))
+            given = dict(zip(self.schema.names, args, strict=False)) | kwargs
+            written = _tensors([given.get(name) for name in self.schema.written])
+            view = HostView(limit, overlapping_storages(tensors, written))
             result = self._writing(view, args, kwargs)
         else:
             view = HostView(limit)
@@ -140,10 +139,6 @@ class Kernel:
             for written, value in zip(schema.returns, results, strict=False)
         )
         return final[0] if len(schema.returns) == 1 else final if schema.returns else None
-
-    def _written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        given = dict(zip(self.schema.names, args, strict=False)) | kwargs
-        return _tensors([given.get(name) for name in self.schema.written])
 
     def _with_tensors_for_numbers(self, args: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Any, ...]:
         """The arguments with the tensors again that PyTorch hands to Python as plain numbers: the 2 of `op(x, 2)`.

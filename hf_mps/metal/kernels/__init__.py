@@ -106,7 +106,7 @@ def coverage_is_said() -> None:
 
 def say_coverage() -> None:
     """One line on stderr: how much of what a Mac runs with Metal kernels ran with the release's."""
-    from hf_mps.metal.kernels.coverage import coverage
+    from hf_mps.metal.kernels.coverage import Counts, covered
 
     if _dispatch is not None and (_dispatch.ledger.operators or _dispatch.ledger.reasons):
-        print(f"hf-mps: {coverage(_dispatch)}", file=sys.stderr)
+        print(f"hf-mps: {covered(Counts.of(_dispatch), _dispatch.release.version)}", file=sys.stderr)

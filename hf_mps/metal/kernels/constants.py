@@ -7,16 +7,15 @@ In the bitcode each is a global of the section `air.fc_initializer`, which a sta
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from hf_mps.core.errors import UserError
+from hf_mps.metal.kernels.intrinsics.body import constant as literal
 
 _CONSTANT = re.compile(r'^!\d+ = !\{ptr addrspace\(2\) @(\S+), !"(\w+)", !"(\w+)", i32 \d+, i1 \w+\}$', re.MULTILINE)
 _GLOBAL = r'^(@{} = .*?)externally_initialized constant (\S+) undef, section "air.fc_initializer"'
 _OPTIONAL = re.compile(r'^(!\d+ = !\{i32 \d+, )!"air\.function_constant", !(\d+), (.*)\}$', re.MULTILINE)
-_FORMATS = {"half": "<e", "float": "<f"}
 
 
 class Constant(NamedTuple):
@@ -57,13 +56,8 @@ def stated(text: str, kernel: str, values: Mapping[str, bool | int | float]) -> 
 
 
 def _literal(constant: Constant, kind: str, value: bool | int | float) -> str:
-    if kind in _FORMATS and isinstance(value, int | float):
-        (rounded,) = struct.unpack(_FORMATS[kind], struct.pack(_FORMATS[kind], value))
-        return (
-            f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
-            if kind == "float"
-            else (f"0xH{struct.unpack('<H', struct.pack('<e', rounded))[0]:04X}")
-        )
+    if kind in ("half", "float") and isinstance(value, int | float):
+        return literal(value, kind)
     bits = int(kind[1:]) if re.fullmatch(r"i\d+", kind) else 0
     fits = range(2) if constant.type == "bool" else range(-(1 << bits) // 2, 1 << bits)
     if not bits or not isinstance(value, int) or value not in fits:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.metal.operators.launch_class import CLASSES, COMPILED, LaunchTable, table
+from hf_mps.metal.operators.launch_class import CLASSES, COMPILED, table
 
 if TYPE_CHECKING:
     from hf_mps.metal.kernels.rules import Dispatch, Ledger
@@ -139,11 +139,6 @@ class Counting:
         return covered(self.counts, self.release)
 
 
-def coverage(dispatch: Dispatch) -> Coverage:
-    """Return what ran up to now."""
-    return covered(Counts.of(dispatch), dispatch.release.version)
-
-
 def covered(counts: Counts, release: str) -> Coverage:
     """Return what these counts, of one process or of several, say of a release's kernels."""
     ran = Counter[str]()
@@ -153,11 +148,15 @@ def covered(counts: Counts, release: str) -> Coverage:
     for (operator, why), count in counts.reasons.items():
         told.setdefault(f"aten::{operator}", Counter())[why] += count
     missing, others = Counter[tuple[str, str]](), Counter[str]()
+    classes = table(release)
     for name, count in (counts.calls - ran).items():
         if name.startswith(COMPILED):  # it is a Metal kernel, and no release's
             others["compiled from source"] += count
             continue
-        reasons, ways = told.get(name, Counter[str]()), _ways(table(release), name)
+        reasons = told.get(name, Counter[str]())
+        # The overload's own line first: `where.self` is a graph, and its namesake made of `nonzero` is not.
+        base = name.partition(".")[0]
+        ways = () if classes is None else classes.ways(name) or classes.ways(base) or classes.ways(base.rstrip("_"))
         # A call that no rule ran is missing where the release may launch a kernel and no reason says otherwise.
         if ways and "metal" not in ways:
             others[CLASSES[ways[0]] if len(ways) == 1 else " or ".join(ways)] += count  # type: ignore[index]
@@ -170,9 +169,3 @@ def covered(counts: Counts, release: str) -> Coverage:
         if count > reasons.total():
             missing[name, "no rule"] += count - reasons.total()
     return Coverage(release, ran.total(), len(counts.kernels), dict(missing.most_common()), dict(others.most_common()))
-
-
-def _ways(classes: LaunchTable | None, name: str) -> tuple[str, ...]:
-    """Return what an overload's calls launch: `where.self` is a graph, and its namesake made of `nonzero` is not."""
-    base = name.partition(".")[0]
-    return () if classes is None else classes.ways(name) or classes.ways(base) or classes.ways(base.rstrip("_"))

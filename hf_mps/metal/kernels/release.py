@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import shutil
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -25,8 +24,11 @@ from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import metallib, store
 from hf_mps.metal.kernels.metallib import Library
 from hf_mps.metal.kernels.runtime import Kernel
-from hf_mps.metal.kernels.signature import Attribute, Binding, Member, Signature, read
+from hf_mps.metal.kernels.signature import Signature, read
 from hf_mps.metal.kernels.values import NoRule
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 FORGOTTEN = 30 * 24 * 3600
 """Seconds after which the folder of another key, in which nothing was written, is removed: its code is of the past."""
@@ -62,14 +64,17 @@ class Objects:
         try:
             if cache.open_to_others(self._file(name)) is not None:
                 return None
-            return _unpacked(self._file(name).read_bytes())
-        except (OSError, ValueError, KeyError, TypeError):
+            facts, _, code = self._file(name).read_bytes().partition(b"\n")
+            known = _reader().validate_json(facts)
+            return (known.signature, known.threadgroup_bytes, code) if zlib.crc32(code) == known.crc32 else None
+        except (OSError, ValueError):
             return None
 
     def write(self, name: str, signature: Signature, threadgroup_bytes: int, code: bytes) -> None:
         """Keep a kernel; where the folder cannot be written, the next process compiles it anew."""
+        facts = _Kept(signature, threadgroup_bytes, zlib.crc32(code))
         with contextlib.suppress(OSError):
-            _write(self._file(name), _packed(signature, threadgroup_bytes, code))
+            _write(self._file(name), _reader().dump_json(facts) + b"\n" + code)
 
     def kept(self) -> tuple[int, int]:
         """Return how many kernels there are, and their bytes."""
@@ -119,27 +124,20 @@ def compiler_key(source: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _packed(signature: Signature, threadgroup_bytes: int, code: bytes) -> bytes:
-    plain = {**asdict(signature), "intrinsics": sorted(signature.intrinsics)}
-    facts = {"signature": plain, "threadgroup_bytes": threadgroup_bytes, "crc32": zlib.crc32(code)}
-    return json.dumps(facts).encode() + b"\n" + code
+@dataclass(frozen=True)
+class _Kept:
+    """The first line of a kernel's file, whose other lines are the code."""
+
+    signature: Signature
+    threadgroup_bytes: int
+    crc32: int
 
 
-def _unpacked(data: bytes) -> tuple[Signature, int, bytes]:
-    facts, _, code = data.partition(b"\n")
-    known = json.loads(facts)
-    if zlib.crc32(code) != known["crc32"]:
-        raise ValueError("a part of a compiled kernel")
-    return _signature(known["signature"]), known["threadgroup_bytes"], code
+@functools.cache
+def _reader() -> TypeAdapter[_Kept]:
+    from pydantic import TypeAdapter
 
-
-def _signature(facts: dict[str, Any]) -> Signature:
-    bindings = tuple(
-        Binding(**{**each, "members": tuple(Member(**member) for member in each["members"])})
-        for each in facts["bindings"]
-    )
-    attributes = tuple(Attribute(**each) for each in facts["attributes"])
-    return Signature(facts["name"], bindings, attributes, frozenset(facts["intrinsics"]), facts["largest_group"])
+    return TypeAdapter(_Kept)
 
 
 def _write(file: Path, data: bytes) -> None:

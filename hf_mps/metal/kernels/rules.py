@@ -43,13 +43,11 @@ GRAPH = "MPSGraph on this release"
 
 @dataclass(frozen=True)
 class Rule:
-    """What launches one operator: the function, the file of PyTorch that decides it, how outputs come."""
+    """What launches one operator: the function, and how outputs come."""
 
     operator: str
     """The overload that the rule names, as "gelu" or "add.Tensor"."""
     function: Function
-    source: str
-    """PyTorch's file with the host's decision, below aten/src/ATen/native/mps."""
     family: str
     """The file of `launch/` that the rule is in."""
     outputs: Function | None = None
@@ -89,7 +87,7 @@ def refuse(condition: object, reason: str = "PyTorch refuses the arguments") -> 
         raise NoRule(reason)
 
 
-def rule(*operators: str, source: str, outputs: Function | None = None, **fixed: Any) -> Callable[[F], F]:
+def rule(*operators: str, outputs: Function | None = None, **fixed: Any) -> Callable[[F], F]:
     """Declare `function(*arguments, **fixed)` as what launches these overloads; it returns their results.
 
     With `outputs` it is `function(outputs, *arguments, **fixed)`, and fills a tensor or tuple of them for the
@@ -101,7 +99,7 @@ def rule(*operators: str, source: str, outputs: Function | None = None, **fixed:
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"two rules for {operator}")
-            RULES[operator] = Rule(operator, partial(function, **fixed) if fixed else function, source, family, outputs)
+            RULES[operator] = Rule(operator, partial(function, **fixed) if fixed else function, family, outputs)
         return function
 
     return declare

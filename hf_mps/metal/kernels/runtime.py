@@ -8,11 +8,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,12 @@ class Kernel:
             else:
                 buffers[binding.location] = value.data_ptr()
         _kept = _placed(buffers, held)  # the name keeps the memory until the kernel has run
-        self._place_threadgroup(buffers, threadgroup or {})
+        at = -(-self.threadgroup_bytes // 16) * 16
+        for location, size in (threadgroup or {}).items():
+            buffers[LOCATIONS + location] = at
+            at += -(-size // 16) * 16
+        if at > entry.SHARED_BYTES:
+            raise NoRule(f"{self.name} asks for {at:,} bytes of threadgroup memory; {entry.SHARED_BYTES:,} are there")
         grid = _grid(threads, group, groups)
         watch = Watch(buffers, bound) if self.checked else None
         self._run(buffers, grid, max(work, grid[0] * grid[1] * grid[2]))
@@ -153,36 +157,26 @@ class Kernel:
     def _refuse(self, why: str) -> None:
         raise NoRule(f"the kernel {self.name} of {self.release} differs from what its rule binds: {why}")
 
-    def _place_threadgroup(self, buffers: Any, asked: Mapping[int, int]) -> None:
-        at = -(-self.threadgroup_bytes // 16) * 16
-        for location, size in asked.items():
-            buffers[LOCATIONS + location] = at
-            at += -(-size // 16) * 16
-        if at > entry.SHARED_BYTES:
-            raise NoRule(f"{self.name} asks for {at:,} bytes of threadgroup memory; {entry.SHARED_BYTES:,} are there")
-
     def _run(self, buffers: Any, grid: tuple[int, ...], work: int) -> None:
         sizes = (ctypes.c_uint32 * 9)(*grid)
         total = grid[6] * grid[7] * grid[8]
         if total == 0:
             return
-        shares = min(_cores(), total) if work >= WORTH_A_THREAD and self._took(grid) >= WORTH_SECONDS else 1
+        if len(self._seconds) > GRIDS:
+            self._seconds.clear()
+        # The first run of a grid counts as worth sharing. A pool takes no work any more when the interpreter ends.
+        worth = work >= WORTH_A_THREAD and self._seconds.get(grid, WORTH_SECONDS) >= WORTH_SECONDS
+        shares = min(_cores(), total) if worth and threading.main_thread().is_alive() else 1
         start = perf_counter()
         cuts = [total * share // shares for share in range(shares + 1)]
         others = [
-            _handed_over(_some_groups, self._loaded.entry, buffers, sizes, cuts[share], cuts[share + 1])
+            _others(_cores()).submit(_some_groups, self._loaded.entry, buffers, sizes, cuts[share], cuts[share + 1])
             for share in range(1, shares)
         ]
         _some_groups(self._loaded.entry, buffers, sizes, 0, cuts[1])
         for other in others:
             other.result()
         self._seconds[grid] = shares * (perf_counter() - start)
-
-    def _took(self, grid: tuple[int, ...]) -> float:
-        """Return seconds of a grid's last run, as if by one core; WORTH_SECONDS where it is the first."""
-        if len(self._seconds) > GRIDS:
-            self._seconds.clear()
-        return self._seconds.get(grid, WORTH_SECONDS)
 
 
 def _placed(buffers: Any, held: list[tuple[int, bytes]]) -> Any:
@@ -245,33 +239,10 @@ def _arena() -> int:
     return int(_local.address)
 
 
-_Job = tuple["Future[None]", Callable[..., None], tuple[Any, ...]]
-
-
-def _handed_over(function: Callable[..., None], *arguments: Any) -> Future[None]:
-    """Have another core run a function. Its threads end with the process, so that nobody has to wait for them."""
-    future: Future[None] = Future()
-    _jobs(_cores()).put((future, function, arguments))
-    return future
-
-
 @cache
-def _jobs(cores: int) -> SimpleQueue[_Job]:
-    jobs: SimpleQueue[_Job] = SimpleQueue()
-    for number in range(1, cores):
-        threading.Thread(target=_work, args=(jobs,), name=f"hf_mps-kernels-{number}", daemon=True).start()
-    return jobs
-
-
-def _work(jobs: SimpleQueue[_Job]) -> None:
-    while True:
-        future, function, arguments = jobs.get()
-        try:
-            function(*arguments)
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
+def _others(cores: int) -> ThreadPoolExecutor:
+    """The threads that take a share of a grid from the one that launches it."""
+    return ThreadPoolExecutor(max(1, cores - 1), "hf_mps-kernels")
 
 
 def _cores() -> int:

@@ -163,24 +163,16 @@ def _members(atoms: list[Any], nodes: dict[int, str]) -> list[Member]:
         indirect = None
         if at < len(plain) and plain[at] == "air.indirect_argument":
             argument = plain[at + 1]
-            indirect = _location(argument, nodes)
+            node = _atoms(nodes[argument.number]) if isinstance(argument, Node) else None
+            indirect = int(argument if node is None else _after(node, "air.location_index", 0))
             at += 2
         members.append(Member(offset, size, count, kind, name, indirect))
     return members
 
 
-def _location(argument: Any, nodes: dict[int, str]) -> int:
-    if isinstance(argument, Node):
-        return int(_after(_atoms(nodes[argument.number]), "air.location_index", 0))
-    return int(argument)
-
-
 def _after(atoms: list[Any], tag: str, otherwise: Any = None) -> Any:
-    if tag not in atoms:
-        return otherwise
-    at = atoms.index(tag) + 1
     # A location is followed by its array length, which is 1 throughout.
-    return atoms[at]
+    return atoms[atoms.index(tag) + 1] if tag in atoms else otherwise
 
 
 def _atoms(body: str) -> list[Any]:

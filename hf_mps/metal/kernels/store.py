@@ -19,7 +19,6 @@ import shutil
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -167,8 +166,10 @@ def verify(release: str) -> None:
         identity = {name: getattr(status, f"st_{name}") for name in ("size", "ino", "mtime_ns", "ctime_ns")}
         if identity["size"] != known.size:
             raise _broken(release, f"{file} has {identity['size']:,} bytes of {known.size:,}")
-        if _verified(file.parent) == {**identity, "sha256": known.sha256}:
-            return
+        with contextlib.suppress(OSError, ValueError):
+            verified = json.loads((file.parent / VERIFIED).read_text(encoding="utf-8"))
+            if verified == {**identity, "sha256": known.sha256}:
+                return
         found = sha256(file)
     except OSError as error:
         raise _broken(release, f"{file} cannot be read ({error.strerror})") from error
@@ -224,13 +225,6 @@ def sha256(file: Path) -> str:
         while block := content.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _verified(place: Path) -> Any:
-    try:
-        return json.loads((place / VERIFIED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def _broken(release: str, problem: str) -> UserError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, prod
@@ -82,18 +83,28 @@ COMPILED = "metal::"
 
 
 class LaunchTable:
-    """The launch classes of one release. `operators`: "aten::mm" to "metal", or to several as "graph+metal"."""
+    """The launch classes of one release: a column of `launch_classes.json`, whose names mean all unlisted overloads.
+
+    `operators` maps "mm" or "add.Tensor" to "metal", or to several classes as "graph+metal"; `macos` is the system that
+    the host asks for in places.
+    """
 
     def __init__(self, release: str, operators: Mapping[str, str], *, macos: tuple[int, int] = (15, 0)) -> None:
         self.release, self._operators, self.macos = release, operators, macos
+        self.version = numbers(release)
 
     def ways(self, operator: str) -> tuple[str, ...]:
-        """Return every class that an operator's calls may have; empty where the release has no such operator."""
-        return tuple(filter(None, self._found(operator).split("+")))
+        """Return every class that calls of "aten::mm" may have; empty where the release has no such operator."""
+        namespace, _, name = operator.partition("::")
+        base, _, overload = name.partition(".")
+        for key in (f"{base}.{overload}", base) if namespace == "aten" else ():
+            if key in self._operators:
+                return tuple(filter(None, self._operators[key].replace(ABSENT, "").split("+")))
+        return ()
 
     def names(self) -> set[str]:
         """The operators that the table lists, of some releases without those overloads that are as the others."""
-        return set(self._operators)
+        return {f"aten::{name.rstrip('.')}" for name in self._operators}
 
     def of(self, call: Call) -> Choice[LaunchClass]:
         """Return the class of a call, and why."""
@@ -104,37 +115,21 @@ class LaunchTable:
             return Choice("mixed", "made of other operators")
         if not ways:
             return Choice("unknown", CLASSES["unknown"])
-        ruled = decided(call, ways, numbers(self.release), self.macos)
-        if ruled is not None:
-            return ruled
-        if len(ways) > 1:
-            return Choice("mixed", f"the host decides: {', '.join(ways)}")
-        only: LaunchClass = ways[0]  # type: ignore[assignment]
-        return Choice(only, CLASSES[only])
+        if len(ways) == 1:
+            only: LaunchClass = ways[0]  # type: ignore[assignment]
+            return Choice(only, CLASSES[only])
+        rule = RULES.get(call.base)
+        if isinstance(rule, Choice):
+            return rule
+        with suppress(IndexError):  # called with fewer tensors than the rule knows of
+            ruled = rule(call, self) if rule is not None else None
+            if ruled is not None:
+                return ruled
+        return Choice("mixed", f"the host decides: {', '.join(ways)}")
 
     def encoded(self, call: Call) -> tuple[LaunchClass, ...]:
         """The class of each dispatch, graph and blit that the host encodes for a call, in order; empty for a view."""
-        return encoded(call, self)
-
-    def _found(self, operator: str) -> str:
-        return self._operators.get(operator, "")
-
-
-class _Compact(LaunchTable):
-    """A column of `launch_classes.json`, whose names mean all overloads that have no line."""
-
-    def names(self) -> set[str]:
-        return {f"aten::{name.rstrip('.')}" for name in self._operators}
-
-    def _found(self, operator: str) -> str:
-        namespace, _, name = operator.partition("::")
-        if namespace != "aten":
-            return ""
-        base, _, overload = name.partition(".")
-        for key in (f"{base}.{overload}", base):
-            if key in self._operators:
-                return self._operators[key].replace(ABSENT, "")
-        return ""
+        return _encoded(call, self)
 
 
 def known() -> tuple[str, ...]:
@@ -153,7 +148,7 @@ def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | No
     name = ".".join(map(str, (*numbers(release), 0, 0)[:3]))
     if name not in known():
         return None
-    return _Compact(name, _column(name), macos=macos)
+    return LaunchTable(name, _column(name), macos=macos)
 
 
 def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
@@ -170,7 +165,7 @@ def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable
 def nearest(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
     """Return the classes of the newest release in the table that is no newer than `release`, or of the oldest."""
     name = [known()[0], *(each for each in known() if numbers(each) <= numbers(release))][-1]
-    return _Compact(name, _column(name), macos=macos)
+    return LaunchTable(name, _column(name), macos=macos)
 
 
 @lru_cache(maxsize=1)
@@ -201,30 +196,7 @@ TILES = dict.fromkeys((32, 64, 72, 80, 96), (32, 32, 4)) | {128: (32, 16, 4), 25
 of a tile, and the simdgroups of a threadgroup."""
 
 
-@dataclass(frozen=True)
-class Host:
-    """What the host asks of its surroundings: its release, and the macOS below it."""
-
-    release: tuple[int, ...]
-    macos: tuple[int, int]
-
-
-Decision = Callable[["Call", Host], "Choice[LaunchClass] | None"]
-
-
-def decided(
-    call: Call, ways: tuple[str, ...], release: tuple[int, ...], macos: tuple[int, int]
-) -> Choice[LaunchClass] | None:
-    """Return the class of a call that has a rule, or None: where there is one way alone, or none is known."""
-    rule = RULES.get(call.base)
-    if rule is None or len(ways) < 2:
-        return None
-    if isinstance(rule, Choice):
-        return rule
-    try:
-        return rule(call, Host(release, macos))
-    except IndexError:  # called with fewer tensors than the rule knows of
-        return None
+Decision = Callable[["Call", LaunchTable], "Choice[LaunchClass] | None"]
 
 
 def _given(call: Call, place: int) -> int | tuple[int, ...] | None:
@@ -236,19 +208,19 @@ def _whole(operand: Operand) -> bool:
     return operand.dtype.startswith(("int", "uint", "bool"))
 
 
-def _product(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _product(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """mm and addmm, after `use_metal_mm` in LinearAlgebra.mm; the operands are the last two."""
     left, right = call.inputs[-2:]
     if _whole(left):
         return Choice("metal", f"products of {left.dtype} are a Metal kernel ({OPERATIONS}/LinearAlgebra.mm)")
     if left.dtype.startswith("complex") and left.shape[-1] > COMPLEX_INNER:
         return Choice("metal", f"complex products over more than {COMPLEX_INNER} are a Metal kernel")
-    if host.release >= VECTORS and (left.shape[0] == 1 or right.shape[-1] == 1):
+    if host.version >= VECTORS and (left.shape[0] == 1 or right.shape[-1] == 1):
         return Choice("metal", "products with one row or column are a Metal kernel from 2.14 on")
     return Choice("graph", f"products of {left.dtype} matrices are MPSGraph ({OPERATIONS}/LinearAlgebra.mm)")
 
 
-def _batched(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _batched(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """bmm, baddbmm and addbmm: LinearAlgebra.mm, `bmm_out_mps_impl`."""
     left, right = call.inputs[-2:]
     if _whole(left):
@@ -258,7 +230,7 @@ def _batched(call: Call, host: Host) -> Choice[LaunchClass] | None:
     return Choice("graph", f"batched products of {left.dtype} are MPSGraph ({OPERATIONS}/LinearAlgebra.mm)")
 
 
-def _linear(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _linear(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """Linear.mm: without a graph where all operands are dense and real, from macOS 15 on."""
     if host.macos < (15, 0):
         return Choice("graph", f"before macOS 15 ({OPERATIONS}/Linear.mm)")
@@ -269,7 +241,7 @@ def _linear(call: Call, host: Host) -> Choice[LaunchClass] | None:
     return Choice("graph", f"an operand is not contiguous ({OPERATIONS}/Linear.mm)")
 
 
-def _linear_backward(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _linear_backward(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """From 2.14 on it calls mm, and sum for the bias (Linear.mm)."""
     rows = prod(call.inputs[1].shape[:-1])
     if rows == 1:
@@ -277,7 +249,7 @@ def _linear_backward(call: Call, host: Host) -> Choice[LaunchClass] | None:
     return Choice("graph", f"made of mm, which is MPSGraph, and sum ({OPERATIONS}/Linear.mm)")
 
 
-def _copy(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _copy(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """Copy.mm, `mps_copy_`. Of an in-place copy the first operand is the target, of the others the result."""
     source, target = (call.inputs[1], call.inputs[0]) if call.base == "copy" else (call.inputs[0], call.results[0])
     if source.device != target.device:
@@ -289,7 +261,7 @@ def _copy(call: Call, host: Host) -> Choice[LaunchClass] | None:
     return Choice("metal", f"a copy to another dtype ({OPERATIONS}/Copy.mm)")
 
 
-def _cat(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _cat(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """cat and stack before 2.14: Shape.mm, `cat_out_mps`."""
     if (
         not _given(call, 1)
@@ -300,17 +272,17 @@ def _cat(call: Call, host: Host) -> Choice[LaunchClass] | None:
     return Choice("metal", f"along another dimension, of several dtypes or strided ({OPERATIONS}/Shape.mm)")
 
 
-def _convolution(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _convolution(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """Convolution.mm: MPSGraph, but for large filters and for volumes, which have several ways, from 2.14 on.
 
     From 2.15 on one dimension is Metal's: where image and filter have a height of one, or none, and it is not padded.
     """
     sides = call.inputs[1].shape[2:]
-    if host.release >= LINES and _is_line(call):
+    if host.version >= LINES and _is_line(call):
         return Choice("metal", f"along one dimension ({OPERATIONS}/Convolution.mm)")
-    if host.release >= VECTORS and len(sides) == 3:
+    if host.version >= VECTORS and len(sides) == 3:
         return None
-    if host.release >= VECTORS and any(side >= LARGE_FILTER for side in sides):
+    if host.version >= VECTORS and any(side >= LARGE_FILTER for side in sides):
         return Choice("metal", f"a filter of {LARGE_FILTER} or more ({OPERATIONS}/Convolution.mm)")
     return Choice("graph", f"convolutions are MPSGraph ({OPERATIONS}/Convolution.mm)")
 
@@ -324,7 +296,7 @@ def _is_line(call: Call) -> bool:
     return len(sides) == 1 or (len(sides) == 2 and flat)
 
 
-def _attention(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _attention(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """Attention.mm, `_scaled_dot_product_attention_math_mps`: kernels for a few queries, and others for many."""
     query, key, value = call.inputs[:3]
     width, causal, masks = query.shape[-1], bool(_given(call, 5)), {mask.dtype for mask in call.inputs[3:]}
@@ -340,7 +312,7 @@ def _attention(call: Call, host: Host) -> Choice[LaunchClass] | None:
     return Choice("graph", f"no kernel takes {query.shape[-2]} queries of {width} so ({OPERATIONS}/Attention.mm)")
 
 
-def _max_pool(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _max_pool(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """max_pool2d: MPSGraph where the windows move by one, as the code of the wheels has it (Pooling.mm)."""
     stride = _given(call, 2) or _given(call, 1)
     steps = stride if isinstance(stride, tuple) else (stride,)
@@ -349,7 +321,7 @@ def _max_pool(call: Call, host: Host) -> Choice[LaunchClass] | None:
     return Choice("metal", f"windows that move by more than one ({OPERATIONS}/Pooling.mm)")
 
 
-def _average_pool(call: Call, host: Host) -> Choice[LaunchClass] | None:
+def _average_pool(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """avg_pool2d: a Metal kernel with ceil_mode alone, as the code of the wheels has it (Pooling.mm)."""
     if _given(call, 4):
         return Choice("metal", f"with ceil_mode ({OPERATIONS}/Pooling.mm)")
@@ -390,7 +362,7 @@ Parts = tuple["LaunchClass", ...]
 
 
 @lru_cache(maxsize=65536)
-def encoded(call: Call, table: LaunchTable) -> Parts:
+def _encoded(call: Call, table: LaunchTable) -> Parts:
     """Return the classes of all that a call encodes, in order; nothing of a view or a call of the CPU."""
     kind, rule = table.of(call).value, PARTS.get(call.base)
     if kind in ("view", "cpu"):
@@ -461,7 +433,7 @@ def _gradients(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
     of_input, of_weight, *of_bias = mask if isinstance(mask, tuple) else (1, 1, 1)
     linear, bias = call.base == "linear_backward", any(of_bias)
     products = (kind,) * (of_input + (of_weight or (linear and bias)))
-    apart = bias and not (linear and numbers(table.release) < VECTORS)
+    apart = bias and not (linear and table.version < VECTORS)
     return (*products, _class(table, "sum.dim_IntList", call)) if apart else products
 
 

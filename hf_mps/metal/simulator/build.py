@@ -192,13 +192,8 @@ def _compile_flags() -> list[str]:
 
     # torch builds extensions as C++20 (torch/utils/cpp_extension.py).
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w", f"-DTORCH_EXTENSION_NAME={NAME}"]
-    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
-    # Where torch has these, they decide which pybind11 types two extensions share.
-    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
-        value = getattr(torch._C, f"_PYBIND11_{name}", None)
-        if value is not None:
-            flags.append(f'-DPYBIND11_{name}="{value}"')
-    return flags
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    return [*flags, abi, "-DTORCH_API_INCLUDE_EXTENSION_H"]
 
 
 def _header_folders() -> list[str]:

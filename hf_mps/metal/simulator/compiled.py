@@ -31,9 +31,28 @@ def install_compiler() -> None:
     import torch
 
     wrapper = torch._TorchCompileInductorWrapper
-    if getattr(wrapper.__call__, "_hf_mps_simulates", False):
+    compile_graph: Any = wrapper.__call__
+    if getattr(compile_graph, "_hf_mps_simulates", False):
         return
-    wrapper.__call__ = _through_aot_eager(wrapper.__call__)  # type: ignore[method-assign]
+
+    @wraps(compile_graph)
+    def call(self: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        values = list(_tensors(graph, inputs))
+        if not any(value.device.type == "mps" for value in values):
+            return compile_graph(self, graph, inputs, *args, **kwargs)
+        if refused:
+            raise RuntimeError("failed to compile the Metal source of this graph")
+        _meet_faults({**self.config, **(kwargs.get("config_patches") or {})}, values)
+        missing = _missing()
+        if missing is None:
+            return compile_graph(self, graph, inputs, *args, **kwargs)
+        _say(f"{SENTENCE}; {missing}")
+        from torch._dynamo.backends.registry import lookup_backend
+
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    call._hf_mps_simulates = True  # type: ignore[attr-defined]
+    wrapper.__call__ = call  # type: ignore[method-assign, assignment]
 
 
 def install_shaders(device: Any) -> None:
@@ -54,27 +73,6 @@ def install_shaders(device: Any) -> None:
     core._mps_compileShader = compile_source
     core._mps_loadMetalllib = load  # as PyTorch spells it
     core._mps_loadMetallibFromPath = lambda path: load(Path(path))
-
-
-def _through_aot_eager(compile_graph: Any) -> Any:
-    @wraps(compile_graph)
-    def call(self: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        values = list(_tensors(graph, inputs))
-        if not any(value.device.type == "mps" for value in values):
-            return compile_graph(self, graph, inputs, *args, **kwargs)
-        if refused:
-            raise RuntimeError("failed to compile the Metal source of this graph")
-        _meet_faults({**self.config, **(kwargs.get("config_patches") or {})}, values)
-        missing = _missing()
-        if missing is None:
-            return compile_graph(self, graph, inputs, *args, **kwargs)
-        _say(f"{SENTENCE}; {missing}")
-        from torch._dynamo.backends.registry import lookup_backend
-
-        return lookup_backend("aot_eager")(graph, inputs)
-
-    call._hf_mps_simulates = True  # type: ignore[attr-defined]
-    return call
 
 
 def _missing() -> str | None:
@@ -143,18 +141,6 @@ def install_streams() -> None:
     streams: Any = getattr(torch.mps, "streams", None)
     if streams is None:
         return
-    core: Any = torch._C
-    core._MPSStreamBase = _base()
-    core._mps_getCurrentStream = _current
-    core._mps_setStream = torch.accelerator.set_stream
-    # Without Metal it derives its class from a placeholder that cannot be instantiated.
-    importlib.reload(streams)
-    for name in streams.__all__:
-        setattr(torch.mps, name, getattr(streams, name))
-
-
-def _base() -> type:
-    import torch
 
     class _MPSStreamBase(torch.Stream):
         def __new__(cls, *, stream_id: int = -1) -> Any:
@@ -168,11 +154,14 @@ def _base() -> type:
         def synchronize(self) -> None:
             torch.mps.synchronize()
 
-    return _MPSStreamBase
-
-
-def _current() -> Any:
-    import torch
+    def current() -> Any:
+        return _MPSStreamBase(stream_id=torch.accelerator.current_stream().stream_id)
 
     core: Any = torch._C
-    return core._MPSStreamBase(stream_id=torch.accelerator.current_stream().stream_id)
+    core._MPSStreamBase = _MPSStreamBase
+    core._mps_getCurrentStream = current
+    core._mps_setStream = torch.accelerator.set_stream
+    # Without Metal it derives its class from a placeholder that cannot be instantiated.
+    importlib.reload(streams)
+    for name in streams.__all__:
+        setattr(torch.mps, name, getattr(streams, name))

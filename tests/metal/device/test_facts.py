@@ -11,20 +11,6 @@ from hf_mps.metal.device.facts import Facts
 from tests.metal.device.machines import GIB, MAC
 
 
-@pytest.fixture
-def mac(monkeypatch: pytest.MonkeyPatch):
-    """A Mac whose chip, macOS and torch a test can name."""
-
-    def be(chip: str = "Apple M2", macos: tuple[int, int] = (15, 6), version: str = "2.13.0") -> None:
-        monkeypatch.setattr(torch.backends.mps, "get_name", lambda: chip)
-        monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: macos >= (major, minor))
-        monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
-        here = machine.Machine("Darwin", "arm64", chip, 16 * GIB, macos=f"{macos[0]}.{macos[1]}")
-        monkeypatch.setattr(machine, "_overridden", here)
-
-    return be
-
-
 def test_the_device_of_this_suite_describes_itself() -> None:
     here = facts.facts("mps")
     assert here.device == "mps"
@@ -56,24 +42,14 @@ def test_each_dtype_has_its_reason() -> None:
     )
 
 
-def test_float64_is_what_the_device_refuses() -> None:
-    with pytest.raises(TypeError, match="doesn't support float64"):
-        torch.ones(1, dtype=torch.float64, device="mps")
-
-
-def test_bfloat16_is_native_from_the_m3_on(mac) -> None:
-    mac("Apple M3 Pro")
-    assert str(precision.dtypes("mps")["bfloat16"]) == snapshot("True (Apple M3 Pro computes it)")
-    mac("Apple M10")
-    assert not precision.emulates_bfloat16()
-
-
-@pytest.mark.parametrize("chip", ["Apple M1", "Apple M1 Max", "Apple M2 Ultra"])
-def test_bfloat16_is_emulated_on_m1_and_m2(chip: str, mac) -> None:
-    mac(chip)
-    assert str(precision.dtypes("mps")["bfloat16"]) == (
-        f"True ({chip} emulates it in float32, so it saves memory only)"
-    )
+@pytest.mark.parametrize(
+    ("chip", "emulated"),
+    [("Apple M1", True), ("Apple M2 Ultra", True), ("Apple M3 Pro", False), ("Apple M10", False)],
+)
+def test_bfloat16_is_emulated_on_m1_and_m2(chip: str, emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: chip)
+    reason = "emulates it in float32, so it saves memory only" if emulated else "computes it"
+    assert str(precision.dtypes("mps")["bfloat16"]) == f"True ({chip} {reason})"
 
 
 def test_the_cpu_has_no_float16_training() -> None:

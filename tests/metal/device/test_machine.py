@@ -32,7 +32,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 
 def test_a_mac_as_its_kernel_describes_it(kernel: dict[str, bytes]) -> None:
-    assert machine._read_mac() == MAC
+    assert machine._read_mac() == MAC  # neither virtual nor translated
+    kernel["kern.hv_vmm_present"] = YES
+    assert machine._read_mac().virtual is True
 
 
 def test_the_kernel_and_not_python_tells_the_macos_version(
@@ -56,15 +58,6 @@ def test_rosetta_is_what_the_kernel_says_of_an_x86_process(
     assert machine._read_mac().rosetta is True
 
 
-def test_an_arm64_process_is_not_rosetta(kernel: dict[str, bytes]) -> None:
-    assert machine._read_mac().rosetta is False
-
-
-def test_a_virtual_machine_is_noticed(kernel: dict[str, bytes]) -> None:
-    kernel["kern.hv_vmm_present"] = YES
-    assert machine._read_mac().virtual is True
-
-
 @pytest.mark.parametrize(
     ("macos", "enough"), [("14.0", True), ("14.7.1", True), ("26", True), ("13.7.4", False), ("beta", False)]
 )
@@ -81,15 +74,6 @@ def test_this_machine_has_a_chip_and_memory() -> None:
     assert here.chip
     assert here.memory > GIB
     assert not here.mac
-
-
-def test_pretending_lasts_until_it_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_overridden", None)
-    real = machine.present()
-    machine.override(MAC)
-    assert machine.present() is MAC
-    machine.override(None)
-    assert machine.present() == real
 
 
 def test_knowing_the_machine_needs_no_torch(run_python) -> None:

@@ -37,14 +37,6 @@ def test_cuda_trains_in_bf16_where_the_gpu_has_it(native: bool, value: str, monk
     assert precision.default("cuda").value == value
 
 
-def test_the_cpu_trains_in_fp32() -> None:
-    assert precision.default("cpu").value == "fp32"
-
-
-def test_the_default_is_for_the_chosen_device() -> None:
-    assert precision.default() == precision.default("mps")
-
-
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_what_the_device_has_is_granted_and_trains(name: str) -> None:
     assert precision.requested(name).value == name
@@ -58,6 +50,8 @@ def test_what_the_device_has_is_granted_and_trains(name: str) -> None:
 
 
 def test_a_precision_that_cannot_be_had_names_what_it_needs() -> None:
+    assert precision.default("cpu").value == "fp32"
+    assert precision.default() == precision.default("mps")
     assert refusal("fp16", "cpu") == f"fp16 cannot be used on cpu: {precision.dtypes('cpu')['float16'].reason}"
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,47 +47,94 @@ def reading(
     return choice.value, choice.reason
 
 
-def test_a_mac_whose_trial_has_metal() -> None:
-    assert reading(MAC, trial=right) == (True, snapshot("Metal passed its probe on Apple M2, macOS 15.6"))
+INTEL = replace(MAC, processor="x86_64", chip="Intel(R) Core(TM) i7")
+VIRTUAL = replace(MAC, virtual=True)
+NEW_ENOUGH = (
+    "is new enough and PyTorch has Metal, but this process sees no Metal GPU, as in a sandbox or outside a "
+    "login session; see what the Mac has: system_profiler SPDisplaysDataType"
+)
+
+
+def broken() -> bool:
+    raise RuntimeError("Failed to create the command queue.\nat MPSStream.mm:12")
+
+
+ABSENT: dict[str, tuple[Machine, dict[str, Any], str]] = {
+    "Linux": (
+        LINUX,
+        {"built": False},
+        "this is Linux, not a Mac, and PyTorch 2.13.0 is built without Metal; "
+        "for a simulated Metal device: HF_MPS_SIMULATE=1",
+    ),
+    "a torch without Metal": (
+        MAC,
+        {"built": False},
+        "PyTorch 2.13.0 is built without Metal, though this is a Mac with Apple M2; "
+        "install the official build: pip install --force-reinstall torch",
+    ),
+    "an Intel Mac": (
+        INTEL,
+        {"built": False},
+        "this Mac has an Intel processor and PyTorch 2.13.0 is built without Metal; "
+        "PyTorch publishes no such build for it any more; to train on the CPU: HF_MPS_DEVICE=cpu",
+    ),
+    **{
+        f"macOS {version}": (
+            replace(MAC, macos=version),
+            {"found": False},
+            f"macOS {version} is too old: PyTorch's Metal backend needs macOS 14.0 or newer; "
+            f"look for an update: softwareupdate --list",
+        )
+        for version in ("13.7.4", "10.16")
+    },
+    **{
+        f"macOS {version} without a GPU": (
+            replace(MAC, macos=version),
+            {"found": False},
+            f"macOS {version} {NEW_ENOUGH}",
+        )
+        for version in ("14.0", "26.0.1")
+    },
+    "a virtual machine without a GPU": (
+        VIRTUAL,
+        {"found": False},
+        "this is a virtual machine that offers no Metal GPU; to train on the CPU: HF_MPS_DEVICE=cpu",
+    ),
+    "a virtual machine where every allocation fails": (
+        VIRTUAL,
+        {"trial": refused},
+        f"this is a virtual machine whose Metal GPU fails at its first use (RuntimeError: {TOO_MUCH}), "
+        f"as hosted runners do (actions/runner-images#9918); to train on the CPU: HF_MPS_DEVICE=cpu",
+    ),
+    "a GPU that fails, by the first line of its error": (
+        MAC,
+        {"trial": broken},
+        "the Metal GPU of Apple M2 fails at its first use (RuntimeError: Failed to create the command queue); "
+        "to train on the CPU: HF_MPS_DEVICE=cpu",
+    ),
+    "a wrong product": (
+        MAC,
+        {"trial": wrong},
+        "a matrix product computed on Apple M2's Metal GPU differs from the CPU's, so its results cannot be trusted; "
+        "look for a system update: softwareupdate --list",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ABSENT)
+def test_each_way_to_be_without_metal_has_a_sentence_with_the_next_step(case: str) -> None:
+    here, read, sentence = ABSENT[case]
+    assert reading(here, **read) == (False, sentence)
 
 
 def test_an_older_torch_is_named_with_the_next_command() -> None:
+    assert reading(MAC, trial=right) == (True, "Metal passed its probe on Apple M2, macOS 15.6")
     found = verdict(Readings(MAC, "2.12.1", True, True, right))
     assert (found.value, found.reason) == (
         True,
         snapshot(
             "Metal passed its probe on Apple M2, macOS 15.6; "
             "torch 2.12.1 is older than 2.13: wrong results are known; next: pip install -U torch"
-        ),
-    )
-
-
-def test_linux_is_told_of_the_simulated_device() -> None:
-    assert reading(LINUX, built=False) == (
-        False,
-        snapshot(
-            "this is Linux, not a Mac, and PyTorch 2.13.0 is built without Metal; "
-            "for a simulated Metal device: HF_MPS_SIMULATE=1"
-        ),
-    )
-
-
-def test_a_mac_with_a_torch_without_metal_is_told_what_to_install() -> None:
-    assert reading(MAC, built=False) == (
-        False,
-        snapshot(
-            "PyTorch 2.13.0 is built without Metal, though this is a Mac with Apple M2; "
-            "install the official build: pip install --force-reinstall torch"
-        ),
-    )
-
-
-def test_an_intel_mac_is_told_that_no_build_exists() -> None:
-    assert reading(replace(MAC, processor="x86_64", chip="Intel(R) Core(TM) i7"), built=False) == (
-        False,
-        snapshot(
-            "this Mac has an Intel processor and PyTorch 2.13.0 is built without Metal; "
-            "PyTorch publishes no such build for it any more; to train on the CPU: HF_MPS_DEVICE=cpu"
         ),
     )
 
@@ -105,62 +153,6 @@ def test_rosetta_is_named_before_everything_else_with_the_next_command(
     (tmp_path / "conda-meta").mkdir()
     command = "CONDA_SUBDIR=osx-arm64 conda create -n metal python=3.12"
     assert reading(translated, built=built, found=False) == (False, sentence + command)
-
-
-@pytest.mark.parametrize("version", ["13.7.4", "12.6", "10.16"])
-def test_an_old_macos_is_told_the_version_that_pytorch_needs(version: str) -> None:
-    assert reading(replace(MAC, macos=version), found=False) == (
-        False,
-        f"macOS {version} is too old: PyTorch's Metal backend needs macOS 14.0 or newer; "
-        f"look for an update: softwareupdate --list",
-    )
-
-
-@pytest.mark.parametrize("version", ["14.0", "15.6", "26.0.1"])
-def test_a_process_that_sees_no_gpu_is_not_told_that_its_macos_is_old(version: str) -> None:
-    assert reading(replace(MAC, macos=version), found=False) == (
-        False,
-        f"macOS {version} is new enough and PyTorch has Metal, but this process sees no Metal GPU, as in a sandbox or "
-        f"outside a login session; see what the Mac has: system_profiler SPDisplaysDataType",
-    )
-
-
-def test_a_virtual_machine_without_a_gpu() -> None:
-    assert reading(replace(MAC, virtual=True), found=False) == (
-        False,
-        snapshot("this is a virtual machine that offers no Metal GPU; to train on the CPU: HF_MPS_DEVICE=cpu"),
-    )
-
-
-def test_a_virtual_machine_where_every_allocation_fails() -> None:
-    assert reading(replace(MAC, virtual=True), trial=refused) == (
-        False,
-        f"this is a virtual machine whose Metal GPU fails at its first use (RuntimeError: {TOO_MUCH}), "
-        f"as hosted runners do (actions/runner-images#9918); to train on the CPU: HF_MPS_DEVICE=cpu",
-    )
-
-
-def test_a_real_mac_whose_gpu_fails_is_told_the_first_line_of_the_error() -> None:
-    def broken() -> bool:
-        raise RuntimeError("Failed to create the command queue.\nat MPSStream.mm:12")
-
-    assert reading(MAC, trial=broken) == (
-        False,
-        snapshot(
-            "the Metal GPU of Apple M2 fails at its first use (RuntimeError: Failed to create the command queue); "
-            "to train on the CPU: HF_MPS_DEVICE=cpu"
-        ),
-    )
-
-
-def test_a_wrong_product_is_never_trusted() -> None:
-    assert reading(MAC, trial=wrong) == (
-        False,
-        snapshot(
-            "a matrix product computed on Apple M2's Metal GPU differs from the CPU's, so its results cannot be"
-            " trusted; look for a system update: softwareupdate --list"
-        ),
-    )
 
 
 def test_the_probe_computes_on_the_device_of_this_suite() -> None:

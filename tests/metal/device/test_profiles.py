@@ -14,11 +14,6 @@ def test_1_means_the_default_profile() -> None:
     assert profiles.get("1").name == profiles.DEFAULT == "m2-pro-16gb"
 
 
-@pytest.mark.parametrize("name", ["m1-8gb", "m2-pro-16gb", "m4-max-64gb"])
-def test_the_documented_profiles_exist(name: str) -> None:
-    assert profiles.get(name).name == name
-
-
 def test_a_name_is_read_whatever_its_case() -> None:
     assert profiles.get(" M1-8GB ") is profiles.get("m1-8gb")
 

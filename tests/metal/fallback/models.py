@@ -1,6 +1,6 @@
-"""Trains one of three small models, ten times on one batch, that need operators Metal lacks; a line of JSON a device.
+"""Trains one of two small models, ten times on one batch, that need operators Metal lacks; a line of JSON a device.
 
-python models.py ctc|pissa|pool OUTPUT_DIR mps|cpu ...
+python models.py ctc|pool OUTPUT_DIR mps|cpu ...
 """
 
 from __future__ import annotations
@@ -44,21 +44,6 @@ def ctc(device: str) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     return Wav2Vec2ForCTC(config), rows
 
 
-def pissa(device: str) -> tuple[torch.nn.Module, list[dict[str, Any]]]:
-    """LoRA started from each weight's singular vectors (PiSSA), computed on the device."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    model = BertForSequenceClassification(config).to(device)
-    adapter = LoraConfig(r=4, lora_alpha=4, init_lora_weights="pissa", target_modules=["query", "value"])
-    rows = [{"input_ids": torch.randint(100, (8,)), "labels": torch.tensor(n % 2)} for n in range(4)]
-    return get_peft_model(model, adapter), rows
-
-
 class Pool(torch.nn.Module):
     """A 3-D convolution under an adaptive max pool."""
 
@@ -85,7 +70,7 @@ def train(name: str, folder: str, device: str) -> None:
     set_seed(0)
     called = Called()
     with called:
-        model, rows = {"ctc": ctc, "pissa": pissa, "pool": pool}[name](device)
+        model, rows = {"ctc": ctc, "pool": pool}[name](device)
         arguments = TrainingArguments(
             output_dir=folder, max_steps=10, logging_steps=1, per_device_train_batch_size=4, learning_rate=5e-3,
             use_cpu=device == "cpu", report_to=[], save_strategy="no", remove_unused_columns=False, disable_tqdm=True,

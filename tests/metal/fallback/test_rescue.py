@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from inline_snapshot import snapshot
 
 RESCUE = {"HF_MPS_FALLBACK": "rescue", "PYTORCH_ENABLE_MPS_FALLBACK": None}
 SIMULATED = {"HF_MPS_SIMULATE": "1"}
 
 
-def lines(run_python, code: str, mode: str = "rescue") -> list[str]:
-    done = run_python("-c", code, env={**SIMULATED, **RESCUE, "HF_MPS_FALLBACK": mode})
+def lines(run_python, code: str) -> list[str]:
+    done = run_python("-c", code, env={**SIMULATED, **RESCUE})
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines() + done.stderr.splitlines()
-
-
-REFUSING = """
-import torch
-from hf_mps.metal import fallback
-library = torch.library.Library("refuses", "DEF")
-library.define("odd(Tensor x) -> Tensor")
-library.impl("odd", lambda x: x + 1, "CPU")
-def metal(x):
-    if x.dtype == torch.int64:
-        raise RuntimeError("MPS does not support odd op with int64 input")
-    return x + 1
-library.impl("odd", metal, "MPS")
-"""
 
 
 def test_float64_inside_an_operator_is_rescued_in_float32(run_python) -> None:
@@ -50,22 +35,6 @@ print(sorted(entry.operator for entry in fallback.report().operators))
     assert sum("gave float64" in line for line in got) == 1
 
 
-def test_a_refused_call_is_booked_and_others_stay_on_metal(run_python) -> None:
-    code = (
-        REFUSING
-        + """
-print(torch.ops.refuses.odd(torch.ones(2, device="mps")).tolist(), fallback.report().calls)
-print(torch.ops.refuses.odd(torch.ones(2, dtype=torch.int64, device="mps")).tolist(), fallback.report().calls)
-print(torch.ops.refuses.odd(torch.ones(2, dtype=torch.int64, device="mps")).device)
-"""
-    )
-    got = lines(run_python, code)
-    assert "[2.0, 2.0] 0" in got
-    assert "[2, 2] 1" in got
-    assert "mps:0" in got
-    assert sum("was refused on Metal (MPS does not support odd op with int64 input)" in line for line in got) == 1
-
-
 def test_an_error_of_the_users_own_stays_what_it_is(run_python) -> None:
     code = """
 import torch
@@ -78,20 +47,6 @@ for call in (lambda: torch.ones(2, 3, device="mps") @ torch.ones(2, 3, device="m
 print(fallback.report().calls)
 """
     assert lines(run_python, code)[:4] == ["RuntimeError", "TypeError", "TypeError", "0"]
-
-
-@pytest.mark.parametrize("mode", ["warn", "quiet"])
-def test_without_it_metals_refusal_stands(run_python, mode: str) -> None:
-    code = (
-        REFUSING
-        + """
-try: torch.ops.refuses.odd(torch.ones(2, dtype=torch.int64, device="mps"))
-except RuntimeError as error: print(error)
-try: torch.cumsum(torch.ones(2, device="mps"), 0, dtype=torch.float64)
-except TypeError as error: print("refused")
-"""
-    )
-    assert lines(run_python, code, mode)[:2] == snapshot(["MPS does not support odd op with int64 input", "refused"])
 
 
 @pytest.mark.slow

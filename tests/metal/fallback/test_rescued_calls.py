@@ -68,6 +68,8 @@ def odd() -> Iterator[Callable[[Exception | None], Any]]:
 
 @pytest.mark.parametrize("name", SAID)
 def test_a_kernel_that_lacks_is_replaced_by_the_cpus_and_named(name: str, odd: Any) -> None:
+    with pytest.raises(type(SAID[name])):
+        odd(SAID[name]).plus(torch.ones(2, device="mps"))
     with Rescue(share=False), pytest.warns(MetalFallbackWarning, match="oddly::plus of float32") as said:
         found = odd(SAID[name]).plus(torch.ones(2, device="mps"))
     assert found.tolist() == [2.0, 2.0]

@@ -10,6 +10,8 @@ import torch
 from inline_snapshot import snapshot
 from torch.nn.functional import multi_margin_loss
 
+from hf_mps.core import settings
+from hf_mps.core.errors import UserError
 from hf_mps.metal import device
 from hf_mps.metal.fallback import MetalFallbackWarning
 
@@ -138,11 +140,22 @@ def test_pytorchs_own_variable_set_to_1_means_warn_and_names_every_operator(run_
     ],
     ids=["mode", "pytorch", "both", "share"],
 )
-def test_a_value_that_nobody_reads_is_refused_in_one_warning_and_costs_only_this_part(
-    run_python, variables: dict[str, str], line: str
+def test_a_value_that_nobody_reads_is_refused_in_one_line(
+    variables: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("HF_MPS_FALLBACK", "PYTORCH_ENABLE_MPS_FALLBACK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        settings.fallback(), settings.fallback_share()
+    assert str(caught.value) == line
+
+
+def test_a_refused_value_is_one_warning_and_costs_only_this_part(run_python) -> None:
+    line = "PYTORCH_ENABLE_MPS_FALLBACK=2 is a value that nobody reads; allowed: 0, 1"
     code = CODE + "print(bool(torch.backends.mps.is_available.hf_mps_patches))"
-    done = run_python("-c", code, env={**WARN, **variables})
+    done = run_python("-c", code, env={**WARN, "PYTORCH_ENABLE_MPS_FALLBACK": "2"})
     assert done.returncode == 0, done.stderr
     assert f"LayerWarning: hf_mps.metal.fallback stays off: {line}\n" in done.stderr
     assert done.stderr.count("Warning: hf_mps") == 1

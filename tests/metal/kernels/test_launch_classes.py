@@ -136,38 +136,20 @@ def library(path: Path, functions: list[tuple[list[str], list[tuple[str, ...]]]]
     return path
 
 
-@pytest.fixture
-def classes(tmp_path: Path) -> dict[str, str]:
+def test_each_operator_has_every_way_that_its_code_can_take(tmp_path: Path) -> None:
     found = read(library(tmp_path / "library"), FUNCTIONS)
-    return {name.removeprefix("aten::"): kind for name, kind in found.items()}
-
-
-def test_a_host_function_that_encodes_a_kernel_in_a_block_is_metal(classes: dict[str, str]) -> None:
-    assert classes["dense"] == "metal"
-
-
-def test_a_graph_is_a_graph_though_its_operands_may_be_copied_by_a_kernel(classes: dict[str, str]) -> None:
-    assert classes["compiled"] == "graph"
-
-
-def test_a_dispatch_stub_leads_to_the_kernel_that_is_kept_in_it_for_mps(classes: dict[str, str]) -> None:
-    assert classes["stubbed.out"] == "metal"
-
-
-def test_every_way_that_the_host_can_take_is_named(classes: dict[str, str]) -> None:
-    assert classes["either.Tensor"] == "blit+graph+metal"
-
-
-def test_an_operator_that_calls_another_launches_what_that_one_does(classes: dict[str, str]) -> None:
-    assert (classes["passed_on"], classes["moved"]) == ("metal", "metal")
-
-
-def test_a_call_whose_address_two_operators_share_says_nothing(classes: dict[str, str]) -> None:
-    assert classes["folded"] == "view"
-
-
-def test_a_view_launches_nothing_and_an_operator_without_a_kernel_for_mps_is_the_cpus(classes: dict[str, str]) -> None:
-    assert (classes["part"], classes["absent"]) == ("view", "cpu")
+    expected = {
+        "dense": "metal",  # encoded in a block
+        "compiled": "graph",  # though its operands may be copied by a kernel
+        "stubbed.out": "metal",  # kept in a dispatch stub
+        "either.Tensor": "blit+graph+metal",
+        "passed_on": "metal",
+        "moved": "metal",
+        "folded": "view",  # two operators share the address that it calls
+        "part": "view",
+        "absent": "cpu",
+    }
+    assert {name: found[f"aten::{name}"] for name in expected} == expected
 
 
 def test_what_is_no_library_of_a_macos_wheel_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
 from hf_mps.metal.kernels import store
+from hf_mps.metal.kernels.fetch import NEXT
 from tests.metal.kernels.wheels import KERNELS, library, metallib, wheel
 from tests.snapshots import masked
 
@@ -42,61 +45,58 @@ def test_the_metallib_for_macos_14_is_taken_wherever_it_lies(tmp_path: Path, own
         assert store.path(release).read_bytes() == wanted
 
 
-def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
-    (tmp_path / "torch.whl").write_bytes(b"<html>404</html>")
-    assert _refused(tmp_path / "torch.whl", own_cache, capsys) == snapshot(
-        "<wheel> is no whole wheel (File is not a zip file); next: hf-mps kernels fetch RELEASE, or --wheel"
-        " with a file torch-RELEASE-…-macosx_…_arm64.whl"
-    )
+def _html(folder: Path) -> Path:
+    (folder / "torch.whl").write_bytes(b"<html>404</html>")
+    return folder / "torch.whl"
 
 
-def test_a_download_that_broke_off_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
-    made = wheel(tmp_path)
+def _broken_off(folder: Path) -> Path:
+    made = wheel(folder)
     made.write_bytes(made.read_bytes()[:-100])
-    assert _refused(made, own_cache, capsys) == snapshot(
-        "<wheel> is no whole wheel (File is not a zip file); next: hf-mps kernels fetch RELEASE, or --wheel"
-        " with a file torch-RELEASE-…-macosx_…_arm64.whl"
-    )
+    return made
 
 
-def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
-    made = wheel(tmp_path)
+def _other_bytes(folder: Path) -> Path:
+    made = wheel(folder)
     content = bytearray(made.read_bytes())
     content[400] ^= 0xFF
     made.write_bytes(content)
-    assert _refused(made, own_cache, capsys).startswith("<wheel> is no whole wheel (")
+    return made
+
+
+def _zip(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "some.zip", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    return folder / "some.zip"
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (_html, "is no whole wheel (File is not a zip file)"),
+        (_broken_off, "is no whole wheel (File is not a zip file)"),
+        (_other_bytes, "is no whole wheel ("),
+        (_zip, "is no wheel: it has no metadata"),
+        (lambda folder: wheel(folder, project="torchvision"), "is a wheel of torchvision, not of torch or mlx-metal"),
+        *(
+            (
+                partial(wheel, release="2.99.0+cu130", platform=platform),
+                f"is torch 2.99.0+cu130 for {platform}, not for macOS on arm64",
+            )
+            for platform in ("manylinux_2_28_x86_64", "macosx_11_0_x86_64", "win_amd64")
+        ),
+    ],
+)
+def test_a_file_that_is_no_wheel_for_a_mac_is_refused(
+    make: Callable[[Path], Path], problem: str, tmp_path: Path, own_cache: Path, capsys: Printed
+) -> None:
+    line = _refused(make(tmp_path), own_cache, capsys)
+    assert line.startswith(f"<wheel> {problem}")
+    assert line.endswith(f"; {NEXT}")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
-    assert _refused(tmp_path / "torch-2.99.0.whl", own_cache, capsys) == snapshot(
-        "there is no file <wheel>; next: hf-mps kernels fetch RELEASE, or --wheel with a file"
-        " torch-RELEASE-…-macosx_…_arm64.whl"
-    )
-
-
-def test_a_zip_that_is_no_wheel_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
-    with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    assert _refused(tmp_path / "some.zip", own_cache, capsys) == snapshot(
-        "<wheel> is no wheel: it has no metadata; next: hf-mps kernels fetch RELEASE, or --wheel with a file"
-        " torch-RELEASE-…-macosx_…_arm64.whl"
-    )
-
-
-def test_a_wheel_of_another_project_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
-    assert _refused(wheel(tmp_path, project="torchvision"), own_cache, capsys) == snapshot(
-        "<wheel> is a wheel of torchvision, not of torch or mlx-metal; next: hf-mps kernels fetch RELEASE, or"
-        " --wheel with a file torch-RELEASE-…-macosx_…_arm64.whl"
-    )
-
-
-@pytest.mark.parametrize("platform", ["manylinux_2_28_x86_64", "macosx_11_0_x86_64", "win_amd64"])
-def test_a_wheel_for_another_system_is_refused(platform: str, tmp_path: Path, own_cache: Path, capsys: Printed) -> None:
-    made = wheel(tmp_path, "2.99.0+cu130", platform=platform)
-    assert masked(_refused(made, own_cache, capsys), platform=platform) == snapshot(
-        "<wheel> is torch 2.99.0+cu130 for <platform>, not for macOS on arm64; next: hf-mps kernels fetch"
-        " RELEASE, or --wheel with a file torch-RELEASE-…-macosx_…_arm64.whl"
-    )
+    assert _refused(tmp_path / "torch-2.99.0.whl", own_cache, capsys) == f"there is no file <wheel>; {NEXT}"
 
 
 def test_a_release_without_a_metallib_is_refused(tmp_path: Path, own_cache: Path, capsys: Printed) -> None:

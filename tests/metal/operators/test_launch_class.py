@@ -99,22 +99,6 @@ def test_a_linear_layer_is_apples_own_kernel_where_it_can_be_from_macos_15_on() 
     assert kind("2.13.0", "linear", tensor(8, 16, dense=False), *operands[1:]) == "graph"
 
 
-def test_copies_are_blits_or_kernels() -> None:
-    dense, strided, half = tensor(4, 4), tensor(4, 4, dense=False), tensor(4, 4, dtype="float16")
-    assert kind("2.13.0", "copy_", dense, dense) == "blit"
-    assert kind("2.13.0", "copy_", dense, strided) == "metal"
-    assert kind("2.13.0", "clone", dense, result=dense) == "blit"
-    assert kind("2.13.0", "_to_copy", dense, result=half) == "metal"
-    assert kind("2.13.0", "_to_copy", tensor(4, device="cpu"), result=tensor(4)) == "blit"
-
-
-def test_concatenation_copies_dense_tensors_one_behind_the_other_until_2_14() -> None:
-    parts = tensor(2, 4), tensor(3, 4)
-    assert kind("2.13.0", "cat", *parts) == "blit"
-    assert kind("2.13.0", "cat", *parts, arguments=(None, 1)) == "metal"
-    assert kind("2.14.1", "cat", *parts) == "metal"
-
-
 def test_what_no_rule_decides_is_mixed_and_names_the_ways() -> None:
     found = on("2.13.0").of(Call("aten::cross_entropy_loss", (tensor(8, 3),)))
     assert (found.value, found.reason) == ("mixed", "the host decides: graph, metal")

@@ -119,6 +119,10 @@ def test_every_profile_adds_so_unless_it_is_switched_off(monkeypatch: pytest.Mon
     assert not {"atomic-order", "large-k"} & started()
 
 
+def test_the_bias_of_one_row_is_lost_on_m1_with_macos_26_alone() -> None:
+    assert ["row-bias" in started(name) for name in ("m1-16gb", "m1-macos26-16gb", "m4-16gb")] == [False, True, False]
+
+
 def test_a_fault_that_there_is_not_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_FAULTS", "-atomic-ordr")
     with pytest.raises(UserError, match=r"HF_MPS_FAULTS=-atomic-ordr: atomic-ordr is no fault; .*'atomic-order'"):

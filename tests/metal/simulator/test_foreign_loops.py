@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -102,63 +101,6 @@ def denoising(device: str) -> Iterator[float]:
         yield average(images, steps).std().item()
 
 
-def language_model(device: str) -> Iterator[float]:
-    """A tied head, groups of weight decay, two batches for each step, then greedy generation."""
-    tokens, hidden = nn.Embedding(61, 32), encoder(32)
-    head = nn.Linear(32, 61, bias=False)
-    head.weight = tokens.weight
-    model = nn.ModuleList([tokens, hidden, head]).to(device)
-    decayed = [weight for weight in model.parameters() if weight.dim() > 1]
-    others = [weight for weight in model.parameters() if weight.dim() < 2]
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95))
-
-    def logits(ids: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1], device=ids.device)
-        found: Tensor = model[2](model[1](model[0](ids), mask=mask, is_causal=True))
-        return found
-
-    for step in range(6):
-        text = torch.randint(0, 61, (6, 17)).to(device)
-        loss = functional.cross_entropy(logits(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-        (loss / 2).backward()
-        if step % 2:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        yield loss.item()
-    model.eval()
-    with torch.inference_mode():
-        ids = text[:1, :3]
-        for _ in range(4):
-            ids = torch.cat([ids, logits(ids)[:, -1].argmax(-1, keepdim=True)], 1)
-        yield ids.float().sum().item()
-
-
-def tagging(device: str) -> Iterator[float]:
-    """Two layers of LSTM both ways, padded and packed by turns."""
-    table, layers, head = nn.Embedding(40, 12, padding_idx=0), nn.LSTM(12, 10, 2, bidirectional=True), nn.Linear(20, 5)
-    model = nn.ModuleList([table, layers, head]).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for step in range(6):
-        ids = torch.randint(1, 40, (7, 6))
-        lengths = torch.randint(2, 8, (6,)) if step % 2 else torch.full((6,), 7)
-        beyond = torch.arange(7)[:, None] >= lengths
-        ids, tags = ids.masked_fill(beyond, 0).to(device), (ids % 5).masked_fill(beyond, -100).to(device)
-        states = table(ids)
-        if step % 2:
-            packed = nn.utils.rnn.pack_padded_sequence(states, lengths, enforce_sorted=False)
-            states = nn.utils.rnn.pad_packed_sequence(layers(packed)[0], total_length=7)[0]
-        else:
-            states = layers(states)[0]
-        loss = functional.cross_entropy(head(states).flatten(0, 1), tags.flatten())
-        loss.backward()
-        nn.utils.clip_grad_value_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.item()
-
-
 def speech(device: str) -> Iterator[float]:
     """Strided convolutions over a wave, weight norm over positions, CTC."""
     features = nn.Sequential(nn.Conv1d(1, 16, 10, 5), nn.GroupNorm(16, 16), nn.GELU(), nn.Conv1d(16, 16, 3, 2))
@@ -178,7 +120,7 @@ def speech(device: str) -> Iterator[float]:
         yield loss.item()
 
 
-@pytest.mark.parametrize("loop", [contrastive, denoising, language_model, tagging, speech])
+@pytest.mark.parametrize("loop", [contrastive, denoising, speech])
 def test_a_loop_gives_the_cpus_losses_in_silence(loop: Loop, capfd: pytest.CaptureFixture[str]) -> None:
     losses = {}
     for device in ("cpu", "mps"):

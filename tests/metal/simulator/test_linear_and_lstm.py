@@ -7,7 +7,7 @@ formulas for them (derivatives.yaml) call linear_backward and lstm_mps_backward.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -65,11 +65,6 @@ def test_the_audit_calls_them_native() -> None:
     called = step(layers, torch.ones(2, 3, 4, device="mps", requires_grad=True))
     assert len(called) == 4
     assert {OperatorSupport().kind(name) for name in called} == {"native"}
-
-
-def test_on_the_cpu_an_lstm_is_made_of_what_it_was() -> None:
-    called = step(nn.LSTM(4, 5), torch.ones(2, 3, 4, requires_grad=True))
-    assert not any("lstm_mps" in name for name in called)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +128,80 @@ def test_an_lstm_of_a_compiled_model_and_of_a_fake_one() -> None:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def without_its_fault() -> Iterator[None]:
+    with strictness.off("lstm-dropout"):
+        yield
+
+
+def stack(**options: Any) -> nn.LSTM:
+    torch.manual_seed(0)
+    return nn.LSTM(5, 6, **options).to("mps")
+
+
+def functional(layer: nn.LSTM, x: Tensor) -> Tensor:
+    """What nn.LSTM calls, below any guard."""
+    zeros = torch.zeros(layer.num_layers, x.shape[1], layer.hidden_size, device="mps")
+    weights = [weight for each in layer.all_weights for weight in each]
+    options = (True, layer.num_layers, layer.dropout, layer.training, False, False)
+    output: Tensor = torch.ops.aten.lstm.input(x, [zeros, zeros], weights, *options)[0]
+    return output
+
+
+def test_packed_sequences_take_the_composite_form_as_on_a_mac_with_the_cpus_numbers() -> None:
+    def packed(module: nn.Module, x: Tensor) -> Tensor:
+        sequence = module(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2, 1])))[0]
+        assert type(sequence.data.grad_fn).__name__ != "LstmMpsBackward0"
+        return nn.utils.rnn.pad_packed_sequence(sequence)[0]
+
+    torch.manual_seed(0)
+    agree(nn.LSTM(5, 6), torch.randn(4, 3, 5), packed)
+
+
+def test_a_gradient_of_its_gradient_is_refused_as_on_a_mac() -> None:
+    x = torch.randn(4, 3, 5, device="mps", requires_grad=True)
+    (gradient,) = torch.autograd.grad(stack()(x)[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="derivative for lstm_mps_backward is not implemented"):
+        gradient.sum().backward()
+
+
+@pytest.mark.usefixtures("without_its_fault")
+def test_dropout_is_drawn_by_the_devices_generator_and_kept_for_the_gradient() -> None:
+    layer, x = stack(num_layers=2, dropout=0.5), torch.randn(4, 3, 5, device="mps", requires_grad=True)
+
+    def gradient(seed: int) -> Tensor:
+        torch.mps.manual_seed(seed)
+        (found,) = torch.autograd.grad(functional(layer, x).sum(), x)
+        return found
+
+    before = torch.get_rng_state()
+    assert torch.equal(gradient(1), gradient(1))
+    assert not torch.equal(gradient(1), gradient(2))
+    assert torch.equal(torch.get_rng_state(), before), "the CPU's generator is another"
+    # Against the difference of two outputs with the same draw.
+    step = torch.zeros_like(x)
+    step[0, 0, 0] = 1e-2
+    outputs = []
+    for moved in (x + step, x - step):
+        torch.mps.manual_seed(1)
+        outputs.append(functional(layer, moved).sum().item())
+    assert gradient(1)[0, 0, 0].item() == pytest.approx((outputs[0] - outputs[1]) / 2e-2, rel=0.02, abs=1e-4)
+
+
+@pytest.mark.usefixtures("without_its_fault")
+def test_a_dropout_of_one_lets_no_gradient_through() -> None:
+    x = torch.randn(4, 3, 5, device="mps", requires_grad=True)
+    (gradient,) = torch.autograd.grad(functional(stack(num_layers=2, dropout=1.0), x).sum(), x)
+    assert not gradient.any()
+
+
+@pytest.mark.usefixtures("without_its_fault")
+def test_without_training_nothing_is_dropped() -> None:
+    layer, x = stack(num_layers=3, dropout=0.9).eval(), torch.randn(4, 3, 5)
+    with torch.inference_mode():
+        torch.testing.assert_close(layer(x.to("mps"))[0].cpu(), layer.cpu()(x)[0])
+
+
 INTS, ROWS, MATRIX = (torch.ones(2, 4, dtype=torch.long), torch.ones(2, 4), torch.ones(3, 4))
 REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
     "inputs": (
@@ -158,6 +227,10 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
     "shapes": (
         lambda: F.linear(ROWS.to("mps"), MATRIX[:, :3].to("mps")),
         "linear(): input and weight.T shapes cannot be multiplied (2x4 and 3x3)",
+    ),
+    "projections of an LSTM": (
+        lambda: nn.LSTM(4, 5, proj_size=2).to("mps")(ROWS[None].to("mps"))[0],
+        "LSTM with projections is not currently supported with MPS",
     ),
     "weights of an LSTM on the CPU": (
         lambda: nn.LSTM(4, 5)(ROWS[None].to("mps"))[0],

@@ -83,6 +83,11 @@ CALLS: dict[str, Callable[[str], Any]] = {
     ])(torch.tensor([1.0, float("inf")], device=d), torch.zeros(1, device=d)),
     "assert": lambda d: torch._assert_async(torch.tensor(True, device=d)),
     "a mask on the CPU": lambda d: floats(d, 3)[torch.tensor([True, False, True])],
+    "indices": lambda d: [floats(d, 2, 3)[whole(d, 1, 0)], floats(d, 2, 3).gather(1, floats(d, 2, 3).argsort(1))],
+    "attention": lambda d: nn.functional.scaled_dot_product_attention(*[floats(d, 1, 1, 3, 4)] * 3),
+    "products": lambda d: [floats(d, 3, 2) @ floats(d, 2, 3), torch.einsum("ij,kj->ik", *[floats(d, 3, 2)] * 2)],
+    "numbers of the host": lambda d: [floats(d, 3) * torch.tensor(2.0), floats(d, 3).half() * 2.0],
+    "nothing": lambda d: [floats(d, 3)[:0].sum(), torch.empty(0, device=d) + 1],
     "complex": lambda d: torch.view_as_real(torch.fft.rfft(floats(d, 8))),
 }  # fmt: skip
 

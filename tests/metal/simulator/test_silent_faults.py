@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_mps.core.releases import torch_release
-from hf_mps.metal.device import profiles
 from hf_mps.metal.simulator import strictness
 
 pytestmark = pytest.mark.usefixtures("mps", "bare")
@@ -27,23 +26,6 @@ def test_the_installed_release_has_what_upstream_says_of_it() -> None:
     assert ("silent-indices" in strictness.active()) is here
     assert ("dtype-copies" in strictness.active()) is here
     assert "row-bias" not in strictness.active(), "the default profile is no M1"
-
-
-def test_the_bias_of_one_row_is_lost_on_m1_with_macos_26_alone() -> None:
-    class Metal:
-        on: list[str]
-
-        def switch_fault(self, name: str, state: bool) -> None:
-            if state:
-                self.on.append(name)
-
-    found = {}
-    for name in ("m1-16gb", "m1-macos26-16gb", "m4-16gb"):
-        metal = Metal()
-        metal.on = []
-        strictness.start(metal, profiles.get(name), "2.13.0")
-        found[name] = "row-bias" in metal.on
-    assert found == {"m1-16gb": False, "m1-macos26-16gb": True, "m4-16gb": False}
 
 
 def test_rows_that_there_are_not_are_zeros_and_get_no_gradient(silent: None) -> None:

@@ -35,26 +35,6 @@ def test_map_location_moves_them(there: str, here: str, tmp_path: Path) -> None:
     assert torch.equal(back["weight"].cpu(), module.weight.detach().cpu())
 
 
-def test_an_optimizers_state_travels_with_it(tmp_path: Path) -> None:
-    def made() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
-        module = torch.nn.Linear(3, 1).to("mps")
-        return module, torch.optim.AdamW(module.parameters(), lr=0.1)
-
-    module, optimizer = made()
-    module(torch.ones(2, 3, device="mps")).sum().backward()
-    optimizer.step()
-    torch.save((module.state_dict(), optimizer.state_dict()), tmp_path / "run.pt")
-    again, other = made()
-    states = torch.load(tmp_path / "run.pt")
-    again.load_state_dict(states[0])
-    other.load_state_dict(states[1])
-    for net, steps in ((module, optimizer), (again, other)):
-        net.zero_grad()
-        net(torch.ones(2, 3, device="mps")).sum().backward()
-        steps.step()
-    assert torch.equal(module.weight, again.weight)
-
-
 def test_safetensors(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -129,9 +109,7 @@ def test_memory_is_given_back_when_the_last_user_is_gone() -> None:
 def test_resizing_an_output_reaches_every_alias() -> None:
     out = torch.empty(0, device="mps")
     alias = out.detach()
-    torch.arange(5, out=out) if out.dtype == torch.int64 else torch.add(
-        torch.ones(5, device="mps"), torch.ones(5, device="mps"), out=out
-    )
+    torch.add(torch.ones(5, device="mps"), torch.ones(5, device="mps"), out=out)
     assert out.tolist() == [2.0] * 5
     assert alias.untyped_storage().nbytes() == out.untyped_storage().nbytes()
     x = torch.ones(2, device="mps")

@@ -4,6 +4,7 @@
 barriers have no definition, only a kind. A name that is not known gives None: its meaning is never guessed.
 """
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Literal
 
@@ -12,7 +13,7 @@ from hf_mps.metal.kernels.intrinsics.body import Definition
 from hf_mps.metal.kernels.intrinsics.conversions import RUNTIME, explicit, lacking
 from hf_mps.metal.kernels.intrinsics.simd import narrowed
 
-__all__ = ["RUNTIME", "Definition", "define", "explicit", "kind", "lacking", "lanes", "narrowed"]
+__all__ = ["RUNTIME", "Definition", "define", "explicit", "gathered", "kind", "lacking", "lanes", "narrowed"]
 
 Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}
@@ -36,6 +37,22 @@ def lanes(name: str) -> Definition | None:
     a result for each.
     """
     return simd.lanes(name)
+
+
+def gathered(names: Iterable[str], find: Callable[[str], Definition | None]) -> list[str]:
+    """The declarations, then the texts, of what `find` has for these names and for all that it needs."""
+    texts: list[str] = []
+    declared: set[str] = set()
+    waiting, done = list(names), set[str]()
+    while waiting:
+        name = waiting.pop()
+        definition = None if name in done else find(name)
+        if definition is not None:
+            done.add(name)
+            texts.append(definition.text)
+            declared |= definition.declares
+            waiting += definition.needs
+    return [*sorted(declared), *texts]
 
 
 def kind(name: str) -> Kind:

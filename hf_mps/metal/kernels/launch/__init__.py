@@ -1,4 +1,8 @@
-"""What each aten operator launches on Metal: a file a family, each rule with PyTorch's source file that decides it."""
+"""What each aten operator launches on Metal: a file a family.
+
+A comment "Host: operations/Sort.mm" names PyTorch's file, below aten/src/ATen/native/mps, whose decisions the rules
+below it follow.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from hf_mps.metal.kernels.rules import GRAPH, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, u32
 from hf_mps.metal.operators.launch_class import SHORT_QUERY, TILES, VECTOR_SIZES
 
-SOURCE = "operations/Attention.mm"
+# Host: operations/Attention.mm.
 TWO_PASSES = 1024
 """Keys from this length on are split among BLOCKS threadgroups, whose results a second kernel joins."""
 BLOCKS = 32
@@ -27,7 +27,7 @@ _PREFILL_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bflo
 Result = tuple[Tensor, Tensor | None]
 
 
-@rule("_scaled_dot_product_attention_math_for_mps", source=SOURCE)
+@rule("_scaled_dot_product_attention_math_for_mps")
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *rest: Any, scale: float | None = None, enable_gqa: bool = False
 ) -> Result:

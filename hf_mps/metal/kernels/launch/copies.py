@@ -21,7 +21,8 @@ from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, scalar,
 BYTES = "a fill of bytes on Metal, no kernel"
 
 
-@rule("fill_.Scalar", source="operations/ConstantOps.mm")
+# Host: operations/ConstantOps.mm.
+@rule("fill_.Scalar")
 def fill(self: Tensor, value: complex) -> Tensor:
     """Bytes where the tensor has no gaps, for zeros and dtypes of one byte; all else is a kernel."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(self)
@@ -39,7 +40,8 @@ def fill(self: Tensor, value: complex) -> Tensor:
     return self
 
 
-@rule("fill_.Tensor", source="native/Fill.cpp")
+# Host: native/Fill.cpp.
+@rule("fill_.Tensor")
 def fill_with_tensor(self: Tensor, value: Tensor) -> Tensor:
     """A copy of a number on the device to every element; a number on the host is filled in."""
     refuse(value.dim() or self.numel() == 0, "nothing to fill, or what PyTorch refuses")
@@ -50,14 +52,15 @@ def fill_with_tensor(self: Tensor, value: Tensor) -> Tensor:
     return self
 
 
-@rule("zero_", source="native/Fill.cpp")
+@rule("zero_")
 def zero(self: Tensor) -> Tensor:
     """The number zero, filled in."""
     fill(self, 0)
     return self
 
 
-@rule("masked_fill_.Scalar", source="operations/Indexing.mm")
+# Host: operations/Indexing.mm.
+@rule("masked_fill_.Scalar")
 def masked_fill(self: Tensor, mask: Tensor, value: complex) -> Tensor:
     """A thread for each element: dense, with a mask that repeats along the leading dimensions, or over any strides."""
     refuse(self.numel() == 0 or mask.dtype != torch.bool or not mask.is_mps, "nothing to fill, or what PyTorch refuses")
@@ -78,7 +81,7 @@ def masked_fill(self: Tensor, mask: Tensor, value: complex) -> Tensor:
     return self
 
 
-@rule("masked_fill_.Tensor", source="operations/Indexing.mm")
+@rule("masked_fill_.Tensor")
 def masked_fill_with_tensor(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     """The host reads the value, which waits for the device."""
     refuse(value.dim())
@@ -114,7 +117,8 @@ CHUNK = 1 << 31
 """Bytes of one launch of the byte copy."""
 
 
-@rule("copy_", source="operations/Copy.mm")
+# Host: operations/Copy.mm.
+@rule("copy_")
 def copy(target: Tensor, given: Tensor, non_blocking: bool = False) -> Tensor:
     """Nothing where both are one run of the same bytes; else one kernel, or two through a temporary without gaps."""
     if not (given.is_mps and target.is_mps):
@@ -203,10 +207,10 @@ def _channels_last(target: Tensor, source: Tensor) -> bool:
 
 DIMENSIONS = 16
 """Dimensions that a kernel's structs have room for."""
-SHAPE = "operations/Shape.mm"
+# Host: operations/Shape.mm.
 
 
-@rule("cat", "cat.out", source=SHAPE)
+@rule("cat", "cat.out")
 def cat(tensors: list[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Into a new tensor: contiguous, unless every input suggests one channels-last format; or into one of its shape."""
     shape, dtype = _shape(tensors, dim), reduce(torch.promote_types, (each.dtype for each in tensors))

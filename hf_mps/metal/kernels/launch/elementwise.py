@@ -26,8 +26,7 @@ from hf_mps.metal.kernels.launch.pointwise import exec_binary, exec_ternary, exe
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, i64, metal, u32
 
-UNARY, BINARY, COMPARE = "operations/UnaryKernel.mm", "operations/BinaryKernel.mm", "operations/TensorCompare.mm"
-ACTIVATIONS, GATES = "operations/ActivationKernel.mm", "operations/Activation.mm"
+# Host: operations/UnaryKernel.mm, BinaryKernel.mm, TensorCompare.mm, ActivationKernel.mm and Activation.mm.
 COMPLEX = {torch.float32: torch.complex64, torch.float16: torch.complex32}
 GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -66,62 +65,62 @@ def as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
     return written(target, COMPLEX[real.dtype], real, imag)
 
 
-PLAIN: tuple[tuple[Callable[..., None], Callable[..., Tensor], str, str], ...] = (
-    (one_operand, as_input, UNARY, "neg bitwise_not round"),
+PLAIN: tuple[tuple[Callable[..., None], Callable[..., Tensor], str], ...] = (
+    (one_operand, as_input, "neg bitwise_not round"),
     (
-        one_operand, as_float, UNARY,
+        one_operand, as_float,
         "acos asin atan cos cosh digamma erf erfc erfinv exp exp2 expm1 i0 lgamma log log10 log1p log2 reciprocal "
         "rsqrt sigmoid sin sinc sinh sqrt tan tanh special_entr special_erfcx special_i0e special_i1 special_i1e "
         "special_spherical_bessel_j0",
     ),
     *(
-        (one_operand, as_float, UNARY, f"special_{name}={name}_forward")
+        (one_operand, as_float, f"special_{name}={name}_forward")
         for name in (
             "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
             "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1",
         )
     ),
-    (one_operand, as_truth, UNARY, "logical_not"),
-    (of_real, as_input, UNARY, "abs"),
-    (of_real, as_float, UNARY, "angle"),
-    (activate, as_input, ACTIVATIONS, "silu hardswish hardsigmoid mish"),
+    (one_operand, as_truth, "logical_not"),
+    (of_real, as_input, "abs"),
+    (of_real, as_float, "angle"),
+    (activate, as_input, "silu hardswish hardsigmoid mish"),
     (
-        two_operands, as_common, BINARY,
+        two_operands, as_common,
         "mul.Tensor remainder.Tensor fmod.Tensor maximum minimum hypot nextafter logaddexp logaddexp2 igamma igammac "
         "gcd lcm bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor "
         "bitwise_right_shift.Tensor",
     ),
     (
-        two_operands, as_common_float, BINARY,
+        two_operands, as_common_float,
         "div.Tensor=div_true atan2 copysign.Tensor xlogy.Tensor special_xlog1py special_zeta "
         "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
         "special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t "
         "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
         "special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he",
     ),
-    (two_operands, as_complex, BINARY, "complex=make_complex polar"),
-    (two_operands, as_common, COMPARE, "clamp_min.Tensor=maximum clamp_max.Tensor=minimum"),
+    (two_operands, as_complex, "complex=make_complex polar"),
+    (two_operands, as_common, "clamp_min.Tensor=maximum clamp_max.Tensor=minimum"),
     (
-        two_operands, as_common, ACTIVATIONS,
+        two_operands, as_common,
         "silu_backward hardswish_backward hardsigmoid_backward mish_backward sigmoid_backward",
     ),
     (
-        compare, as_compared, BINARY,
+        compare, as_compared,
         "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar "
         "ge.Tensor ge.Scalar",
     ),
 )  # fmt: skip
-"""How it is launched, what it writes to, PyTorch's file, and the operators: "div.Tensor=div_true" where a kernel has
+"""How it is launched, what it writes to, and the operators: "div.Tensor=div_true" where a kernel has
 another name than its operator without `special_` and overload."""
 
-for _launch, _outputs, _source, _operators in PLAIN:
+for _launch, _outputs, _operators in PLAIN:
     for _word in _operators.split():
         _operator, _, _kernel = _word.partition("=")
         _kernel = _kernel or _operator.partition(".")[0].removeprefix("special_")
-        rule(_operator, source=_source, outputs=_outputs, kernel=_kernel)(_launch)
+        rule(_operator, outputs=_outputs, kernel=_kernel)(_launch)
 
 
-@rule("round.decimals", source=UNARY, outputs=as_input)
+@rule("round.decimals", outputs=as_input)
 def round_decimals(output: Tensor, self: Tensor, *, decimals: int) -> None:
     """Rounded to decimals; to none is `round`."""
     if decimals == 0:
@@ -132,7 +131,6 @@ def round_decimals(output: Tensor, self: Tensor, *, decimals: int) -> None:
 
 @rule(
     "pow.Tensor_Scalar",
-    source=UNARY,
     outputs=lambda target, self, power: written(target, torch.result_type(self, power), self, exact=True),
 )
 def power(output: Tensor, self: Tensor, exponent: complex) -> None:
@@ -156,17 +154,10 @@ def power(output: Tensor, self: Tensor, exponent: complex) -> None:
     exec_unary(output, base, "pow_scalar", valued(exponent, number))
 
 
-@rule("polygamma", source="operations/Gamma.mm", outputs=lambda target, _, self: as_float(target, self))
-def polygamma(output: Tensor, n: int, self: Tensor) -> None:
-    """The n-th derivative of digamma."""
-    refuse(n < 0, "PyTorch refuses the arguments: a negative order")
-    if n < 2:
-        exec_unary(output, self, ("digamma", "trigamma")[n])
-    else:
-        exec_unary(output, self, "polygamma", valued(n, torch.int32))
+# Host: operations/Gamma.mm.
 
 
-@rule("nan_to_num", source=UNARY, outputs=as_input)
+@rule("nan_to_num", outputs=as_input)
 def nan_to_num(output: Tensor, self: Tensor, *replaced: float | None, **named: float | None) -> None:
     """What is no number, and infinities, replaced; from 2.14 on."""
     if not (self.is_floating_point() or self.is_complex()):
@@ -179,8 +170,8 @@ def nan_to_num(output: Tensor, self: Tensor, *replaced: float | None, **named: f
     exec_unary(output, self, "nan_to_num", params("NanToNumParams", torch.float32, *values.values()))
 
 
-@rule("fmax", source=BINARY, outputs=as_common, kernel="fmax", whole="maximum")
-@rule("fmin", source=BINARY, outputs=as_common, kernel="fmin", whole="minimum")
+@rule("fmax", outputs=as_common, kernel="fmax", whole="maximum")
+@rule("fmin", outputs=as_common, kernel="fmin", whole="minimum")
 def extreme(output: Tensor, self: Tensor, other: Tensor, *, kernel: str, whole: str) -> None:
     """The larger or smaller, and of a NaN the other; whole numbers have none."""
     exec_binary(output, self, other, kernel if common(self, other).is_floating_point else whole)
@@ -190,7 +181,7 @@ def _as_divided(target: Tensor | None, self: Operand, other: Operand, *, roundin
     return (as_common_float if rounding_mode is None else as_common)(target, self, other)
 
 
-@rule("div.Tensor_mode", source=BINARY, outputs=_as_divided)
+@rule("div.Tensor_mode", outputs=_as_divided)
 def divide_rounding(output: Tensor, self: Operand, other: Operand, *, rounding_mode: str | None = None) -> None:
     """The quotient, rounded down or towards zero where asked."""
     names = {None: "div_true", "floor": "div_floor", "trunc": "div_trunc"}
@@ -198,8 +189,9 @@ def divide_rounding(output: Tensor, self: Operand, other: Operand, *, rounding_m
     exec_binary(output, self, other, names[rounding_mode])
 
 
-@rule("add.Tensor", source="operations/BinaryOps.mm", outputs=as_common, name="add")
-@rule("sub.Tensor", source="operations/BinaryOps.mm", outputs=as_common, name="sub")
+# Host: operations/BinaryOps.mm.
+@rule("add.Tensor", outputs=as_common, name="add")
+@rule("sub.Tensor", outputs=as_common, name="sub")
 def add(output: Tensor, self: Operand, other: Operand, *, name: str, alpha: complex = 1) -> None:
     """self plus or minus alpha * other: no product where alpha is 1, a copy where it is 0 (add_sub_lerp_template)."""
     if name == "sub" and any(torch.result_type(each, each) == torch.bool for each in (self, other)):
@@ -231,7 +223,7 @@ def _as_clamped(target: Tensor | None, self: Tensor, min: float | None = None, m
     return written(target, _clamped_dtype(self, min, max), self, exact=True)
 
 
-@rule("clamp", source=COMPARE, outputs=_as_clamped)
+@rule("clamp", outputs=_as_clamped)
 def clamp(output: Tensor, self: Tensor, min: float | None = None, max: float | None = None) -> None:
     """Between two numbers, or on one side of one."""
     refuse(min is None and max is None, "PyTorch refuses the arguments: no bound")
@@ -247,8 +239,8 @@ def clamp(output: Tensor, self: Tensor, min: float | None = None, max: float | N
         exec_unary(output, given, "clamp_max_scalar", valued(max, dtype))
 
 
-@rule("clamp_min", source=COMPARE, outputs=lambda target, self, bound: _as_clamped(target, self, bound), side="min")
-@rule("clamp_max", source=COMPARE, outputs=lambda target, self, bound: _as_clamped(target, self, bound), side="max")
+@rule("clamp_min", outputs=lambda target, self, bound: _as_clamped(target, self, bound), side="min")
+@rule("clamp_max", outputs=lambda target, self, bound: _as_clamped(target, self, bound), side="max")
 def clamp_side(output: Tensor, self: Tensor, bound: float, *, side: str) -> None:
     """Not below, or not above, a number."""
     clamp(output, self, **{side: bound})
@@ -265,7 +257,7 @@ def _as_clamped_by(target: Tensor | None, self: Tensor, min: Tensor | None = Non
     return written(target, dtype, self, *bounds)
 
 
-@rule("clamp.Tensor", source=COMPARE, outputs=_as_clamped_by)
+@rule("clamp.Tensor", outputs=_as_clamped_by)
 def clamp_by_tensors(output: Tensor, self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> None:
     """Between the elements of two tensors, or on one side of one's."""
     if min is not None and max is not None:
@@ -282,13 +274,13 @@ def _as_lerped(target: Tensor | None, self: Tensor, end: Tensor, weight: Tensor 
     return written(target, self.dtype, *inputs, exact=True)
 
 
-@rule("lerp.Scalar", source=BINARY, outputs=_as_lerped)
+@rule("lerp.Scalar", outputs=_as_lerped)
 def lerp(output: Tensor, self: Tensor, end: Tensor, weight: complex) -> None:
     """self + weight * (end - self)."""
     exec_binary(output, self, end, "lerp_alpha", beside=valued(weight, self.dtype))
 
 
-@rule("lerp.Tensor", source=BINARY, outputs=_as_lerped)
+@rule("lerp.Tensor", outputs=_as_lerped)
 def lerp_by_tensor(output: Tensor, self: Tensor, end: Tensor, weight: Tensor | complex) -> None:
     """The same with a weight for each element, or one weight."""
     if not isinstance(weight, Tensor) or weight.dtype != self.dtype or not weight.is_mps:
@@ -309,20 +301,20 @@ def lerp_by_tensor(output: Tensor, self: Tensor, end: Tensor, weight: Tensor | c
     kernels[f"lerp_tensor_{kind}_{metal(output.dtype)}"].launch([*operands, *rest], grid, group)
 
 
-@rule("relu", source=GATES, outputs=as_input)
+@rule("relu", outputs=as_input)
 def relu(output: Tensor, self: Tensor) -> None:
     """What is positive."""
     refuse(self.dtype == torch.bool, "PyTorch refuses the arguments: bool")
     exec_unary(output, self, "relu")
 
 
-@rule("gelu", source=ACTIVATIONS, outputs=as_input)
+@rule("gelu", outputs=as_input)
 def gelu(output: Tensor, self: Tensor, *, approximate: str = "none") -> None:
     """Gaussian error linear unit."""
     exec_unary(output, self, _gelu(approximate))
 
 
-@rule("gelu_backward", source=ACTIVATIONS, outputs=as_common)
+@rule("gelu_backward", outputs=as_common)
 def gelu_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> None:
     """Its gradient."""
     exec_binary(grad_input, grad_output, self, f"{_gelu(approximate)}_backward")
@@ -333,27 +325,13 @@ def _gelu(approximate: str) -> str:
     return GELU[approximate]
 
 
-@rule("hardshrink", source=ACTIVATIONS, outputs=as_input, kernel="hardshrink")
-@rule("softshrink", source=ACTIVATIONS, outputs=as_input, kernel="softshrink")
-def shrink(output: Tensor, self: Tensor, lambd: float = 0.5, *, kernel: str) -> None:
-    """Zero within lambd of zero; softshrink also moves the others towards zero by lambd."""
-    refuse(kernel == "softshrink" and lambd < 0, "PyTorch refuses the arguments: lambd below zero")
-    exec_unary(output, self, kernel, valued(lambd, self.dtype))
-
-
-@rule("hardshrink_backward", "softshrink_backward", source=ACTIVATIONS, outputs=as_common)
-def shrink_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, lambd: float = 0.5) -> None:
-    """The gradient of both."""
-    exec_binary(grad_input, grad_output, self, "shrink_backward", beside=valued(lambd, grad_input.dtype))
-
-
-@rule("leaky_relu", source=ACTIVATIONS, outputs=as_input)
+@rule("leaky_relu", outputs=as_input)
 def leaky_relu(output: Tensor, self: Tensor, negative_slope: float = 0.01) -> None:
     """What is negative times the slope."""
     exec_unary(output, self, "leaky_relu", valued(negative_slope, self.dtype))
 
 
-@rule("leaky_relu_backward", source=ACTIVATIONS, outputs=as_common)
+@rule("leaky_relu_backward", outputs=as_common)
 def leaky_relu_backward(
     grad_input: Tensor, grad_output: Tensor, self: Tensor, slope: float, self_is_result: bool
 ) -> None:
@@ -363,13 +341,13 @@ def leaky_relu_backward(
     exec_binary(grad_input, self, grad_output, "leaky_relu_backward", beside=beside)
 
 
-@rule("elu", source=ACTIVATIONS, outputs=as_input)
+@rule("elu", outputs=as_input)
 def elu(output: Tensor, self: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> None:
     """Exponential linear unit; celu and selu are it with other numbers."""
     exec_unary(output, self, "elu", params("ELUParams", self.dtype, alpha, scale, input_scale))
 
 
-@rule("elu_backward", source=ACTIVATIONS, outputs=lambda target, *given: as_common(target, given[0], given[-1]))
+@rule("elu_backward", outputs=lambda target, *given: as_common(target, given[0], given[-1]))
 def elu_backward(grad_input: Tensor, grad_output: Tensor, *given: Any) -> None:
     """Its gradient, of the input or of the result."""
     alpha, scale, input_scale, is_result, self_or_result = given
@@ -378,7 +356,7 @@ def elu_backward(grad_input: Tensor, grad_output: Tensor, *given: Any) -> None:
     exec_binary(grad_input, grad_output, self_or_result, "elu_backward", beside=beside)
 
 
-@rule("log_sigmoid_forward", source=GATES)
+@rule("log_sigmoid_forward")
 def log_sigmoid(self: Tensor) -> tuple[Tensor, Tensor]:
     """The result, and an empty buffer: only the CPU's gradient reads one."""
     output = torch.empty_like(self)
@@ -386,13 +364,13 @@ def log_sigmoid(self: Tensor) -> tuple[Tensor, Tensor]:
     return output, torch.empty(0, dtype=self.dtype, device=self.device)
 
 
-@rule("log_sigmoid_backward", source=GATES, outputs=as_common)
+@rule("log_sigmoid_backward", outputs=as_common)
 def log_sigmoid_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, buffer: Tensor) -> None:
     """Its gradient, of the input alone."""
     exec_binary(grad_input, self, grad_output, "log_sigmoid_backward")
 
 
-@rule("glu", source=GATES, outputs=by_meta)
+@rule("glu", outputs=by_meta)
 def glu(output: Tensor, self: Tensor, dim: int = -1) -> None:
     """The first half along a dimension times the second's sigmoid: in one grid where nothing is strided."""
     half = self.shape[dim] // 2
@@ -400,7 +378,7 @@ def glu(output: Tensor, self: Tensor, dim: int = -1) -> None:
         exec_binary(output, self.narrow(dim, 0, half), self.narrow(dim, half, half), "glu")
 
 
-@rule("glu_backward", source=GATES, outputs=by_meta)
+@rule("glu_backward", outputs=by_meta)
 def glu_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, dim: int) -> None:
     """Its gradient."""
     refuse(not _halved("glu_backward", [grad_input, self, grad_output], self, dim), "a gradient of a strided glu")

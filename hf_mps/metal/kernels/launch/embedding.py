@@ -11,13 +11,13 @@ from torch import Tensor
 from hf_mps.metal.kernels.rules import errors, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, span, u8, u32
 
-SOURCE = "operations/EmbeddingBag.mm"
+# Host: operations/EmbeddingBag.mm.
 STRIDED = "a sparse gradient, or indices of another layout"
 CPUS = "a forward pass on the CPU, which leaves out the bag that an index is in"
 _SUM, _MAX = 0, 2
 
 
-@rule("_embedding_bag", "_embedding_bag_forward_only", source=SOURCE)
+@rule("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(
     weight: Tensor,
     indices: Tensor,
@@ -62,7 +62,8 @@ def embedding_bag(
     return output, offset2bag, bag_size, largest
 
 
-@rule("_embedding_bag_backward", source="../EmbeddingBag.cpp")
+# Host: ../EmbeddingBag.cpp.
+@rule("_embedding_bag_backward")
 def choose_backward(grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, *rest: Any) -> Tensor:
     """What autograd calls: hands a dense gradient on."""
     bag_size, largest, rows, by_frequency, mode, sparse, *weighted = rest
@@ -71,7 +72,7 @@ def choose_backward(grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: 
     return backward(grad, indices, offset2bag, bag_size, largest, rows, by_frequency, mode, *weighted)
 
 
-@rule("_embedding_bag_dense_backward", source=SOURCE)
+@rule("_embedding_bag_dense_backward")
 def backward(
     grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor, largest: Tensor, rows: int, *options: Any
 ) -> Tensor:
@@ -93,7 +94,7 @@ def backward(
     return found
 
 
-@rule("_embedding_bag_per_sample_weights_backward", source=SOURCE)
+@rule("_embedding_bag_per_sample_weights_backward")
 def weights_backward(
     grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, mode: int, padding_idx: int = -1
 ) -> Tensor:
@@ -139,7 +140,8 @@ _PARAMETERS = struct.Struct(f"<{3 * _DIMENSIONS}I3I4xq?7x")
 """EmbeddingDenseBackwardParams with offsets of 32 bits (kernels/Embedding.h)."""
 
 
-@rule("embedding_dense_backward", source="operations/Embedding.mm")
+# Host: operations/Embedding.mm.
+@rule("embedding_dense_backward")
 def dense_backward(grad: Tensor, indices: Tensor, rows: int, padding_index: int, scale_grad_by_freq: bool) -> Tensor:
     """Rows are summed in float32 by atomic additions, and cast to the gradient's dtype in the end."""
     refuse(indices.dtype not in (torch.int64, torch.int32), "indices of a dtype that PyTorch refuses")

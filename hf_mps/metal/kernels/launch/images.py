@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.rules import GRAPH, by_meta, errors, kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.rules import GRAPH, by_meta, kernels, refuse, refuse_misfit, rule
 from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u8, u64
 
-GRID = "operations/GridSampler.mm"
+# Host: operations/GridSampler.mm.
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic")
 PADDINGS = ("zeros", "border", "reflection")
 BILINEAR, NEAREST, BICUBIC = range(3)
@@ -21,30 +21,24 @@ BILINEAR, NEAREST, BICUBIC = range(3)
 Gradients = tuple[Tensor | None, Tensor]
 
 
-@rule("grid_sampler_2d", source=GRID, dimensions=2)
-@rule("grid_sampler_3d", source=GRID, dimensions=3)
-def grid_sampler(
-    given: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool, *, dimensions: int
-) -> Tensor:
-    """An image at places (x, y) from -1 to 1, a thread for each place; or a volume, a thread for each element."""
-    _check(given, grid, dimensions + 2)
-    refuse(dimensions == 3 and interpolation == BICUBIC)
+@rule("grid_sampler_2d")
+def grid_sampler_2d(given: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Tensor:
+    """An image at places (x, y) from -1 to 1, a thread for each place."""
+    _check(given, grid)
     output = given.new_empty((*given.shape[:2], *grid.shape[1:-1]))
     wide = _wide(given, grid, output)
-    names = [INTERPOLATIONS[interpolation], PADDINGS[padding]]
     arguments = {"output": output, "input": given, "grid": grid}
     parameters = _sizes([output, given, grid], align_corners, wide)
-    threads = output.numel() if dimensions == 3 else output.shape[0] * output.shape[2] * output.shape[3]
-    kernel = _kernel(f"grid_sampler_{dimensions}d", names, wide, given.dtype)
-    kernel.launch({**arguments, "params": parameters}, threads)
+    kernel = _kernel("grid_sampler_2d", [INTERPOLATIONS[interpolation], PADDINGS[padding]], wide, given.dtype)
+    kernel.launch({**arguments, "params": parameters}, output.shape[0] * output.shape[2] * output.shape[3])
     return output
 
 
-@rule("grid_sampler_2d_backward", source=GRID)
+@rule("grid_sampler_2d_backward")
 def grid_sampler_2d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *modes: Any) -> Gradients:
     """The image's gradient, to which every place adds atomically, and the grid's: two kernels."""
     interpolation, padding, _, output_mask = modes
-    _check(given, grid, 4)
+    _check(given, grid)
     of_input, of_grid = _gradients(given, grid, interpolation, output_mask)
     places = math.prod(grid.shape[:3])
     if places == 0:
@@ -63,29 +57,10 @@ def grid_sampler_2d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *mod
     return of_input, of_grid
 
 
-@rule("grid_sampler_3d_backward", source=GRID)
-def grid_sampler_3d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *modes: Any) -> Gradients:
-    """Both gradients of a volume by one kernel."""
-    interpolation, _, _, output_mask = modes
-    _check(given, grid, 5)
-    refuse(interpolation == BICUBIC)
-    of_input, of_grid = _gradients(given, grid, interpolation, output_mask)
-    if of_input is None and interpolation == NEAREST:
-        return of_input, of_grid
-    given, grid, gradient = given.contiguous(), grid.contiguous(), gradient.contiguous()
-    wide = _wide(gradient, given, grid, of_grid)
-    parameters = _backward_sizes([gradient, given, grid], [gradient, of_input, of_grid], modes, wide)
-    arguments = {"grad_output": gradient, "input": given, "grid": grid, "grad_grid": of_grid, "params": parameters}
-    arguments["grad_input"] = of_input if of_input is not None else given.new_zeros(1)
-    threads = (grid.shape[3], grid.shape[2] * grid.shape[1], given.shape[0])
-    _kernel("grid_sampler_3d_backward", [], wide, given.dtype).launch(arguments, threads, (16, 16, 1))
-    return of_input, of_grid
-
-
-def _check(given: Tensor, grid: Tensor, dimensions: int) -> None:
+def _check(given: Tensor, grid: Tensor) -> None:
     """Raise NoRule where PyTorch refuses the arguments."""
-    fits = given.dim() == grid.dim() == dimensions and given.dtype == grid.dtype and given.shape[0] == grid.shape[0]
-    refuse(not fits or grid.shape[-1] != dimensions - 2 or 0 in given.shape[2:])
+    fits = given.dim() == grid.dim() == 4 and given.dtype == grid.dtype and given.shape[0] == grid.shape[0]
+    refuse(not fits or grid.shape[-1] != 2 or 0 in given.shape[2:])
 
 
 def _wide(*tensors: Tensor) -> bool:
@@ -124,7 +99,7 @@ def _gradients(given: Tensor, grid: Tensor, interpolation: int, output_mask: lis
     return of_input, make(grid, memory_format=whole)
 
 
-UPSAMPLE = "operations/UpSample.mm"
+# Host: operations/UpSample.mm.
 
 Ints = Sequence[int]
 Scales = Sequence[float | None]
@@ -201,15 +176,14 @@ SCALES = {"1d": ["scales"], "2d": ["scales_h", "scales_w"], "3d": ["scales_d", "
 for _word in RESIZES.split():
     _operator, _, _kernel_name = _word.rstrip("*").partition("=")
     _names = SCALES[_operator.removesuffix("_aa")[-2:]]
-    _fixed: dict[str, Any] = {"kernel": _kernel_name, "source": UPSAMPLE, "outputs": by_meta}
+    _fixed: dict[str, Any] = {"kernel": _kernel_name, "outputs": by_meta}
     _fixed["names"] = _names if "nearest" in _operator else ["align_corners", *_names]
     rule(_operator, **_fixed)(forward)
     if _word.endswith("*"):
         rule(f"{_operator}_backward", **_fixed)(backward)
 
 
-SOURCE = "operations/Pooling.mm"
-ADAPTIVE_SOURCE = "operations/AdaptivePooling.mm"
+# Host: operations/Pooling.mm.
 DIMENSIONS = 5
 """Of the arrays in the kernels' structs."""
 
@@ -220,7 +194,6 @@ class Window:
     def __init__(
         self,
         given: Tensor,
-        pooled: int,
         kernel: Ints,
         stride: Ints = (),
         padding: Ints = (0,),
@@ -228,11 +201,11 @@ class Window:
         ceil_mode: bool = False,
     ) -> None:
         """Raise NoRule where PyTorch refuses the arguments."""
-        leading = given.dim() - pooled
+        leading = given.dim() - 2
         refuse(leading not in (1, 2) or any(size == 0 for size in given.shape[leading - 1 :]))
-        self.pooled, self.kernel = pooled, _all(kernel, pooled)
-        self.stride = _all(stride, pooled) if len(stride) else self.kernel
-        self.padding, self.dilation = _all(padding, pooled), _all(dilation, pooled)
+        self.kernel = _pair(kernel)
+        self.stride = _pair(stride) if len(stride) else self.kernel
+        self.padding, self.dilation = _pair(padding), _pair(dilation)
         ways = zip(given.shape[leading:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
         pools = [_size(*way, ceil_mode) for way in ways]
         halves = any(pad < 0 or 2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True))
@@ -240,8 +213,8 @@ class Window:
         self.shape = (*given.shape[:leading], *pools)
 
 
-def _all(numbers: Ints, count: int) -> list[int]:
-    return list(numbers) if len(numbers) == count else [numbers[0]] * count
+def _pair(numbers: Ints) -> list[int]:
+    return [numbers[0], numbers[-1]]
 
 
 def _size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
@@ -257,8 +230,6 @@ def _layout(given: Tensor) -> torch.memory_format:
         return torch.contiguous_format
     if given.dim() == 4 and given.is_contiguous(memory_format=torch.channels_last):
         return torch.channels_last
-    if given.dim() == 5 and given.is_contiguous(memory_format=torch.channels_last_3d):
-        return torch.channels_last_3d
     return torch.contiguous_format
 
 
@@ -274,7 +245,7 @@ def _array(numbers: Ints) -> bytes:
     return padded(i32(tuple(numbers)), 4 * DIMENSIONS)
 
 
-def _each(window: Window, *numbers: Ints) -> bytes:
+def _each(*numbers: Ints) -> bytes:
     """Return numbers of the pooled dimensions, three places each."""
     return b"".join(padded(i32(part), 4 * (DIMENSIONS - 2)) for part in numbers)
 
@@ -287,127 +258,69 @@ def _target(like: Tensor, shape: Ints, out: Tensor | None, dtype: torch.dtype | 
     return out
 
 
-@rule("max_pool3d_with_indices_backward", "max_pool3d_with_indices_backward.grad_input", source=SOURCE)
-def max_pool3d_with_indices_backward(
-    gradient: Tensor, given: Tensor, *pooled: Any, grad_input: Tensor | None = None
-) -> Tensor:
-    """Each element of the gradient is added where its maximum was, atomically."""
-    *ways, indices = pooled
-    window = Window(given, 3, *ways)
-    refuse(gradient.shape != torch.Size(window.shape) or indices.shape != gradient.shape)
-    kernel = kernels[f"max_pool_backward_{metal(given.dtype)}"]
-    result = _target(given, given.shape, grad_input).zero_()
-    placed = _arrays(result, gradient) + _arrays(indices, sizes=False)
-    arguments = {"grad_input": result, "grad_output": gradient, "indices": indices}
-    kernel.launch({**arguments, "params": i32(given.dim(), window.pooled) + placed}, gradient.numel())
-    return result
-
-
 def _average(given: Tensor, result: Tensor, window: Window, include_pad: bool, divisor: int | None) -> dict[str, bytes]:
     """Return the members of AvgPoolingParams, of the input's side and the pooled side."""
     sides = {"input": given, "output": result}
     return {
         "dims": i32(given.dim()),
-        "pooling_dims": i32(window.pooled),
+        "pooling_dims": i32(2),
         **{f"{side}_sizes": _array(each.shape) for side, each in sides.items()},
         **{f"{side}_strides": _array(each.stride()) for side, each in sides.items()},
-        "kernel_size": _each(window, window.kernel),
-        "stride": _each(window, window.stride),
-        "padding": _each(window, window.padding),
+        "kernel_size": _each(window.kernel),
+        "stride": _each(window.stride),
+        "padding": _each(window.padding),
         "count_include_pad": u8(include_pad),
         "has_divisor_override": u8(divisor is not None),
         "divisor_override": i32(divisor or 0),
     }
 
 
-@rule("avg_pool3d_backward", "avg_pool3d_backward.grad_input", source=SOURCE)
-def avg_pool3d_backward(gradient: Tensor, given: Tensor, *pooled: Any, grad_input: Tensor | None = None) -> Tensor:
-    """Each element of the gradient is shared among its window, atomically."""
-    kernel_size, stride, padding, ceil_mode, include_pad, divisor = pooled
-    window = Window(given, 3, kernel_size, stride, padding, (1,), ceil_mode)
-    refuse(gradient.shape != torch.Size(window.shape))
-    kernel = kernels[f"avg_pool_backward_{metal(given.dtype)}"]
-    result = _target(given, given.shape, grad_input).zero_()
-    parameters = _average(result, gradient, window, include_pad, divisor)
-    kernel.launch({"grad_input": result, "grad_output": gradient, "params": parameters}, gradient.numel())
-    return result
+@rule("max_pool2d_with_indices", "max_pool2d_with_indices.out")
+@rule("max_pool2d", with_places=False)
+def max_pool2d(
+    given: Tensor,
+    *ways: Any,
+    out: Tensor | None = None,
+    indices: Tensor | None = None,
+    with_places: bool = True,
+) -> Any:
+    """Windows that move by one element are MPSGraph's; places are for a gradient."""
+    window = Window(given, *ways)
+    refuse(window.stride == [1, 1], GRAPH)
+    output = _target(given, window.shape, out)
+    places = _target(given, window.shape, indices, torch.int64) if with_places else None
+    placed = _arrays(given, output) + (_arrays(places) if places is not None else bytes(8 * DIMENSIONS))
+    placed += _each(window.kernel, window.stride, window.padding, window.dilation)
+    parameters = i32(given.dim(), 2) + placed + i32(places is not None)
+    arguments = {"input": given, "output": output, "indices": places, "params": parameters}
+    kernels[f"max_pool_{metal(given.dtype)}"].launch(arguments, output.numel())
+    return (output, places) if with_places else output
 
 
-class Pool:
-    """The operators that are alike in two and three dimensions."""
-
-    def __init__(self, pooled: int) -> None:
-        self.pooled = pooled
-
-    def maximum(
-        self,
-        given: Tensor,
-        *ways: Any,
-        out: Tensor | None = None,
-        indices: Tensor | None = None,
-        with_places: bool = True,
-    ) -> Any:
-        """In two dimensions windows that move by one element are MPSGraph's; places are for a gradient."""
-        window = Window(given, self.pooled, *ways)
-        refuse(window.stride == [1, 1], GRAPH)
-        output = _target(given, window.shape, out)
-        places = _target(given, window.shape, indices, torch.int64) if with_places else None
-        placed = _arrays(given, output) + (_arrays(places) if places is not None else bytes(8 * DIMENSIONS))
-        placed += _each(window, window.kernel, window.stride, window.padding, window.dilation)
-        parameters = i32(given.dim(), window.pooled) + placed + i32(places is not None)
-        arguments = {"input": given, "output": output, "indices": places, "params": parameters}
-        kernels[f"max_pool_{metal(given.dtype)}"].launch(arguments, output.numel())
-        return (output, places) if with_places else output
-
-    def average(
-        self,
-        given: Tensor,
-        kernel_size: Ints,
-        stride: Ints = (),
-        padding: Ints = (0,),
-        ceil_mode: bool = False,
-        *divided: Any,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """In two dimensions windows that may not reach over the end (`ceil_mode`) are MPSGraph's."""
-        include_pad = divided[0] if divided else True
-        divisor = divided[1] if len(divided) > 1 else None
-        refuse(self.pooled == 2 and not ceil_mode, GRAPH)
-        window = Window(given, self.pooled, kernel_size, stride, padding, (1,), ceil_mode)
-        kernel = kernels[f"avg_pool_{metal(given.dtype)}"]
-        output = _target(given, window.shape, out)
-        parameters = _average(given, output, window, include_pad, divisor)
-        kernel.launch({"input": given, "output": output, "params": parameters}, output.numel())
-        return output
-
-    def unpool(
-        self, given: Tensor, indices: Tensor, output_size: Ints, *ways: Ints, out: Tensor | None = None
-    ) -> Tensor:
-        """Zeros, and every element at its place; in three dimensions stride and padding say nothing more."""
-        leading = given.dim() - self.pooled
-        fits = leading in (1, 2) and len(output_size) == self.pooled and indices.shape == given.shape
-        refuse(not fits or indices.dtype != torch.int64 or given.numel() == 0 or min(output_size) < 1)
-        kernel = kernels[f"max_unpool_{metal(given.dtype)}"]
-        output = _target(given, (*given.shape[:leading], *output_size), out).zero_()
-        parameters = i32(given.dim(), self.pooled) + _arrays(given, output) + _arrays(indices, sizes=False)
-        reported = errors()
-        arguments = {"output": output, "input": given, "indices": indices, "params": parameters}
-        kernel.launch({**arguments, "error_buffer": reported.tensor}, given.numel())
-        refuse(reported.any(), "a place outside the result")
-        return output
+@rule("avg_pool2d", "avg_pool2d.out")
+def avg_pool2d(
+    given: Tensor,
+    kernel_size: Ints,
+    stride: Ints = (),
+    padding: Ints = (0,),
+    ceil_mode: bool = False,
+    include_pad: bool = True,
+    divisor: int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Windows that may not reach over the end (without `ceil_mode`) are MPSGraph's."""
+    refuse(not ceil_mode, GRAPH)
+    window = Window(given, kernel_size, stride, padding, (1,), ceil_mode)
+    kernel = kernels[f"avg_pool_{metal(given.dtype)}"]
+    output = _target(given, window.shape, out)
+    parameters = _average(given, output, window, include_pad, divisor)
+    kernel.launch({"input": given, "output": output, "params": parameters}, output.numel())
+    return output
 
 
-for pool in (Pool(2), Pool(3)):
-    for name, function in (
-        (f"max_pool{pool.pooled}d_with_indices", pool.maximum),
-        (f"avg_pool{pool.pooled}d", pool.average),
-        (f"max_unpool{pool.pooled}d", pool.unpool),
-    ):
-        rule(name, f"{name}.out", source=SOURCE)(function)
-rule("max_pool2d", source=SOURCE, with_places=False)(Pool(2).maximum)
-
-
-@rule("adaptive_max_pool2d", "adaptive_max_pool2d.out", source=ADAPTIVE_SOURCE)
+# Host: operations/AdaptivePooling.mm.
+@rule("adaptive_max_pool2d", "adaptive_max_pool2d.out")
 def adaptive_max_pool2d(
     given: Tensor, output_size: Ints, *, out: Tensor | None = None, indices: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

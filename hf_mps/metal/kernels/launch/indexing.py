@@ -13,7 +13,7 @@ from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, broadcast, fitti
 from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, Pointers, i32, i64, metal, u32, u64
 
-SOURCE = "operations/Indexing.mm"
+# Host: operations/Indexing.mm.
 MOST = 16
 """Tensors of indices that a kernel takes."""
 
@@ -59,7 +59,7 @@ class Indexed:
         refuse(len(self.indices) > MOST, "PyTorch refuses that many indices")
 
 
-@rule("index.Tensor", "index.Tensor_out", source=SOURCE)
+@rule("index.Tensor", "index.Tensor_out")
 def index(self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tensor:
     """A thread for each element of the result. `out` has its shape: PyTorch resizes another."""
     taken = Indexed(self, indices)
@@ -72,7 +72,7 @@ def index(self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tenso
     return out
 
 
-@rule("_index_put_impl_", source=SOURCE)
+@rule("_index_put_impl_")
 def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False, unsafe: bool = False) -> Tensor:
     """A thread for each element that is written; one thread where algorithms must be deterministic."""
     refuse_repeated(self)
@@ -161,7 +161,7 @@ def _bits(tensor: Tensor) -> str:
     return f"{8 * tensor.element_size()}bit"
 
 
-@rule("nonzero", source=SOURCE)
+@rule("nonzero")
 def nonzero(self: Tensor) -> Tensor:
     """Counts of groups and their running sums, for whose last the host waits; then each element to its place."""
     refuse(self.numel() >= 2**31 - 1, "PyTorch refuses that many elements")
@@ -172,15 +172,7 @@ def nonzero(self: Tensor) -> Tensor:
     return counted.place(torch.empty(shape, dtype=torch.int64, device=self.device))
 
 
-@rule("nonzero_static", source=SOURCE)
-def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """As many as are asked for, in which the host waits for nothing; what is left holds the filling."""
-    refuse(size < 0 or self.numel() >= 2**31 - 1)
-    output = torch.empty((size, self.dim()), dtype=torch.int64, device=self.device).fill_(fill_value)
-    return _Counted(self.contiguous()).place(output) if output.numel() and self.numel() else output
-
-
-@rule("nonzero.out", source=SOURCE)
+@rule("nonzero.out")
 def nonzero_into(self: Tensor, *, out: Tensor) -> Tensor:
     """Into a tensor that takes the result's shape."""
     refuse(out.dtype != torch.int64, "PyTorch refuses the output's dtype")
@@ -188,7 +180,7 @@ def nonzero_into(self: Tensor, *, out: Tensor) -> Tensor:
     return out.resize_(found.shape).copy_(found)
 
 
-@rule("masked_select", source=SOURCE)
+@rule("masked_select")
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     """Mask and tensor broadcast, and the mask becomes indices."""
     refuse(mask.dtype != torch.bool or not mask.is_mps, "PyTorch refuses the mask")
@@ -199,7 +191,7 @@ def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     return self.expand(shape)[mask.expand(shape)]
 
 
-@rule("masked_scatter_", source=SOURCE)
+@rule("masked_scatter_")
 def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """The source's elements, one after another, where the mask says."""
     if self.dtype != source.dtype or mask.dtype != torch.bool or self.dim() == 0 or not source.is_mps:

@@ -1,4 +1,4 @@
-"""Products of matrices, also with weights of four and eight bits, and factors: Cholesky's, QR, LU unpacked.
+"""Products of matrices, and factors: Cholesky's and QR.
 
 Every other product is one MPSGraph, on a Mac with macOS 14.4 or later; LU, solving and inverses are MPSMatrix's up to
 2.13, and no Metal kernels of PyTorch's.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from hf_mps.metal.kernels.rules import GRAPH, MISFIT, by_meta, kernels, refuse, 
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, u32, u64
 from hf_mps.metal.operators.launch_class import COMPLEX_INNER
 
-SOURCE = "operations/LinearAlgebra.mm"
+# Host: operations/LinearAlgebra.mm.
 TILE = 16
 """Rows and columns of the result that a threadgroup computes."""
 _SHORT, _PADDING = 16, 15
@@ -70,8 +69,8 @@ def _as_product(target: Tensor | None, *operands: Tensor, summed: bool = False, 
     return target
 
 
-@rule("mm", source=SOURCE, outputs=_as_product, kernel="matmul")
-@rule("bmm", source=SOURCE, outputs=_as_product, kernel="naive_bmm")
+@rule("mm", outputs=_as_product, kernel="matmul")
+@rule("bmm", outputs=_as_product, kernel="naive_bmm")
 def product(output: Tensor, first: Tensor, second: Tensor, *, kernel: str) -> None:
     """The product of two matrices, or of two batches of them: of integers alone by Metal."""
     if first.numel() == 0 or second.numel() == 0:
@@ -80,9 +79,9 @@ def product(output: Tensor, first: Tensor, second: Tensor, *, kernel: str) -> No
         _launch(kernel, [first, second, output])
 
 
-@rule("addmm", source=SOURCE, outputs=_as_product, kernel="addmm")
-@rule("baddbmm", source=SOURCE, outputs=_as_product, kernel="naive_baddbmm")
-@rule("addbmm", source=SOURCE, outputs=partial(_as_product, summed=True), kernel="naive_addbmm")
+@rule("addmm", outputs=_as_product, kernel="addmm")
+@rule("baddbmm", outputs=_as_product, kernel="naive_baddbmm")
+@rule("addbmm", outputs=partial(_as_product, summed=True), kernel="naive_addbmm")
 def add_product(
     output: Tensor, bias: Tensor, first: Tensor, second: Tensor, *, kernel: str, beta: complex = 1, alpha: complex = 1
 ) -> None:
@@ -135,11 +134,9 @@ BLOCK = 32
 """Rows and columns of a block of Cholesky's factorisation."""
 LARGEST_QR = 512
 """The lesser of rows and columns up to which the host factors on the GPU."""
-DIMENSIONS = 16
-"""Of the arrays in OrgqrParams."""
 
 
-@rule("linalg_cholesky_ex", source=SOURCE, outputs=by_meta)
+@rule("linalg_cholesky_ex", outputs=by_meta)
 def cholesky(outputs: tuple[Tensor, Tensor], given: Tensor, *, upper: bool = False, check_errors: bool = False) -> None:
     """Block by block: the diagonal block, the blocks below it, then all pairs of those."""
     factor, info = outputs
@@ -172,7 +169,7 @@ def cholesky(outputs: tuple[Tensor, Tensor], given: Tensor, *, upper: bool = Fal
         torch.ops.aten._linalg_check_errors(info, "linalg.cholesky_ex", is_matrix=given.dim() == 2)
 
 
-@rule("linalg_qr", source=SOURCE, outputs=by_meta)
+@rule("linalg_qr", outputs=by_meta)
 def qr(outputs: tuple[Tensor, Tensor], given: Tensor, mode: str = "reduced") -> None:
     """Reflections by one threadgroup a matrix; the whole factors are computed, then cut."""
     orthogonal, upper = outputs
@@ -191,110 +188,3 @@ def qr(outputs: tuple[Tensor, Tensor], given: Tensor, mode: str = "reduced") -> 
     refuse(info.item(), "the kernel reports a failure")
     orthogonal.copy_(whole["Q"][..., : orthogonal.shape[-1]].reshape(orthogonal.shape))
     upper.copy_(whole["R"][:, : upper.shape[-2]].reshape(upper.shape))
-
-
-@rule("linalg_householder_product", source=SOURCE)
-def householder_product(given: Tensor, tau: Tensor) -> Tensor:
-    """The first columns of the product of reflections, a threadgroup for each matrix."""
-    fits = given.dim() >= 2 and tau.dim() == given.dim() - 1 and tau.dtype == given.dtype
-    refuse(not fits or given.shape[-2] < given.shape[-1] or given.shape[-1] < tau.shape[-1])
-    if tau.shape[:-1] != given.shape[:-2] or given.numel() == 0 or tau.numel() == 0:
-        raise NoRule("no elements, or batches that PyTorch refuses")
-    rows, columns = given.shape[-2:]
-    kernel = kernels[f"orgqr_{metal(given.dtype)}"]
-    # The result has its columns one after another, as LAPACK has them.
-    result = torch.empty_like(given.mT, memory_format=torch.contiguous_format).mT.copy_(given)
-    square = (*given.shape[:-2], rows, rows)
-    work = [given.new_empty(square) for _ in range(3)]
-    arrays = (result.stride(), tau.stride(), work[0].stride(), square)
-    parameters = i32(given.dim() - 2) + u32(rows, rows * rows, columns, tau.shape[-1])
-    parameters += b"".join(padded(u32(numbers), 4 * DIMENSIONS) for numbers in arrays)
-    arguments = {"A": result, "tau": tau, "params": parameters}
-    arguments |= dict(zip(("H", "H_prod", "H_prod_work"), work, strict=True))
-    threads = min(kernel.signature.largest_group, rows * rows)
-    kernel.launch(arguments, groups=math.prod(given.shape[:-2]), group=threads)
-    return result
-
-
-@rule("lu_unpack", source=SOURCE, outputs=by_meta)
-def lu_unpack(
-    outputs: Sequence[Tensor], factors: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
-) -> None:
-    """L and U are triangles of the factors; pivots become a permutation by a kernel, then a matrix."""
-    permutation, lower, upper = outputs
-    rows, columns = factors.shape[-2:]
-    least = min(rows, columns)
-    if unpack_pivots:
-        kernel = kernels[f"unpack_pivots_long_{metal(pivots.dtype)}"]
-        if pivots.numel() == 0 or not bool(((pivots >= 1) & (pivots <= rows)).all()):
-            raise NoRule("no pivots, or some outside the matrix")
-        order = torch.arange(rows, device=factors.device).expand(permutation.shape[:-1]).contiguous()
-        pivots = pivots.contiguous()
-        strides = [each.stride(-2) if each.dim() > 1 else 0 for each in (order, pivots)]
-        kernel.launch({"perm": order, "pivots": pivots, "params": u32(strides, least)}, math.prod(pivots.shape[:-1]))
-        permutation.zero_().scatter_(-2, order.unsqueeze(-2), 1.0)
-    if unpack_data:
-        torch.triu(factors[..., :least, :], out=upper)
-        torch.tril(factors[..., :least], -1, out=lower)
-        lower.diagonal(0, -2, -1).fill_(1.0)
-
-
-QUANTIZED = "operations/Quantized.mm"
-FLOATING = (torch.float32, torch.float16, torch.bfloat16)
-GROUPS = (32, 64, 128, 256)
-"""Inputs that share a scale and a zero point."""
-FEW_ROWS = 12
-"""Rows of the input from which the host takes the kernel for products of matrices, below it one for vectors."""
-
-
-@rule("_convert_weight_to_int4pack", source=QUANTIZED)
-def convert_weight_to_int4pack(weight: Tensor, inner_tiles: int) -> Tensor:
-    """Two weights a byte, [outputs, inputs / 2], in the kernels' order; the shape is that of other devices."""
-    fits = weight.dim() == 2 and weight.dtype == torch.uint8 and inner_tiles in (2, 4, 8)
-    refuse(not fits or weight.shape[0] % 8 or weight.shape[1] * 2 % (16 * inner_tiles))
-    weight = weight.contiguous()
-    outputs, halves = weight.shape
-    shape = (outputs // 8, halves * 2 // (16 * inner_tiles), 32, inner_tiles // 2)
-    packed = torch.empty(shape, dtype=torch.int32, device=weight.device)
-    bound = {"W": weight, "outputData": packed, "sizes": u32(outputs, halves // 4)}
-    kernels["weight_to_int4pack"].launch(bound, (outputs, halves // 4, 1), (64, 1, 1))
-    return packed
-
-
-@rule("_weight_int4pack_mm", source=QUANTIZED)
-def weight_int4pack_mm(given: Tensor, weight: Tensor, group: int, scales: Tensor) -> Tensor:
-    """The product with packed weights; each is (weight - 8) * scale + zero point of its group."""
-    _check(given, weight, torch.int32)
-    refuse(weight.dim() != 4 or group not in GROUPS or scales.shape[1:] != (weight.shape[0] * 8, 2))
-    rows, inputs, outputs = given.shape[0], given.shape[1], weight.shape[0] * 8
-    result = given.new_empty((rows, outputs))
-    sizes = padded(u32(rows, inputs, outputs), 16)
-    arguments = {"A": given, "B": weight, "scales_and_zeros": scales, "output_data": result, "sizes": sizes}
-    kernels[f"int4pack_mm_{group}_{metal(given.dtype)}"].launch(arguments, (outputs // 4 * 32, 1, rows), (64, 1, 1))
-    return result
-
-
-@rule("_weight_int8pack_mm", source=QUANTIZED)
-def weight_int8pack_mm(given: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """The product with weights of eight bits, row by row; of FEW_ROWS rows and more it is left out.
-
-    Those take `large_m_int8pack_mm`, which reads what other simdgroups wrote without two barriers (after the loop over
-    the inputs, before the scales overwrite the tile of weights, and before one simdgroup writes all results): what it
-    computes depends on their pace. With both put in, it agrees.
-    """
-    _check(given, weight, torch.int8)
-    rows, inputs = given.shape
-    outputs = weight.shape[0]
-    refuse(weight.shape[1:] != (inputs,) or scales.shape != (outputs,) or outputs % 32 or inputs % 32)
-    refuse(rows >= FEW_ROWS, "the kernel's simdgroups race: it lacks two barriers")
-    result = given.new_empty((rows, outputs))
-    sizes = padded(u32(rows, inputs, outputs), 16)
-    arguments = {"A": given, "B": weight, "scalesAndZeros": scales, "outputData": result, "sizes": sizes}
-    kernel, groups = kernels[f"int8pack_mv_{metal(given.dtype)}"], (-(-outputs // 8), rows, 1)
-    kernel.launch(arguments, groups=groups, group=(64, 1, 1), threadgroup={0: 32})
-    return result
-
-
-def _check(given: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
-    fits = given.dim() == 2 and given.dtype in FLOATING and weight.dtype == dtype
-    refuse(not fits or not given.is_contiguous() or not weight.is_contiguous())

@@ -1,4 +1,4 @@
-"""Layer norm, RMS norm and group norm, norms of vectors, and renorm."""
+"""Layer norm, RMS norm and group norm, and norms of vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import as_self, is_dense
+from hf_mps.metal.kernels.launch.iterator import is_dense
 from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, parameters
 from hf_mps.metal.kernels.launch.reductions import kept, result, wrapped
 from hf_mps.metal.kernels.rules import kernels, refuse, rule
@@ -20,7 +20,8 @@ ROW = 4096
 """Longest row that one threadgroup reads at once: 1,024 threads with four elements each."""
 
 
-@rule("native_layer_norm", source="operations/Normalization.mm")
+# Host: operations/Normalization.mm.
+@rule("native_layer_norm")
 def layer_norm(
     given: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,7 +61,8 @@ def _as_bound(parameter: Tensor | None, given: Tensor, checked: bool) -> Tensor 
     return parameter.contiguous()
 
 
-@rule("_fused_rms_norm", source="operations/RMSNorm.mm")
+# Host: operations/RMSNorm.mm.
+@rule("_fused_rms_norm")
 def rms_norm(given: Tensor, shape: list[int], weight: Tensor | None, epsilon: float | None) -> tuple[Tensor, None]:
     """A threadgroup for each row, as in layer norm. The second result, which gradients use, the host leaves undefined.
 
@@ -83,12 +85,12 @@ def rms_norm(given: Tensor, shape: list[int], weight: Tensor | None, epsilon: fl
     return output, None
 
 
-GROUP_NORM = "operations/GroupNorm.mm"
+# Host: operations/GroupNorm.mm.
 BLOCK = 4
 """Elements that a thread reads at a time (BLOCK_SIZE of kernels/GroupNorm.h)."""
 
 
-@rule("native_group_norm", source=GROUP_NORM)
+@rule("native_group_norm")
 def group_norm(given: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Where a weight has another dtype than the input (float32 beside bfloat16), the statistics have the weight's."""
     samples, channels, pixels, groups, epsilon = sizes
@@ -111,7 +113,7 @@ def group_norm(given: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes
     return output, mean, rstd
 
 
-@rule("native_group_norm_backward", source=GROUP_NORM)
+@rule("native_group_norm_backward")
 def group_norm_backward(
     gradient: Tensor, given: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, *sizes: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -157,13 +159,14 @@ def _threads(elements: int) -> int:
     return min(1024, 32 * -(-elements // (BLOCK * 32)))
 
 
-SOURCE = "operations/ReduceOps.mm"
+# Host: operations/ReduceOps.mm.
 REAL = {torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
-@rule("linalg_vector_norm", "linalg_vector_norm.out", source=SOURCE)
-@rule("norm.ScalarOpt_dim", "norm.out", source="../ReduceOps.cpp")
-@rule("norm.ScalarOpt_dim_dtype", "norm.dtype_out", source="../ReduceOps.cpp")
+# Host: ../ReduceOps.cpp.
+@rule("linalg_vector_norm", "linalg_vector_norm.out")
+@rule("norm.ScalarOpt_dim", "norm.out")
+@rule("norm.ScalarOpt_dim_dtype", "norm.dtype_out")
 def norms(
     given: Tensor,
     order: float | None = 2,
@@ -208,23 +211,3 @@ def norms(
         bound["params"] = parameters(order, length, source.shape, source.stride(), sizes, strides)
         kernels[f"norm_{types}"].launch(bound, groups=output.numel(), group=min(GROUP, length))
     return output
-
-
-def _renormed(target: Tensor | None, given: Tensor, order: float, dim: int, most: float) -> Tensor:
-    rank = given.dim()
-    refuse(rank < 2 or not -rank <= dim < rank or float(order) <= 0 or float(most) < 0 or not given.is_floating_point())
-    return as_self(target, given)
-
-
-@rule("renorm", source="operations/RenormKernel.mm", outputs=_renormed)
-def renorm(output: Tensor, given: Tensor, order: float, dim: int, most: float) -> None:
-    """The norm of each slice, the factor that shortens it, and their product."""
-    dim %= given.dim()
-    rest = [at for at in range(given.dim()) if at != dim]
-    lengths = torch.linalg.vector_norm(given, float(order), rest, keepdim=True)
-    factor = torch.empty(lengths.shape, dtype=given.dtype, device=given.device)
-    kernel = kernels[f"renorm_{metal(given.dtype)}"]
-    count = lengths.numel()
-    if count:
-        kernel.launch({"norm": lengths, "factor": factor, "maxnorm": f32(most)}, threads=count, group=min(GROUP, count))
-    torch.mul(given, factor, out=output)

@@ -83,8 +83,9 @@ a thread's next element is near: an element takes 18 ns so, and 46 ns with 512 t
 """
 
 
-@rule("_fused_adam_", "_fused_adam_.tensor_lr", source="operations/FusedAdamKernel.mm", family="fused_adam")
-@rule("_fused_adamw_", "_fused_adamw_.tensor_lr", source="operations/FusedAdamWKernel.mm", family="fused_adamw")
+# Host: operations/FusedAdamKernel.mm, operations/FusedAdamWKernel.mm.
+@rule("_fused_adam_", "_fused_adam_.tensor_lr", family="fused_adam")
+@rule("_fused_adamw_", "_fused_adamw_.tensor_lr", family="fused_adamw")
 def adam(*lists: list[Tensor], family: str, amsgrad: bool, **values: float | Tensor | None) -> None:
     """Adam, with weight decay in the gradient, and AdamW, which decays weights apart from it."""
     parameters, grads, averages, squares, largest, steps = lists
@@ -102,7 +103,8 @@ OF_MOMENTUM = ("dampening", "nesterov", "is_first_step")
 LEARNING_RATE = "a learning rate of another dtype or size"
 
 
-@rule("_fused_sgd_", "_fused_sgd_.tensor_lr", source="operations/FusedSgdKernel.mm")
+# Host: operations/FusedSgdKernel.mm.
+@rule("_fused_sgd_", "_fused_sgd_.tensor_lr")
 def sgd(
     parameters: list[Tensor],
     grads: list[Tensor],
@@ -154,11 +156,11 @@ def _launch(
         kernel.launch({**pointers, **numbers}, groups=len(batch.chunks), group=GROUP, work=batch.elements)
 
 
-AMP = "operations/Amp.mm"
+# Host: operations/Amp.mm.
 _FLOATING = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@rule("_amp_foreach_non_finite_check_and_unscale_", source=AMP)
+@rule("_amp_foreach_non_finite_check_and_unscale_")
 def unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     """A launch for each dense gradient, 32 chunks at once; one by one those with gaps."""
     if not grads:
@@ -193,7 +195,7 @@ def _one_by_one(kernel: Kernel, grads: list[Tensor], found_inf: Tensor, inv_scal
             kernel.launch([grad, found_inf, inv_scale], grad.numel(), 256)
 
 
-@rule("_amp_update_scale_", source=AMP)
+@rule("_amp_update_scale_")
 def update_scale(
     scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, growth: float, backoff: float, interval: int
 ) -> Tensor:

@@ -18,7 +18,7 @@ from hf_mps.metal.kernels.launch.iterator import walk
 from hf_mps.metal.kernels.rules import errors, kernels, refuse, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i64, metal, u32
 
-SOURCE = "operations/Distributions.mm"
+# Host: operations/Distributions.mm.
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _DIGITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
@@ -63,7 +63,7 @@ def _temporary(output: Tensor) -> Tensor:
     return torch.empty(output.shape, dtype=output.dtype, device=output.device)
 
 
-@rule("uniform_", source=SOURCE)
+@rule("uniform_")
 def uniform(output: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Bounds are cut to the dtype's range (uniform_impl_ in DistributionTemplates.h)."""
     real = _real(output)
@@ -74,7 +74,7 @@ def uniform(output: Tensor, low: float = 0.0, high: float = 1.0, *, generator: G
     return output
 
 
-@rule("normal_", source=SOURCE)
+@rule("normal_")
 def normal(output: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """A complex number's parts have half the variance each (normal_impl_ in DistributionTemplates.h)."""
     refuse(std < 0, "a standard deviation below zero")
@@ -91,7 +91,8 @@ def _real(output: Tensor) -> Tensor:
     return output
 
 
-@rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", source="../DistributionTemplates.h")
+# Host: ../DistributionTemplates.h.
+@rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
 def normal_of(mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """A mean or a standard deviation for each element, or both: standard numbers, multiplied and added to."""
     given = [each for each in (mean, std) if isinstance(each, Tensor)]
@@ -109,7 +110,7 @@ def normal_of(mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Gen
     )
 
 
-@rule("bernoulli_.Tensor", source=SOURCE)
+@rule("bernoulli_.Tensor")
 def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = None) -> Tensor:
     """A probability for each element, in float32; the offset moves by the elements, the kernel packs four.
 
@@ -131,7 +132,8 @@ def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = N
     return output if flat is output else output.copy_(flat)
 
 
-@rule("bernoulli.out", source="../Distributions.cpp")
+# Host: ../Distributions.cpp.
+@rule("bernoulli.out")
 def bernoulli_out(p: Tensor, *, generator: Generator | None = None, out: Tensor) -> Tensor:
     """Probabilities of `p`'s shape and layout; `torch.bernoulli(p)` comes here too."""
     refuse(f"bernoulli_tensor_{metal(out.dtype)}" not in kernels, "no kernel for the Bernoulli distribution")
@@ -144,10 +146,7 @@ def bernoulli_out(p: Tensor, *, generator: Generator | None = None, out: Tensor)
 DISTRIBUTIONS: dict[str, tuple[str, Callable[..., tuple[float, float] | bool]]] = {
     "bernoulli_.float": ("bernoulli_scalar", lambda p=0.5: 0 <= p <= 1 and (p, 0.0)),
     "exponential_": ("exponential", lambda rate=1.0: rate > 0 and (rate, 0.0)),
-    "cauchy_": ("cauchy", lambda median=0.0, sigma=1.0: sigma > 0 and (median, sigma)),
     "log_normal_": ("log_normal", lambda mean=1.0, std=2.0: std > 0 and (mean, std)),
-    # The kernel divides by log(1 - p), which the host computes in float64.
-    "geometric_": ("geometric", lambda p: 0 < p < 1 and (math.log1p(-p), 0.0)),
 }
 
 
@@ -161,10 +160,10 @@ def distributed(output: Tensor, *given: float, generator: Generator | None = Non
 
 
 for _name in DISTRIBUTIONS:
-    rule(_name, source=SOURCE, operator=_name)(distributed)
+    rule(_name, operator=_name)(distributed)
 
 
-@rule("random_.from", source=SOURCE)
+@rule("random_.from")
 def random_between(output: Tensor, low: int, high: int | None, *, generator: Generator | None = None) -> Tensor:
     """Whole numbers from `low` to `high` - 1; without `high` to the dtype's largest (random_from_to_impl)."""
     if high is None and low == _LOWEST:
@@ -186,13 +185,13 @@ def random_between(output: Tensor, low: int, high: int | None, *, generator: Gen
     return fill(output, "random_int", i64(low, count if count <= _HIGHEST else 0), generator)
 
 
-@rule("random_.to", source=SOURCE)
+@rule("random_.to")
 def random_below(output: Tensor, high: int, *, generator: Generator | None = None) -> Tensor:
     """From zero to `high` - 1."""
     return random_between(output, 0, high, generator=generator)
 
 
-@rule("random_", source=SOURCE)
+@rule("random_")
 def random_any(output: Tensor, *, generator: Generator | None = None) -> Tensor:
     """No bounds: below the first whole number that a floating-point dtype has not; else the dtype's, from zero on."""
     dtype = output.dtype
@@ -211,10 +210,10 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
-DROPOUT = "operations/Dropout.mm"
+# Host: operations/Dropout.mm.
 
 
-@rule("native_dropout", source=DROPOUT)
+@rule("native_dropout")
 def dropout(given: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """Four elements a thread; the offset of Philox's stream moves by the elements all the same."""
     count = given.numel()
@@ -234,7 +233,7 @@ def dropout(given: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor
     return output, mask
 
 
-@rule("native_dropout_backward", source=DROPOUT)
+@rule("native_dropout_backward")
 def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     """The gradient of what was kept, scaled; an integer one in float32."""
     if not (grad.is_floating_point() or grad.is_complex()):
@@ -252,36 +251,22 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
 STRIDE = 32
 
 
-def _sampled(family: str, given: list[Tensor], generator: Generator | None) -> Tensor:
-    """A thread for each element of parameters of one shape."""
-    output = _contiguous_like(given[0])
-    kernel = kernels[f"{family}_{metal(output.dtype)}"]
-    refuse(output.numel() >= 1 << 31, "more than 2**31 elements")
-    dense = [each.contiguous() for each in given]
-    if output.numel():
-        kernel.launch([output, *dense, drawn(generator, STRIDE * output.numel())], output.numel())
-    return output
-
-
 def _contiguous_like(given: Tensor) -> Tensor:
     return torch.empty_like(given, memory_format=torch.contiguous_format)
 
 
-@rule("_standard_gamma", source=SOURCE, family="standard_gamma")
-@rule("poisson", source=SOURCE, family="poisson")
-def sampled(given: Tensor, generator: Generator | None = None, *, family: str) -> Tensor:
-    """Gamma numbers of shape `given` and scale one, or Poisson's of that rate: missing on mps before 2.14."""
-    return _sampled(family, [given], generator)
+@rule("_standard_gamma")
+def gamma(given: Tensor, generator: Generator | None = None) -> Tensor:
+    """A thread for each number, of shape `given` and scale one."""
+    output = _contiguous_like(given)
+    kernel = kernels[f"standard_gamma_{metal(output.dtype)}"]
+    refuse(output.numel() >= 1 << 31, "more than 2**31 elements")
+    if output.numel():
+        kernel.launch([output, given.contiguous(), drawn(generator, STRIDE * output.numel())], output.numel())
+    return output
 
 
-@rule("binomial", source=SOURCE)
-def binomial(count: Tensor, p: Tensor, generator: Generator | None = None) -> Tensor:
-    """Missing on mps before 2.14."""
-    refuse(not (count.is_floating_point() and p.is_floating_point()), "a dtype that PyTorch refuses")
-    return _sampled("standard_binomial", [count, p.expand(count.shape).to(count.dtype)], generator)
-
-
-@rule("_sample_dirichlet", source=SOURCE)
+@rule("_sample_dirichlet")
 def dirichlet(alpha: Tensor, generator: Generator | None = None) -> Tensor:
     """A threadgroup for each row of the last dimension, which sums to one."""
     output, dense = _contiguous_like(alpha), alpha.contiguous()
@@ -294,8 +279,8 @@ def dirichlet(alpha: Tensor, generator: Generator | None = None) -> Tensor:
     return output
 
 
-@rule("_standard_gamma_grad", source=SOURCE, family="standard_gamma_grad")
-@rule("_dirichlet_grad", source=SOURCE, family="dirichlet_grad")
+@rule("_standard_gamma_grad", family="standard_gamma_grad")
+@rule("_dirichlet_grad", family="dirichlet_grad")
 def gradient(*given: Tensor, family: str) -> Tensor:
     """How a gamma number, or a row's number, moves with its shape."""
     output = _contiguous_like(given[0])
@@ -313,7 +298,7 @@ SMALL, LARGE, KEY_BITS = 384, 1 << 15, 24
 CATEGORIES = 1 << 24
 
 
-@rule("randperm.generator_out", source=SOURCE)
+@rule("randperm.generator_out")
 def permutation(n: int, *, generator: Generator | None = None, out: Tensor) -> Tensor:
     """Few numbers are shuffled by one threadgroup, more are the order of random keys, ties shuffled from LARGE on."""
     if n < 0 or n > _most(out.dtype) or (generator is not None and generator.device != out.device):
@@ -345,7 +330,8 @@ def _most(dtype: torch.dtype) -> int:
     return 1 << _DIGITS[dtype] if dtype in _DIGITS else (2 if dtype == torch.bool else torch.iinfo(dtype).max)
 
 
-@rule("multinomial", source="../Distributions.cpp")
+# Host: ../Distributions.cpp.
+@rule("multinomial")
 def multinomial(
     weights: Tensor, samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:

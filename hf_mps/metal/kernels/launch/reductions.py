@@ -15,7 +15,7 @@ from hf_mps.metal.kernels.launch.reduce import MAX, MIN, SUM, Blocks, Family, Re
 from hf_mps.metal.kernels.rules import kernels, refuse, refuse_misfit, rule
 from hf_mps.metal.kernels.values import metal, u32
 
-SOURCE = "operations/ReduceOps.mm"
+# Host: operations/ReduceOps.mm.
 
 
 def wrapped(dims: Sequence[int] | int | None, rank: int) -> set[int]:
@@ -67,8 +67,8 @@ def reduced(family: Family, given: Tensor, output: Tensor, dims: set[int], *, di
     return output
 
 
-@rule("sum.dim_IntList", "sum.IntList_out", source=SOURCE, family=SUM)
-@rule("nansum", "nansum.out", source=SOURCE, family=reduce.NANSUM)
+@rule("sum.dim_IntList", "sum.IntList_out", family=SUM)
+@rule("nansum", "nansum.out", family=reduce.NANSUM)
 def sums(
     given: Tensor,
     dim: Sequence[int] | None = None,
@@ -92,7 +92,7 @@ def sums(
     return reduced(family, given if given.dtype == wanted else given.to(wanted), output, dims)
 
 
-@rule("mean.dim", "mean.out", source=SOURCE)
+@rule("mean.dim", "mean.out")
 def means(
     given: Tensor,
     dim: Sequence[int] | None,
@@ -113,15 +113,7 @@ def means(
     return reduced(SUM, given if given.dtype == wanted else given.to(wanted), output, dims, divisor=divisor)
 
 
-@rule("trace", source=SOURCE)
-def trace(given: Tensor) -> Tensor:
-    """The sum of the diagonal."""
-    refuse(given.dim() != 2)
-    _need(SUM)
-    return given.diagonal().sum()
-
-
-@rule("count_nonzero.dim_IntList", source=SOURCE)
+@rule("count_nonzero.dim_IntList")
 def counts(given: Tensor, dim: Sequence[int]) -> Tensor:
     """Elements that are not 0, by dimension."""
     dims = wrapped(dim, given.dim())
@@ -130,8 +122,8 @@ def counts(given: Tensor, dim: Sequence[int]) -> Tensor:
     return reduced(reduce.COUNT_NONZERO, given, output, dims) if given.numel() else output.zero_()
 
 
-@rule("amax", "amax.out", source=SOURCE, family=MAX)
-@rule("amin", "amin.out", source=SOURCE, family=MIN)
+@rule("amax", "amax.out", family=MAX)
+@rule("amin", "amin.out", family=MIN)
 def extreme(
     given: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, family: Family, out: Tensor | None = None
 ) -> Tensor:
@@ -142,7 +134,7 @@ def extreme(
     return reduced(family, given, result(given, dims, keepdim, given.dtype, out), dims)
 
 
-@rule("aminmax", source=SOURCE)
+@rule("aminmax")
 def both(given: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """amin, then amax."""
     dims = () if dim is None else (dim,)
@@ -152,8 +144,9 @@ def both(given: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tup
     return smallest, largest
 
 
-@rule("all", "all.all_out", "all.dim", "all.out", source="../ReduceOps.cpp", family=reduce.ALL)
-@rule("any", "any.all_out", "any.dim", "any.out", source="../ReduceOps.cpp", family=reduce.ANY)
+# Host: ../ReduceOps.cpp.
+@rule("all", "all.all_out", "all.dim", "all.out", family=reduce.ALL)
+@rule("any", "any.all_out", "any.dim", "any.out", family=reduce.ANY)
 def decided(
     given: Tensor, dim: int | None = None, keepdim: bool = False, *, family: Family, out: Tensor | None = None
 ) -> Tensor:
@@ -177,8 +170,8 @@ def _need(family: Family) -> None:
     kernels.need(f"{family.prefix}_reduction_{kind}")
 
 
-@rule("argmax", "argmax.out", source=SOURCE, prefix="argmax")
-@rule("argmin", "argmin.out", source=SOURCE, prefix="argmin")
+@rule("argmax", "argmax.out", prefix="argmax")
+@rule("argmin", "argmin.out", prefix="argmin")
 def positions(
     given: Tensor, dim: int | None = None, keepdim: bool = False, *, prefix: str, out: Tensor | None = None
 ) -> Tensor:
@@ -227,8 +220,8 @@ def general(kernel: str, given: Tensor, length: int, output: Tensor, layout: tup
     kernels[kernel].launch(bound, groups=output.numel(), group=reduce.simdgroups(length))
 
 
-@rule("max", source=SOURCE, family=MAX)
-@rule("min", source=SOURCE, family=MIN)
+@rule("max", family=MAX)
+@rule("min", family=MIN)
 def extreme_of_all(given: Tensor, *, family: Family) -> Tensor:
     """The largest or smallest element; MPSGraph before 2.14."""
     _need_segments(family)
@@ -236,8 +229,8 @@ def extreme_of_all(given: Tensor, *, family: Family) -> Tensor:
     return reduced(family, given, given.new_empty(()), set(range(given.dim())))
 
 
-@rule("max.dim", "max.dim_max", source=SOURCE, family=MAX)
-@rule("min.dim", "min.dim_min", source=SOURCE, family=MIN)
+@rule("max.dim", "max.dim_max", family=MAX)
+@rule("min.dim", "min.dim_min", family=MIN)
 def extremes(given: Tensor, dim: int, keepdim: bool = False, *, family: Family, **out: Tensor) -> tuple[Tensor, Tensor]:
     """argmax or argmin, then the values; MPSGraph before 2.14."""
     values = out.pop(family.prefix, None)

@@ -12,7 +12,7 @@ from hf_mps.metal.device.faults import FIRST_FAMILIES
 from hf_mps.metal.kernels.rules import kernels, refuse, refuse_misfit, rule
 from hf_mps.metal.kernels.values import metal, u32, u64
 
-SOURCE = "operations/ScanKernel.mm"
+# Host: operations/ScanKernel.mm.
 GROUP = 1024
 COLUMNS = 32
 """Columns of a threadgroup that scans an outer dimension."""
@@ -31,8 +31,9 @@ def _result(target: Tensor | None, given: Tensor, dim: int, *, dtype: torch.dtyp
     return target
 
 
-@rule("cumsum", source="operations/UnaryOps.mm", outputs=_result, name="cumsum")
-@rule("cumprod", source="operations/UnaryOps.mm", outputs=_result, name="cumprod")
+# Host: operations/UnaryOps.mm.
+@rule("cumsum", outputs=_result, name="cumsum")
+@rule("cumprod", outputs=_result, name="cumprod")
 def cumulative(result: Tensor, given: Tensor, dim: int, *, name: str, dtype: torch.dtype | None = None) -> None:
     """Integers narrower than int32 are cast to int32; int32 is summed or multiplied into int64 by the kernel.
 
@@ -60,7 +61,7 @@ def cumulative(result: Tensor, given: Tensor, dim: int, *, name: str, dtype: tor
     _scan(name, source, result, dim)
 
 
-@rule("_logcumsumexp", source=SOURCE, outputs=_result)
+@rule("_logcumsumexp", outputs=_result)
 def logcumsumexp(result: Tensor, given: Tensor, dim: int) -> None:
     """Of no dimension: the number itself."""
     refuse(result.dtype != given.dtype)
@@ -70,8 +71,8 @@ def logcumsumexp(result: Tensor, given: Tensor, dim: int) -> None:
         result.copy_(given)
 
 
-@rule("_cummax_helper", source=SOURCE, name="cummax")
-@rule("_cummin_helper", source=SOURCE, name="cummin")
+@rule("_cummax_helper", name="cummax")
+@rule("_cummin_helper", name="cummin")
 def extremes(given: Tensor, values: Tensor, indices: Tensor, dim: int, *, name: str) -> None:
     """The largest or smallest so far, and where it is: the last place of equals."""
     rank = given.dim()

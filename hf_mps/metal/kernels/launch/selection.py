@@ -12,12 +12,12 @@ from hf_mps.metal.kernels.launch.iterator import as_self, fitting
 from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_outside, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, u32
 
-SCATTER = "operations/ScatterGather.mm"
+# Host: operations/ScatterGather.mm.
 MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax": "amax", "amin": "amin", "mean": "add"}
 """The reductions by their names in `scatter` and `scatter_reduce`, and in kernels' names."""
 
 
-@rule("gather", "gather.out", source=SCATTER)
+@rule("gather", "gather.out")
 def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None) -> Tensor:
     """A thread for each index. `out` has the indices' shape: PyTorch resizes another."""
     output = fitting(out, index.shape, self, self, index)
@@ -39,8 +39,8 @@ def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, 
     return output
 
 
-@rule("scatter.src", "scatter.reduce", source=SCATTER, outputs=as_self, reduce=None)
-@rule("scatter_add", source=SCATTER, outputs=as_self, reduce="add")
+@rule("scatter.src", "scatter.reduce", outputs=as_self, reduce=None)
+@rule("scatter_add", outputs=as_self, reduce="add")
 def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str | None) -> None:
     """Write, add or multiply the source's elements to where the indices say, by atomic operations, in no order."""
     mode = "set" if reduce is None else _mode(reduce)
@@ -48,7 +48,7 @@ def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, 
     _scatter(output, dim, index, src, mode)
 
 
-@rule("scatter.value", source=SCATTER, outputs=as_self)
+@rule("scatter.value", outputs=as_self)
 def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex) -> None:
     """Write one number to where the indices say."""
     number = host_number(value, self.dtype)
@@ -66,7 +66,7 @@ def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: 
     _launch(name, (into, number, where, *sizes, i64(0)), where.numel())
 
 
-@rule("scatter.value_reduce", source=SCATTER, outputs=as_self)
+@rule("scatter.value_reduce", outputs=as_self)
 def scatter_value_reduced(
     output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
 ) -> None:
@@ -74,7 +74,8 @@ def scatter_value_reduced(
     scatter(output, self, dim, index, self.new_empty(index.shape).fill_(value), reduce=reduce)
 
 
-@rule("scatter_reduce.two", source="native/TensorAdvancedIndexing.cpp", outputs=as_self)
+# Host: native/TensorAdvancedIndexing.cpp.
+@rule("scatter_reduce.two", outputs=as_self)
 def scatter_reduce(
     output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> None:
@@ -184,61 +185,13 @@ def neutral(reduce: str, dtype: torch.dtype) -> float:
     return torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
 
 
-INDEXING = "operations/Indexing.mm"
+# Host: operations/Indexing.mm.
 DIMENSIONS = 16
-REDUCTIONS = ("prod", "mean", "amax", "amin")
-FEW = 16
-"""Indices are many where a mask of the dimension has at most this many times their number."""
 CONTENDED = 16
 """Indices for each place from which sums of half precision are made in float32."""
 
 
-@rule("index_fill_.int_Scalar", source=INDEXING)
-def index_fill(self: Tensor, dim: int, index: Tensor, value: complex) -> Tensor:
-    """By a mask of the dimension where the indices are many, else a thread for each index and element."""
-    number = host_number(value, self.dtype)
-    target = self.unsqueeze(-1) if self.dim() == 0 else self
-    dim = wrapped(dim, target.dim())
-    refuse(index.dim() > 1 or index.dtype != torch.int64 or not index.is_mps, "PyTorch refuses the indices")
-    index = index.reshape(-1)
-    refuse_repeated(target)
-    refuse_outside(index, target.shape[dim])
-    if target.numel() == 0 or index.numel() == 0:
-        return self
-    layout = "dense" if target.is_contiguous() and index.is_contiguous() else "strided"
-    kind, size = metal(target.dtype), target.shape[dim]
-    if index.numel() * FEW < size:
-        slices = target.numel() // size
-        arguments = {"output": target, "indices": index, "fill_val": number, "dim_size": i64(size)}
-        arguments |= {"dim_stride": i64(target.stride(dim))} if layout == "dense" else _slices(target, dim, index)
-        threads = index.numel() * slices
-        kernels[f"index_fill_{layout}_{kind}"].launch({**arguments, "slice_numel": i64(slices)}, threads)
-        return self
-    fill = kernels[f"index_fill_{layout}_from_mask_{kind}"]
-    mask = torch.empty(size, dtype=torch.bool, device=target.device)
-    kernels["index_fill_zero_mask"].launch({"mask": mask}, size)
-    marked = {"mask": mask, "indices": index, "dim_size": i64(size), "indices_stride": i64(index.stride(0))}
-    kernels["index_fill_set_mask"].launch(marked, index.numel())
-    arguments = {"output": target, "mask": mask, "fill_val": number}
-    if layout == "dense":
-        inner = math.prod(target.shape[dim + 1 :])
-        grid = (inner, size, target.numel() // (size * inner))
-        fill.launch({**arguments, "dim_size": u32(size), "inner_size": u32(inner)}, grid)
-    else:
-        sizes = {"sizes": i64(target.shape), "out_strides": i64(target.stride())}
-        fill.launch({**arguments, **sizes, "dim": u32(dim), "ndim": u32(target.dim())}, target.numel())
-    return self
-
-
-@rule("index_fill_.int_Tensor", source="native/TensorAdvancedIndexing.cpp")
-def index_fill_with_tensor(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
-    """The host reads the value, which waits for the device."""
-    refuse(value.dim())
-    self.index_fill_(dim, index, value.item())
-    return self
-
-
-@rule("index_copy", source=INDEXING, outputs=as_self)
+@rule("index_copy", outputs=as_self)
 def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
     """A thread for each element of the source."""
     dim = _checked(self, dim, index, source)
@@ -259,35 +212,10 @@ def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Te
         kernel.launch(arguments | {"inner": i64(inner), "indices_numel": i64(count)}, (inner, count, each // inner))
         return
     arguments |= {"dim_source_stride": i64(source.stride(dim)), "slice_source_strides": _but(source.stride(), dim)}
-    kernel.launch({**arguments, **_slices(output, dim, index), "slice_numel": i64(each)}, count * each)
-
-
-def _slices(output: Tensor, dim: int, index: Tensor) -> dict[str, bytes]:
-    """Return how a kernel for any strides walks over the slices of a dimension, and over the indices."""
-    found = {"dim_out_stride": i64(output.stride(dim)), "indices_stride": i64(index.stride(0))}
-    found |= {"slice_sizes": _but(output.shape, dim), "slice_out_strides": _but(output.stride(), dim)}
-    return {**found, "slice_ndim": u32(output.dim() - 1)}
-
-
-@rule("index_reduce", source=INDEXING, outputs=as_self)
-def index_reduce(
-    output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> None:
-    """By atomic operations, in no order; a mean divides a sum by a count."""
-    if reduce not in REDUCTIONS or index.numel() == 0 or source.numel() == 0:
-        raise NoRule("nothing to reduce, or what PyTorch refuses")
-    dim = _checked(self, dim, index, source)
-    kernel = kernels[f"index_reduce_{reduce}_{metal(output.dtype)}_{metal(index.dtype)}"]
-    refuse_outside(index, self.shape[dim])
-    _start(output, self)
-    if not include_self:
-        output.index_fill_(dim, index.to(torch.int64), neutral(reduce, output.dtype))
-    params = _along(output, dim, source, index)
-    kernel.launch({"self": output, "index": index, "source": source, "params": params}, source.numel())
-    if reduce != "mean":
-        return
-    count = torch.ones_like(output) if include_self else torch.zeros_like(output)
-    _divide(output, count.index_add_(dim, index, torch.ones_like(source)))
+    arguments |= {"dim_out_stride": i64(output.stride(dim)), "indices_stride": i64(index.stride(0))}
+    arguments |= {"slice_sizes": _but(output.shape, dim), "slice_out_strides": _but(output.stride(), dim)}
+    arguments |= {"slice_ndim": u32(output.dim() - 1), "slice_numel": i64(each)}
+    kernel.launch(arguments, count * each)
 
 
 def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
@@ -301,7 +229,7 @@ def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
     return dim
 
 
-@rule("index_add", source=INDEXING, outputs=as_self)
+@rule("index_add", outputs=as_self)
 def index_add(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: complex = 1) -> None:
     """By atomic additions; many for each place are made in float32 where the tensor has half precision."""
     kernels.need("index_add_float_long")
@@ -324,7 +252,7 @@ def index_add(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Ten
         whole.copy_(sums)
 
 
-@rule("index_select", source=INDEXING)
+@rule("index_select")
 def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     """Into a new tensor: contiguous rows of bytes where all is contiguous, else a thread for each element."""
     kernels.need("index_select_dim_32bit_long")

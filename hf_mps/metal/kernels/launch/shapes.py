@@ -1,4 +1,4 @@
-"""Windows both ways, repetitions, margins, cross products, triangles, ranges, and the gradient of distances."""
+"""Windows both ways, repetitions, margins, triangles and ranges."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import wrapped
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, as_self, broadcast, fitting, plane
+from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, as_self, fitting, plane
 from hf_mps.metal.kernels.rules import kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u32, u64
+from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, span, u32, u64
 
 
 def _columns(
@@ -44,22 +44,8 @@ def _folded(target: Tensor | None, self: Tensor, sizes: list[int], kernel: list[
     return fitting(target, (*self.shape[:-2], self.shape[-2] // math.prod(kernel), *sizes), self)
 
 
-def _padded(target: Tensor | None, self: Tensor, padding: list[int]) -> Tensor:
-    if self.dim() not in (2, 3) or 0 in self.shape[1:] or len(padding) != 2 or self.shape[-1] + sum(padding) < 1:
-        raise NoRule("PyTorch refuses the shapes")
-    return fitting(target, (*self.shape[:-1], self.shape[-1] + sum(padding)), self)
-
-
-def _crossed(target: Tensor | None, self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
-    shape = broadcast(tuple(self.shape), tuple(other.shape))
-    if shape is None or self.dim() != other.dim() or self.dtype != other.dtype or self.dim() == 0:
-        raise NoRule("PyTorch refuses the arguments")
-    at = wrapped(dim, self.dim())
-    refuse(self.shape[at] != 3 or other.shape[at] != 3, "PyTorch refuses the shapes")
-    return fitting(target, shape, self)
-
-
-@rule("im2col", source="operations/Im2Col.mm", outputs=_unfolded)
+# Host: operations/Im2Col.mm.
+@rule("im2col", outputs=_unfolded)
 def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     """A thread for each window of each plane; 64 of them a group."""
     kernel_size, dilation, padding, stride = windows
@@ -77,7 +63,8 @@ def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     kernels[f"im2col_{metal(self.dtype)}_u32"].launch(arguments, (into.shape[2], planes, batch), (64, 1, 1))
 
 
-@rule("col2im", source="operations/Col2Im.mm", outputs=_folded)
+# Host: operations/Col2Im.mm.
+@rule("col2im", outputs=_folded)
 def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[int]) -> None:
     """A thread for each element of the image, which sums the windows that it is in."""
     kernel_size, dilation, padding, stride = windows
@@ -96,7 +83,8 @@ def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[
     kernels[f"col2im_kernel_{metal(self.dtype)}_u32"].launch(arguments, (width, height, batch * planes), group)
 
 
-@rule("unfold_backward", source="operations/UnfoldBackward.mm")
+# Host: operations/UnfoldBackward.mm.
+@rule("unfold_backward")
 def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """A thread for each element of the gradient, which sums the windows it was in; windows apart are a copy."""
     output = torch.zeros(input_sizes, dtype=grad_in.dtype, device=grad_in.device)
@@ -112,7 +100,8 @@ def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int
     return output
 
 
-@rule("repeat_interleave.Tensor", source="operations/Repeat.mm")
+# Host: operations/Repeat.mm.
+@rule("repeat_interleave.Tensor")
 def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     """Each place as often as it says: a thread for each. Without a size, the host waits for the sum."""
     refuse(repeats.dim() != 1 or repeats.dtype not in (torch.int64, torch.int32))
@@ -134,49 +123,6 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     return output
 
 
-@rule("replication_pad1d", source="operations/Pad.mm", outputs=_padded)
-def replication_pad1d(output: Tensor, self: Tensor, padding: list[int]) -> None:
-    """A thread for each element of the result."""
-    given, into = _batched(self.contiguous(), 3), _batched(output, 3)
-    refuse(not into.is_contiguous(), "an output that is not contiguous")
-    batch, planes, width = into.shape
-    sizes = i32(given.shape[2], width, *padding)
-    kernel = kernels[f"replication_pad1d_forward_{metal(self.dtype)}"]
-    kernel.launch({"input": given, "output": into, "sizes_pad": sizes}, (width, planes, batch))
-
-
-@rule("replication_pad1d_backward", source="operations/Pad.mm")
-def replication_pad1d_backward(grad_output: Tensor, self: Tensor, padding: list[int]) -> Tensor:
-    """A thread for each element of the input, which sums where it was copied to."""
-    refuse(grad_output.shape[-1] != self.shape[-1] + sum(padding), "PyTorch refuses the shapes")
-    output = torch.empty(self.shape, dtype=grad_output.dtype, device=self.device)
-    given, into = _batched(grad_output.contiguous(), 3), _batched(output, 3)
-    batch, planes, width = into.shape
-    if into.numel() == 0:
-        return output
-    sizes = i32(width, given.shape[2], *padding)
-    kernel = kernels[f"replication_pad1d_backward_{metal(self.dtype)}"]
-    kernel.launch({"grad_output": given, "grad_input": into, "sizes_pad": sizes}, (width, planes, batch))
-    return output
-
-
-@rule("linalg_cross", source="operations/CrossKernel.mm", outputs=_crossed)
-def cross(output: Tensor, self: Tensor, other: Tensor, *, dim: int = -1) -> None:
-    """A thread for each vector of three."""
-    first, second = self.expand(output.shape), other.expand(output.shape)
-    dim, count = wrapped(dim, output.dim()), output.numel() // 3
-    if count == 0:
-        return
-    operands, shape = {"out": output, "input": first, "other": second}, output.shape
-    if all(each.is_contiguous() for each in operands.values()):
-        layout, numbers = "dense", {"dim_stride": u32(output.stride(dim))}
-    else:
-        layout, numbers = "strided", {f"{name}_strides": i64(each.stride()) for name, each in operands.items()}
-        numbers |= {"squashed_sizes": i64((*shape[:dim], *shape[dim + 1 :])) or i64(1)}
-        numbers |= {"ndim": u32(output.dim()), "dim": u32(dim)}
-    kernels[f"cross_{layout}_{metal(output.dtype)}"].launch(operands | numbers, count)
-
-
 def _batched(tensor: Tensor, dims: int) -> Tensor:
     return tensor.unsqueeze(0) if tensor.dim() == dims - 1 else tensor
 
@@ -185,11 +131,11 @@ def _refuse_long(*tensors: Tensor) -> None:
     refuse(any(each.numel() >= 2**31 for each in tensors), "no kernel for offsets beyond 32 bits here")
 
 
-TRIANGLES = "operations/TriangularOps.mm"
+# Host: operations/TriangularOps.mm.
 
 
-@rule("tril", source=TRIANGLES, outputs=as_self, name="tril")
-@rule("triu", source=TRIANGLES, outputs=as_self, name="triu")
+@rule("tril", outputs=as_self, name="tril")
+@rule("triu", outputs=as_self, name="triu")
 def triangle(output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> None:
     """What is on the diagonal and below, or above: a thread for each element.
 
@@ -212,7 +158,7 @@ def triangle(output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> N
     kernels[f"{name}_int_{metal(self.dtype)}"].launch(arguments | {"sizes": sizes, "k_ndim": last}, grid, group)
 
 
-@rule("tril_indices", source=TRIANGLES)
+@rule("tril_indices")
 def tril_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     """Rows above, then columns below, of the elements of a lower triangle: a trapezoid on top of a rectangle."""
     count, first, above = _elements(row, col, offset), _first_row(row, col, offset), max(0, -offset)
@@ -220,7 +166,7 @@ def tril_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     return _indices("tril_indices", row, col, options, above, first, col, count - whole, count)
 
 
-@rule("triu_indices", source=TRIANGLES)
+@rule("triu_indices")
 def triu_indices(row: int, col: int, offset: int = 0, **options: Any) -> Tensor:
     """Rows above, then columns below, of the elements of an upper triangle: a rectangle on top of a trapezoid."""
     count = row * col - _elements(row, col, offset - 1)
@@ -252,20 +198,21 @@ def _elements(row: int, col: int, offset: int) -> int:
     return (first + last) * leaning // 2 + max(0, rows - leaning) * col
 
 
-RANGES = "operations/RangeFactories.mm"
+# Host: operations/RangeFactories.mm.
 ONE_PASS = 1 << 22
 """Elements up to which a thread writes each of an identity matrix; beyond, zeros are filled in first."""
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@rule("eye.out", source="operations/Eye.mm")
+# Host: operations/Eye.mm.
+@rule("eye.out")
 def eye(n: int, *, out: Tensor) -> Tensor:
     """An identity matrix."""
     eye_of(n, n, out=out)
     return out
 
 
-@rule("eye.m_out", source="operations/Eye.mm")
+@rule("eye.m_out")
 def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
     """A matrix of n rows and m columns with ones on its diagonal."""
     refuse(n < 0 or m < 0)
@@ -287,7 +234,7 @@ def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
     return out
 
 
-@rule("arange.start_out", source=RANGES)
+@rule("arange.start_out")
 def arange(start: float, end: float, step: float = 1, *, out: Tensor) -> Tensor:
     """From a start on by a step: a thread computes its number from its place."""
     kernels.need("arange_float_i32")
@@ -302,7 +249,7 @@ def arange(start: float, end: float, step: float = 1, *, out: Tensor) -> Tensor:
     return _stepped("arange", out, size, numbers)
 
 
-@rule("linspace.out", source=RANGES)
+@rule("linspace.out")
 def linspace(start: float, end: float, steps: int, *, out: Tensor) -> Tensor:
     """From a start to an end in so many steps; integers are divided exactly."""
     kernels.need("linspace_float_i32")
@@ -338,36 +285,3 @@ def _stepped(name: str, out: Tensor, size: int, numbers: bytes, steps: int | Non
     rest = () if steps is None else (u32(steps),)
     kernels[f"{name}_strided_{kind}"].launch((out, numbers, *rest, i32(out.dim()), sizes, strides), size)
     return out
-
-
-DISTANCE = "operations/Distance.mm"
-LONG_ROW = 64
-"""Elements of a row from which a threadgroup has 128 threads, not 32."""
-ABSOLUTE, LARGEST, POWER = range(3)
-"""The kernels' kinds of norm: of p = 1, of infinity, of any other p."""
-
-
-@rule("_cdist_backward", source=DISTANCE)
-def cdist_backward(gradient: Tensor, first: Tensor, second: Tensor, p: float, distances: Tensor) -> Tensor:
-    """A thread for each element of the first matrix's gradient, rows of the second in tiles."""
-    batch = broadcast(tuple(first.shape[:-2]), tuple(second.shape[:-2]))
-    if batch is None:
-        raise NoRule("PyTorch refuses the arguments")
-    first, second = (each.expand((*batch, *each.shape[-2:])).contiguous() for each in (first, second))
-    rows, length = first.shape[-2:]
-    if 0 in (rows, second.shape[-2], length, math.prod(batch)):
-        return torch.zeros_like(first)
-    refuse(p in (0, 2), "other operators compute it, no kernel of its own")
-    kind = ABSOLUTE if p == 1 else LARGEST if math.isinf(p) else POWER
-    threads = 128 if length >= LONG_ROW else 32
-    kernel = kernels[f"cdist_backward_{metal(first.dtype)}_p{kind}_tg{threads}"]
-    if kind == LARGEST and first.dtype in (torch.float16, torch.bfloat16):
-        # A distance that was rounded to half equals no difference any more, by which the kernel knows the largest.
-        apart = first.float().unsqueeze(-2) - second.float().unsqueeze(-3)
-        distances = torch.linalg.vector_norm(apart, p, dim=-1)
-    result = torch.empty_like(first)
-    arguments = {"x1": first, "x2": second, "grad": gradient.contiguous(), "cdist": distances.float().contiguous()}
-    params = padded(i64(math.prod(batch), rows, second.shape[-2], length) + f32(p - 1), 40)
-    grid = (-(-length // threads) * threads, rows, math.prod(batch))
-    kernel.launch({**arguments, "out": result, "params": params}, grid, (threads, 1, 1))
-    return result

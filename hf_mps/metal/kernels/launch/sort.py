@@ -13,11 +13,11 @@ from torch import Tensor
 from hf_mps.metal.kernels.rules import GRAPH, kernels, refuse, refuse_misfit, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, u8, u32, u64
 
-BUCKETS = "operations/Bucketization.mm"
+# Host: operations/Bucketization.mm.
 SEARCHERS = 1024
 
 
-@rule("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted.Scalar", source=BUCKETS)
+@rule("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted.Scalar")
 def searchsorted(
     boundaries: Tensor,
     given: Tensor | float,
@@ -66,7 +66,7 @@ def searchsorted(
     return result if found is result else result.copy_(found)
 
 
-@rule("bucketize.Tensor", "bucketize.Tensor_out", "bucketize.Scalar", source=BUCKETS)
+@rule("bucketize.Tensor", "bucketize.Tensor_out", "bucketize.Scalar")
 def bucketize(given: Tensor | float, boundaries: Tensor, **options: Any) -> Tensor:
     """searchsorted in boundaries of one dimension."""
     refuse(boundaries.dim() != 1)
@@ -79,7 +79,8 @@ LINEAR = 0
 NO_WEIGHT = -1
 
 
-@rule("histc", "histc.out", source="operations/HistogramKernel.mm")
+# Host: operations/HistogramKernel.mm.
+@rule("histc", "histc.out")
 def histc(given: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out: Tensor | None = None) -> Tensor:
     """Elements outside the edges, and NaN, count nowhere. Equal edges are the least and the greatest element."""
     refuse(not given.is_floating_point(), "no rule yet for whole numbers")
@@ -112,13 +113,13 @@ def _bytes(edges: Tensor) -> bytes:
     return edges.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-SOURCE = "operations/Sort.mm"
+# Host: operations/Sort.mm.
 EACH = 4
 """Elements that a thread sorts (ILP_PER_THREAD)."""
 Pair = tuple[Tensor, Tensor]
 
 
-@rule("sort.stable", "sort.values_stable", source=SOURCE)
+@rule("sort.stable", "sort.values_stable")
 def sort(
     given: Tensor,
     *,
@@ -139,7 +140,7 @@ def sort(
     return values, indices
 
 
-@rule("topk", "topk.values", source=SOURCE)
+@rule("topk", "topk.values")
 def topk(
     given: Tensor,
     k: int,
@@ -159,32 +160,14 @@ def topk(
     if not given.numel() or not k:
         return values, indices
     if dim == rank - 1:
-        _sorted(Work(given, values, indices, dim, largest, False, 0, k))
+        _sorted(Work(given, values, indices, dim, largest, False, k))
         return values, indices
     source = given.movedim(dim, -1).contiguous()
     shape = [*source.shape[:-1], k]
     found = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
-    _sorted(Work(source, *found, rank - 1, largest, False, 0, k))
+    _sorted(Work(source, *found, rank - 1, largest, False, k))
     values.copy_(found[0].movedim(-1, dim))
     indices.copy_(found[1].movedim(-1, dim))
-    return values, indices
-
-
-@rule("kthvalue.values", source=SOURCE)
-def kthvalue(given: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, values: Tensor, indices: Tensor) -> Pair:
-    """The rank k - 1 of a sort; results are made anew and become what was given for them."""
-    rank = max(given.dim(), 1)
-    refuse(not -rank <= dim < rank or given.dtype == torch.bool or given.is_complex())
-    dim %= rank
-    refuse(not 1 <= k <= (given.shape[dim] if given.dim() else 1))
-    shape = [1 if at == dim else size for at, size in enumerate(given.shape)]
-    final = shape if keepdim else [size for at, size in enumerate(given.shape) if at != dim]
-    refuse(values.dtype != given.dtype or indices.dtype != torch.int64)
-    found = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
-    if given.numel():
-        _sorted(Work(given, *found, dim, False, False, k - 1, 1))
-    for target, made in zip((values, indices), found, strict=True):
-        target.resize_(final).copy_(made.view(final))
     return values, indices
 
 
@@ -285,7 +268,7 @@ def _merged(work: Work, source: Tensor, strides: bytes, group: int) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """A sort of `given` along `dim` into `values` and `indices`: all ranks, or `count` of them from `offset` on."""
+    """A sort of `given` along `dim` into `values` and `indices`: all ranks, or the first `count`."""
 
     given: Tensor
     values: Tensor
@@ -293,7 +276,6 @@ class Work:
     dim: int
     descending: bool
     stable: bool
-    offset: int = 0
     count: int = 0
 
     @property
@@ -309,7 +291,7 @@ class Work:
     @property
     def selected(self) -> dict[str, bytes]:
         """The binding that says which ranks a kernel writes, where these are not all."""
-        return {"sel": i32(self.offset, self.count)} if self.count else {}
+        return {"sel": i32(0, self.count)} if self.count else {}
 
     def dense(self) -> Work:
         """This, or the same into contiguous tensors that are still to be copied."""

@@ -65,12 +65,16 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     }
     text = _UNFENCED.sub("", intrinsics.narrowed(str(module)))
     called = sorted(set(_CALLED.findall(text)))
-    unknown = [each for each in called if intrinsics.kind(each) == "lane" and intrinsics.define(each) is None]
+    crossing = {each for each in called if intrinsics.kind(each) != "lane"}
+    unknown = [each for each in called if each not in crossing and intrinsics.define(each) is None]
     if unknown:
         raise RunError(f"the kernel {name} calls {', '.join(unknown)}, whose meaning hf_mps does not know")
     text, shared = _threadgroup_by_offset(text, sizes)
     text, helpers = intrinsics.explicit(_for_host(text, name))
-    module = llvm.parse_assembly(joined(text, _definitions([*called, *helpers])))
+    needed = intrinsics.gathered(
+        [*called, *helpers], lambda each: None if each in crossing else intrinsics.define(each)
+    )
+    module = llvm.parse_assembly(joined(text, _HELPERS, *needed))
     # Inline, and make values of memory: a lane's own variables then need no frame.
     unroll = "multiply_accumulate" in text
     tuning = llvm.create_pipeline_tuning_options(speed_level=3 if unroll else 1)
@@ -87,8 +91,8 @@ def flatten(name: str, bitcode: bytes) -> Flat:
         raise RunError(f"the kernel {name} has function constants, of which something is left to compute when it runs")
     start = flat.index("define dso_local void @kernel(")
     body = flat[start : flat.index("\n}\n", start)]
-    crossing = tuple(dict.fromkeys(each for each in _CALLED.findall(body) if intrinsics.kind(each) != "lane"))
-    return Flat(flat, shared, crossing)
+    left = tuple(dict.fromkeys(each for each in _CALLED.findall(body) if each in crossing))
+    return Flat(flat, shared, left)
 
 
 def _for_host(text: str, name: str) -> str:
@@ -121,21 +125,6 @@ def _for_inlining(line: str, name: str) -> str:
             return "define dso_local void @kernel(" + _QUOTED.sub("", line.split(called, 1)[1])
     line = re.sub(r' section "[^"]*"', "", line)
     return _LINKAGE.sub("define internal ", line).removesuffix("{") + "alwaysinline {"
-
-
-def _definitions(called: list[str]) -> str:
-    """One module of all that the called intrinsics need."""
-    texts, declared, waiting, done = [], {_HELPERS.strip()}, list(called), set()
-    while waiting:
-        name = waiting.pop()
-        definition = intrinsics.define(name) if intrinsics.kind(name) == "lane" else None
-        if definition is None or name in done:
-            continue
-        done.add(name)
-        texts.append(definition.text)
-        declared |= definition.declares
-        waiting += definition.needs
-    return "\n".join(sorted(declared) + texts)
 
 
 _NAMED = re.compile(r"^(?:declare|define) [^@\n]*@([\w.$]+)\(", re.MULTILINE)

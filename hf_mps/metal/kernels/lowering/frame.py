@@ -82,6 +82,31 @@ def used(line: str) -> list[str]:
     return VALUE.findall(line.split(" = ", 1)[1] if _ASSIGNED.match(line) else line)
 
 
+def split(given: str) -> list[str]:
+    """The parts of a list of arguments: split at commas that stand in no bracket."""
+    parts, depth, start = [], 0, 0
+    for at, letter in enumerate(given):
+        depth += letter in "(<[{"
+        depth -= letter in ")>]}"
+        if letter == "," and depth == 0:
+            parts.append(given[start:at].strip())
+            start = at + 1
+    return [*parts, given[start:].strip()] if given.strip() else []
+
+
+_TYPE = re.compile(r"(<[^>]*>|\[[^\]]*\]|ptr(?: addrspace\(\d+\))?|[a-z]\w*)")
+_NOTES = re.compile(
+    r"^(?:(?:noundef|signext|zeroext|nonnull|nocapture|readonly|writeonly|captures\([^)]*\)|align \d+) )*"
+)
+
+
+def typed(argument: str) -> tuple[str, str]:
+    """The type and the value of an argument, without the notes between them."""
+    kind = _TYPE.match(argument)
+    assert kind is not None, argument
+    return kind.group(1), _NOTES.sub("", argument[kind.end() :].strip())
+
+
 class Flow:
     """Which values are alive and which are new where: for each block a set of the function's values, as bits."""
 

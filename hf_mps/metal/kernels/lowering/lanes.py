@@ -21,10 +21,10 @@ import llvmlite.binding as llvm
 
 from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import intrinsics
-from hf_mps.metal.kernels.intrinsics.body import bytes_of
+from hf_mps.metal.kernels.intrinsics.body import Definition, bytes_of
 from hf_mps.metal.kernels.lowering import assembly, entry
 from hf_mps.metal.kernels.lowering.flatten import Flat
-from hf_mps.metal.kernels.lowering.frame import VALUE, Block, Frame, blocks, incoming, kept, named
+from hf_mps.metal.kernels.lowering.frame import VALUE, Block, Frame, blocks, incoming, kept, named, split, typed
 
 BARRIER, DONE = 0x4000_0000, 0xFFFF_FFFF
 """A thread's state is the number of the place where it stands or from where it may go on (0, the kernel's beginning,
@@ -133,7 +133,8 @@ class Place:
 def operation(places: Iterable[Place]) -> str:
     """The function that does the calls of a place for a simdgroup, by the intrinsics' executors."""
     places = [place for place in places if place.calls[0].kind == "simd"]
-    executors = _executors({call.name for place in places for call in place.calls})
+    called = sorted({f"lanes.{call.name}" for place in places for call in place.calls})
+    executors = intrinsics.gathered(called, _executor)
     links: dict[tuple[str, int, str], str] = {}
     bodies = []
     for place in places:
@@ -156,49 +157,13 @@ def operation(places: Iterable[Place]) -> str:
     return "\n".join([*executors, *linking, head, switch, *bodies, "}", ""])
 
 
-def _executors(names: set[str]) -> list[str]:
-    """The definitions of the intrinsics, and of all that they need, after what they declare."""
-    texts: list[str] = []
-    declared: set[str] = set()
-    waiting, done = [f"lanes.{name}" for name in sorted(names)], set()
-    while waiting:
-        name = waiting.pop()
-        if name in done:
-            continue
-        done.add(name)
-        definition = intrinsics.lanes(name.removeprefix("lanes.")) if name.startswith("lanes.") else None
-        definition = definition or intrinsics.define(name)
-        if definition is None:
-            raise RunError(f"a kernel calls {name.removeprefix('lanes.')}, whose meaning hf_mps does not know")
-        texts.append(definition.text)
-        declared |= definition.declares
-        waiting += definition.needs
-    return [*sorted(declared), *texts]
-
-
-def split(given: str) -> list[str]:
-    """The parts of a list of arguments: split at commas that stand in no bracket."""
-    parts, depth, start = [], 0, 0
-    for at, letter in enumerate(given):
-        depth += letter in "(<[{"
-        depth -= letter in ")>]}"
-        if letter == "," and depth == 0:
-            parts.append(given[start:at].strip())
-            start = at + 1
-    return [*parts, given[start:].strip()] if given.strip() else []
-
-
-_TYPE = re.compile(r"(<[^>]*>|\[[^\]]*\]|ptr(?: addrspace\(\d+\))?|[a-z]\w*)")
-_NOTES = re.compile(
-    r"^(?:(?:noundef|signext|zeroext|nonnull|nocapture|readonly|writeonly|captures\([^)]*\)|align \d+) )*"
-)
-
-
-def typed(argument: str) -> tuple[str, str]:
-    """The type and the value of an argument, without the notes between them."""
-    kind = _TYPE.match(argument)
-    assert kind is not None, argument
-    return kind.group(1), _NOTES.sub("", argument[kind.end() :].strip())
+def _executor(name: str) -> Definition:
+    """An intrinsic for a whole simdgroup (`lanes.air.…`), or what a definition needs."""
+    own = name.removeprefix("lanes.")
+    definition = (intrinsics.lanes(own) if own != name else None) or intrinsics.define(name)
+    if definition is None:
+        raise RunError(f"a kernel calls {own}, whose meaning hf_mps does not know")
+    return definition
 
 
 def _slot(kind: str) -> int:

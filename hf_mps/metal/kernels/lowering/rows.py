@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from hf_mps.metal.kernels.lowering import assembly
+from hf_mps.metal.kernels.lowering.frame import split, typed
 
 LONGEST = 800
 """Lines of a kernel beyond which a second copy of it costs more time in compilation than it saves."""
@@ -46,7 +47,7 @@ def question(kernel: str) -> Question | None:
     found = re.search(r"^define [^\n]*@kernel\((.*)\)[^\n]*\{\n(.*?)^\}$", kernel, re.MULTILINE | re.DOTALL)
     if found is None or found[2].count("\n") > LONGEST:
         return None
-    parameters = _split(found[1])
+    parameters = split(found[1])
     lines: list[str] = []
     for line in found[2].splitlines():
         if branch := _BRANCH.match(line):
@@ -67,24 +68,12 @@ def _question(parameters: list[str], lines: list[str], asked: str) -> Question |
     if ordinary is None:
         return None
     kept = [line for line in lines if " = alloca " not in line]
-    given = ", ".join(_typed(each) for each in parameters)
+    given = ", ".join(f"{typed(each)[0]} {each.rsplit(' ', 1)[1]}" for each in parameters)
     text = f"define internal i1 @question({given}) alwaysinline nounwind {{\n" + "\n".join(
         [*kept, f"  ret i1 {asked}", "}\n"]
     )
     # The names of a function's unnamed values must follow one another; these do not any more.
     return Question(re.sub(r"%(\d+)\b", r"%v\1", text), ordinary)
-
-
-def _typed(parameter: str) -> str:
-    """A parameter's type and name: what stands between them is of no account here."""
-    found = re.match(r"(<[^>]*>|ptr(?: addrspace\(\d+\))?|\w+) .*?(%\d+)$", parameter)
-    assert found is not None, parameter
-    return f"{found[1]} {found[2]}"
-
-
-def _split(parameters: str) -> list[str]:
-    """Parameters at their commas; those inside brackets are attributes'."""
-    return [each.strip() for each in re.split(r",(?![^(<]*[)>])", parameters) if each.strip()]
 
 
 DIMENSIONS = (2, 3, 4)

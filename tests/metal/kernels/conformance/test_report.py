@@ -59,12 +59,12 @@ def test_a_family_is_compared_and_its_page_written(
     found = json.loads(details.read_text())
     dense = {one["outcome"] for one in found["cases"][release] if f"{UNSCALE}/float16/dense" in one["name"]}
     assert dense == {"agrees"}
-    family = found["releases"][release]["families"]["activations"]
+    family = found["releases"][release]["families"]["elementwise"]
     assert family["agrees"] == family["ran"] > 50
     text = page.read_text()
     assert f"| {release} |" in text
     tables = json.loads(page.with_suffix(".json").read_text())
-    assert "activations" in {row[0] for row in tables[f"{release} by family"]["rows"]}
+    assert "elementwise" in {row[0] for row in tables[f"{release} by family"]["rows"]}
     assert f"{page} and {details} have the rest" in capsys.readouterr().out
 
 

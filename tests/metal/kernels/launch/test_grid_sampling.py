@@ -44,14 +44,6 @@ def test_images_agree(kernels: Dispatch, mode: str, padding: str, dtype: torch.d
     assert kernels.ledger.operators["grid_sampler_2d"] == kernels.ledger.operators["grid_sampler_2d_backward"] == 2
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_volumes_agree(kernels: Dispatch, mode: str, dtype: torch.dtype) -> None:
-    for padding in PADDINGS:
-        agree(dtype, ((2, 3, 4, 5, 6), (2, 3, 4, 5, 3)), mode=mode, padding_mode=padding, align_corners=False)
-    assert kernels.ledger.operators["grid_sampler_3d"] == kernels.ledger.operators["grid_sampler_3d_backward"] == 3
-
-
 def test_only_the_gradient_that_is_asked_for_is_computed(kernels: Dispatch) -> None:
     given = torch.randn(1, 2, 4, 4, device="mps")
     grid = torch.zeros(1, 2, 2, 2, device="mps", requires_grad=True)

@@ -10,20 +10,6 @@ from torch.nn import functional
 
 from hf_mps.metal.kernels.rules import Dispatch
 from hf_mps.metal.kernels.runtime import ALIGNMENT, _placed
-from tests.metal.kernels.launch.samples import compared
-
-FLOATING = [torch.float32, torch.float16, torch.bfloat16]
-
-
-@pytest.mark.rotated
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize("variant", ["linear", "bilinear", "bicubic", "trilinear", "nearest", "nearest-exact"])
-def test_pytorchs_samples_agree(kernels: Dispatch, variant: str, dtype: torch.dtype) -> None:
-    # Sums of eight or sixteen products that nearly cancel keep a rounding of the largest, about 9.
-    tolerance = 4e-2 if dtype == torch.bfloat16 else None
-    samples = compared(kernels, "nn.functional.interpolate", dtype, variant=variant, tolerance=tolerance)
-    assert samples.differ == []
-    assert samples.ran > 0
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])

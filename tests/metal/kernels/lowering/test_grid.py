@@ -102,9 +102,9 @@ def test_a_grid_whose_last_run_was_short_is_left_to_one_core(
     seconds: float, shares: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed: list[int] = []
-    hand_over = runtime._handed_over
+    others = runtime._others
     monkeypatch.setattr(runtime, "_cores", lambda: 2)
-    monkeypatch.setattr(runtime, "_handed_over", lambda *given: handed.append(1) or hand_over(*given))
+    monkeypatch.setattr(runtime, "_others", lambda cores: handed.append(1) or others(cores))
     out = torch.zeros(100_000, 16, dtype=torch.int32)
     kernel = PLAIN.kernel()
     kernel.launch({"out": out}, threads=100_000, group=256)
@@ -113,6 +113,8 @@ def test_a_grid_whose_last_run_was_short_is_left_to_one_core(
     kernel.launch({"out": out}, threads=100_000, group=256)
     assert len(handed) == 1 + shares
     assert (out[:, 0] == 2).all()
+    others(2).shutdown()
+    others.cache_clear()
 
 
 def test_a_grid_of_nothing_runs_nothing() -> None:
