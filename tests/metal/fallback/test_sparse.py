@@ -85,13 +85,3 @@ def test_everything_that_the_cpu_has_for_them_is_given_or_refused_with_a_reason(
         lacking = {name for name in on_cpu if name.startswith("aten::") and not computed(name, "SparseMPS")}
     assert {f"{name} (sparse)" for name in lacking} <= set(fallback.registered()) | set(fallback.refused())
     assert fallback.refused()["aten::_to_sparse_csr (sparse)"].startswith("its result has a compressed sparse layout")
-
-
-def test_suspended_kernels_give_pytorchs_error_and_come_back() -> None:
-    sparse = matrix("mps")
-    with (
-        registration.suspended(),
-        pytest.raises(NotImplementedError, match="'aten::_dimI' with arguments from the 'Spars"),
-    ):
-        sparse._dimI()
-    assert sparse._dimI() == 2

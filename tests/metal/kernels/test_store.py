@@ -43,13 +43,6 @@ def test_a_release_is_named_as_its_wheel_is() -> None:
     assert {each: store.canonical(each) for each in named} == named
 
 
-def test_what_was_not_fetched_names_the_next_command(own_cache: Path) -> None:
-    assert _refused("2.99") == snapshot(
-        "the Metal kernels of torch 2.99.0 are not fetched; next: hf-mps kernels fetch 2.99.0"
-    )
-    assert store.releases() == []
-
-
 def test_what_was_not_fetched_names_what_is_here(fetched: Path) -> None:
     assert _refused("2.98.1") == snapshot(
         "the Metal kernels of torch 2.98.1 are not fetched (2.99.0 here); next: hf-mps kernels fetch 2.98.1"

@@ -13,7 +13,6 @@ from hf_mps.metal.kernels.launch.iterator import (
     Operand,
     as_common,
     as_common_float,
-    as_compared,
     as_float,
     as_input,
     as_truth,
@@ -105,7 +104,7 @@ PLAIN: tuple[tuple[Callable[..., None], Callable[..., Tensor], str], ...] = (
         "silu_backward hardswish_backward hardsigmoid_backward mish_backward sigmoid_backward",
     ),
     (
-        compare, as_compared,
+        compare, as_truth,
         "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar "
         "ge.Tensor ge.Scalar",
     ),

@@ -163,13 +163,38 @@ def _bits(tensor: Tensor) -> str:
 
 @rule("nonzero")
 def nonzero(self: Tensor) -> Tensor:
-    """Counts of groups and their running sums, for whose last the host waits; then each element to its place."""
+    """Counts of groups and their running sums, for whose last the host waits; then each element to its place.
+
+    Kernels before 2.14 keep the sums within a group, too; later ones count them again, for tensors of more than 2**32
+    elements.
+    """
     refuse(self.numel() >= 2**31 - 1, "PyTorch refuses that many elements")
     if self.numel() == 0:
         return torch.empty((0, self.dim()), dtype=torch.int64, device=self.device)
-    counted = _Counted(self.contiguous())
-    shape = (int(counted.total.item()), self.dim())
-    return counted.place(torch.empty(shape, dtype=torch.int64, device=self.device))
+    given, group = self.contiguous(), min(LARGEST_GROUP, self.numel())
+    blocks = -(-given.numel() // group)
+    older = "prefix_sum_blocks" in kernels
+    suffix, number, packed = ("", torch.int32, i32) if older else ("_uint", torch.int64, i64)
+
+    def room(size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=given.device)
+
+    within: dict[str, Tensor | bytes] = {"flat_base": u64(0), "block_base": u32(0)}
+    if older:
+        within = {"prefix": room(given.numel(), torch.int32)}
+    of_blocks, offsets, total = room(blocks, torch.int32), room(blocks, number), room(1, number)
+    kernel = kernels[f"count_nonzero_prefix_sum_{metal(given.dtype)}{suffix}"]
+    kernel.launch({"input": given, "block_sums": of_blocks, **within}, given.numel(), group)
+    sums = {"block_sums": of_blocks, "block_offsets": offsets, "total_nonzero": total, "num_blocks": u32(blocks)}
+    threads = min(LARGEST_GROUP, -(-blocks // 32) * 32)
+    kernels[f"prefix_sum_blocks{suffix}"].launch(sums, threads, threads)
+    output = torch.empty((int(total.item()), given.dim()), dtype=torch.int64, device=given.device)
+    if output.numel():
+        arguments = {"input": given, "output": output, "ndim": i32(given.dim()), "sizes": i64(given.shape)}
+        arguments |= {"block_offsets": offsets, "max_entries": packed(len(output)), **within}
+        kernel = kernels[f"scatter_nonzero_indices_{metal(given.dtype)}{suffix}"]
+        kernel.launch(arguments, given.numel(), group)
+    return output
 
 
 @rule("nonzero.out")
@@ -201,48 +226,3 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if where[0].numel():
         self.index_put_(where, source.flatten()[: where[0].numel()])
     return self
-
-
-class _Counted:
-    """The running sums of elements that are not zero, by groups of threads.
-
-    Kernels before 2.14 keep the sums within a group, too; later ones count them again, for tensors of more than 2**32
-    elements.
-    """
-
-    def __init__(self, given: Tensor) -> None:
-        self.given, self.group = given, min(LARGEST_GROUP, given.numel())
-        blocks = -(-given.numel() // self.group)
-        older = "prefix_sum_blocks" in kernels
-        self.suffix = "" if older else "_uint"
-        sums = kernels[f"prefix_sum_blocks{self.suffix}"]
-
-        def room(size: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=given.device)
-
-        number = torch.int32 if older else torch.int64
-        of_blocks, self.offsets, self.total = room(blocks, torch.int32), room(blocks, number), room(1, number)
-        self.rest: dict[str, Tensor | bytes] = {"flat_base": u64(0), "block_base": u32(0)}
-        if older:
-            self.rest = {"prefix": room(given.numel(), torch.int32)}
-        kernel = kernels[f"count_nonzero_prefix_sum_{metal(given.dtype)}{self.suffix}"]
-        kernel.launch({"input": given, "block_sums": of_blocks, **self.rest}, given.numel(), self.group)
-        threads = min(LARGEST_GROUP, -(-blocks // 32) * 32)
-        arguments = {"block_sums": of_blocks, "block_offsets": self.offsets, "total_nonzero": self.total}
-        sums.launch({**arguments, "num_blocks": u32(blocks)}, threads, threads)
-
-    def place(self, output: Tensor) -> Tensor:
-        """Write the indices of each element that is not zero to its place in `output`, and return that."""
-        if not output.numel():
-            return output
-        count = i32 if self.suffix == "" else i64
-        arguments = {
-            "input": self.given,
-            "output": output,
-            "ndim": i32(output.shape[1]),
-            "sizes": i64(self.given.shape),
-        }
-        arguments |= {"block_offsets": self.offsets, "max_entries": count(len(output)), **self.rest}
-        kernel = kernels[f"scatter_nonzero_indices_{metal(self.given.dtype)}{self.suffix}"]
-        kernel.launch(arguments, self.given.numel(), self.group)
-        return output

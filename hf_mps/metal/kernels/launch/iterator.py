@@ -259,9 +259,9 @@ def as_float(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
     return written(target, floating(self.dtype), self)
 
 
-def as_truth(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """One input, and the output is of bool."""
-    return written(target, torch.bool, self)
+def as_truth(target: Tensor | None, *operands: Operand) -> Tensor:
+    """One input or two, and the output is of bool."""
+    return written(target, torch.bool, *operands)
 
 
 def as_common(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
@@ -272,11 +272,6 @@ def as_common(target: Tensor | None, self: Operand, other: Operand, *_: Any, **_
 def as_common_float(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
     """Two inputs, promoted to one dtype, and whole numbers become floats."""
     return written(target, floating(common(self, other)), self, other)
-
-
-def as_compared(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
-    """Two inputs, and the output is of bool."""
-    return written(target, torch.bool, self, other)
 
 
 def as_self(target: Tensor | None, self: Tensor, *others: Any, **_: Any) -> Tensor:
