@@ -41,6 +41,9 @@ export HF_MPS_SIMULATE ?= 1
 endif
 
 CHOSEN ?= -m "not nightly"
+# Parts of the suite at a time, with a thread each: most of a test's time is one core's. A part takes up to 2.5 GiB.
+CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+JOBS ?= $(shell n=$(CORES); test $$n -gt 4 && n=4; test $$n -lt 2 && n=2; echo $$n)
 
 .PHONY: ready quickstart test test-fast nightly $(PARTS:%=part-%) check format docs wheel dist clean
 
@@ -49,15 +52,15 @@ ready: $(READY)
 quickstart: $(INSTALLED)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
 
-# Two parts at a time, with a thread each: most of a test's time is one core's. The long ones begin.
+# The long parts begin.
 test: $(READY)
-	$(MAKE) --jobs 2 --keep-going part-finetune part-others check part-runs part-kernels part-samples
+	$(MAKE) --jobs $(JOBS) --keep-going part-finetune part-others check part-runs part-kernels part-samples
 
 test-fast: $(READY)
-	$(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process and not nightly"'
+	$(MAKE) --jobs $(JOBS) --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process and not nightly"'
 
 nightly: $(READY)
-	TEST_SHARE=all $(MAKE) --jobs 2 --keep-going $(PARTS:%=part-%) CHOSEN=
+	TEST_SHARE=all $(MAKE) --jobs $(JOBS) --keep-going $(PARTS:%=part-%) CHOSEN=
 
 $(PARTS:%=part-%): part-%: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHOSEN) --durations=25 $(tests-$*)
