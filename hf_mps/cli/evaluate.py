@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.cli.options import Batch, Debug, Json, Overrides, SavedModel, SavedTask, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
-
-if TYPE_CHECKING:
-    from hf_mps.tools.saved.evaluate import Measured
 
 
 @deferred
@@ -55,11 +52,7 @@ def evaluate(
             },
         }
         print(dumps(plain(content), indent=2, ensure_ascii=False))
-    else:
-        _print_table(measured)
-
-
-def _print_table(measured: Measured) -> None:
+        return
     from hf_mps.core.text import aligned, counted
 
     for split, metrics in measured.metrics.items():

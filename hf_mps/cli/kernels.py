@@ -27,12 +27,6 @@ def _names(incomplete: str) -> list[str]:
     return [name for name in store.open_library(store.chosen(None)) if name.startswith(incomplete)]
 
 
-def _renamed(given: str | None) -> None:
-    if given is not None:
-        raise UserError(f"--torch is --release now, as MLX's kernels are here too; next: --release {given}")
-
-
-Renamed = Annotated[str | None, typer.Option("--torch", hidden=True, callback=_renamed)]
 Release = Annotated[
     str | None,
     typer.Option(
@@ -85,7 +79,6 @@ def list_kernels(
         str | None, typer.Option("--family", metavar="FAMILY", help="The kernels of one family, with their buffers.")
     ] = None,
     release: Release = None,
-    torch: Renamed = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -128,7 +121,6 @@ def show_kernel(
         ),
     ],
     release: Release = None,
-    torch: Renamed = None,
     ir: Annotated[bool, typer.Option("--ir", help="Print the kernel's LLVM module instead.")] = False,
     json: Json = False,
     debug: Debug = False,
@@ -176,13 +168,6 @@ def remove_kernels(
         raise UserError(f"which releases? fetched: {known}; next: hf-mps kernels remove RELEASE, or --all")
     for release in [store.present(release) for release in releases or store.releases()]:
         print(f"{store.named(release)}: removed, {memory(store.remove(release))}")
-
-
-@kernels.command("report", hidden=True, context_settings={"ignore_unknown_options": True})
-@deferred
-def report_kernels(words: Annotated[list[str] | None, typer.Argument()] = None, debug: Debug = False) -> None:
-    """Say where the report went, which is a tool of those who write launch rules."""
-    raise UserError("the report is a script of hf_mps' repository; next: python scripts/conformance/report.py RELEASE")
 
 
 def _print_json(value: object) -> None:

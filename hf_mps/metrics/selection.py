@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from hf_mps.core import extras
 from hf_mps.core.errors import UserError, nearest
@@ -23,7 +23,6 @@ TIMINGS = tuple(
 
 OF_SETS = ("f1/micro", "f1/macro", "exact_match")
 Rows = Sequence[Sequence[str]]
-Kind = TypeVar("Kind", bound="Metrics")
 
 
 @dataclass(frozen=True)
@@ -221,11 +220,6 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     first epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty
     list.
     """
-    return load_as(Metrics, names, num_labels=num_labels)
-
-
-def load_as(kind: type[Kind], names: Sequence[str], *, num_labels: int | None = None) -> Kind:
-    """Load metrics as `load`, to be computed by the class `kind`."""
     if isinstance(names, str):
         names = [names]
     if not names:
@@ -237,13 +231,14 @@ def load_as(kind: type[Kind], names: Sequence[str], *, num_labels: int | None = 
             raise UserError(f"'{name}' is not a known metric; allowed: {', '.join(computed())}{near}")
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
             raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
+    # A step that is only looked at needs neither the metric nor its package.
     measured = not _UNMEASURED.get()
     for name in unique_names if measured else ():
         needs = METRICS[name].needs
         if needs is not None and needs.missing:
             way_on = extras.install(needs.extra)
             raise UserError(f"metrics has {name}, and {needs.package} is not installed; next: {way_on}")
-    return kind([(name, METRICS[name]) for name in unique_names], measured=measured)
+    return Metrics([(name, METRICS[name]) for name in unique_names], measured=measured)
 
 
 def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Chosen:
@@ -275,7 +270,7 @@ def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
 def of_sets(asked: Sequence[str] | None, task: str) -> SetMetrics:
     """Load metrics of several labels a row, OF_SETS where the recipe names none. Raises UserError as `load`."""
     chosen = choose(asked or OF_SETS, of_kind("sets"), f"{task} with several labels a row")
-    return load_as(SetMetrics, chosen.names)
+    return SetMetrics([(name, METRICS[name]) for name in chosen.names], measured=not _UNMEASURED.get())
 
 
 def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) -> TagMetrics:

@@ -5,7 +5,7 @@ which the package seqeval follows and `evaluate` carries as `seqeval`. The packa
 2020 and comes as a source archive alone, whose build downloads setuptools_scm (https://pypi.org/project/seqeval). Sets
 of spans are all that it takes.
 
-`mode="strict"` alone, which reads tags by a scheme and drops what breaks it, is the package's.
+`mode="strict"`, which reads tags by a scheme and drops what breaks it, is the package's alone.
 """
 
 from __future__ import annotations
@@ -104,12 +104,13 @@ def seqeval(
 ) -> dict[str, Any]:
     """Precision, recall, F1 and number of each kind of name, and `overall_` precision, recall, f1, accuracy.
 
-    The rules are conlleval's; mode="strict" reads the tags by `scheme`, or by the one that the references' prefixes
-    speak of, with the package seqeval, and raises ImportError where that is not installed. `suffix`: the prefix comes
-    after the kind. `zero_division` is 0, 1 or "warn": 0 and a warning. `sample_weight` changes none of these figures.
+    The rules are conlleval's, which take no `scheme`; mode="strict", which does, raises ValueError. `suffix`: the
+    prefix comes after the kind. `zero_division` is 0, 1 or "warn": 0 and a warning. `sample_weight` changes none of
+    these figures.
     """
     if mode == "strict":
-        return _strict(predictions, references, suffix, scheme, zero_division)
+        way_on = "seqeval.metrics.classification_report(references, predictions, mode='strict', …)"
+        raise ValueError(f"seqeval's mode='strict' is the package's alone; next: pip install seqeval, and {way_on}")
     guessed, truths = (spans(one_row(rows), suffix=suffix) for rows in (predictions, references))
     kinds = [{span[0] for span in side} for side in (guessed, truths)]
     if zero_division == "warn" and (kinds[0] != kinds[1] or not kinds[0]):
@@ -119,31 +120,3 @@ def seqeval(
         way_on = "zero_division=0 or 1 says what it shall be"
         warnings.warn(f"seqeval: {problem}; {way_on}", UndefinedMetricWarning, stacklevel=2)
     return report(predictions, references, guessed, truths, nothing=0.0 if zero_division in ("warn", 0) else 1.0)
-
-
-def _strict(
-    predictions: Rows, references: Rows, suffix: bool, scheme: str | None, zero_division: Any
-) -> dict[str, Any]:
-    """Return what the package seqeval says in its strict mode, under the names of `report`."""
-    try:
-        from seqeval import scheme as schemes
-        from seqeval.metrics import classification_report
-    except ImportError as error:
-        raise ImportError("seqeval's mode='strict' needs the package; next: pip install seqeval") from error
-    found = classification_report(
-        references,
-        predictions,
-        suffix=suffix,
-        output_dict=True,
-        mode="strict",
-        zero_division=zero_division,
-        scheme=getattr(schemes, scheme) if scheme else None,
-    )
-    figures: dict[str, Any] = {
-        kind: {"precision": of["precision"], "recall": of["recall"], "f1": of["f1-score"], "number": of["support"]}
-        for kind, of in found.items()
-        if not kind.endswith(" avg")
-    }
-    overall = {"precision": "precision", "recall": "recall", "f1": "f1-score"}
-    figures |= {f"overall_{name}": found["micro avg"][theirs] for name, theirs in overall.items()}
-    return figures | {"overall_accuracy": report(predictions, references, set(), set())["overall_accuracy"]}

@@ -52,17 +52,6 @@ def test_the_scores_are_seqevals() -> None:
     }
 
 
-def test_nothing_found_and_nothing_there_score_zero() -> None:
-    assert seqeval.seqeval([["O", "O"]], [["B-PER", "O"]], zero_division=0) == {
-        "PER": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 1},
-        "overall_precision": 0.0,
-        "overall_recall": 0.0,
-        "overall_f1": 0.0,
-        "overall_accuracy": 0.5,
-    }
-    assert seqeval.seqeval([["O"]], [["O"]], zero_division=0)["overall_f1"] == 0.0
-
-
 def test_rows_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="longer"):
         seqeval.seqeval([["O"]], [["O", "O"]], zero_division=0)

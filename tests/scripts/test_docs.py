@@ -19,9 +19,8 @@ import torch  # noqa: F401  brings the layer, which has the names
 from hf_mps.cli.main import app
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
-from tests import CHECKOUT
+from tests import CHECKOUT, scripts
 
-SCRIPT = CHECKOUT / "scripts" / "tools" / "docs.py"
 BESIDE = ("CONTRIBUTING.md", "README.md", "SECURITY.md")
 PAGES = [*sorted((CHECKOUT / "docs").glob("*.md")), *(CHECKOUT / name for name in BESIDE)]
 
@@ -29,11 +28,7 @@ PAGES = [*sorted((CHECKOUT / "docs").glob("*.md")), *(CHECKOUT / name for name i
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """The script as a module, which makes its pages once: the code does not change meanwhile."""
-    spec = importlib.util.spec_from_file_location("docs", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = scripts.script("docs")
     module.pages = functools.cache(module.pages)  # type: ignore[attr-defined]
     module.REAL = module.DOCS  # type: ignore[attr-defined]
     return module

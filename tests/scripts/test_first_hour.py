@@ -6,7 +6,6 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -16,19 +15,7 @@ from hf_mps.cli.main import app
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.metal.simulator import strictness
 from tests import CHECKOUT
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, CHECKOUT / "scripts" / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(CHECKOUT / "scripts" / "tools"))  # as Python has it that runs the script
-        spec.loader.exec_module(module)
-    return module
-
+from tests.scripts import script
 
 first_hour, on_a_mac = script("first_hour"), script("on_a_mac")
 STEPS = {step.name: step for step in first_hour.STEPS}

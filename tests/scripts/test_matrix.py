@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,30 +9,18 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+from scripts.tools import matrix
 from tests import CHECKOUT
 
 SCRIPT = CHECKOUT / "scripts" / "tools" / "matrix.py"
 
 
-@pytest.fixture(scope="module")
-def matrix() -> Any:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("matrix", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["matrix"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["matrix"]
-
-
-def outcome(matrix: Any, passed: int, *failed: str) -> Any:
+def outcome(passed: int, *failed: str) -> Any:
     return matrix.Outcome(("torch 2.13.0", "transformers 5.0.0", "accelerate 1.10.1"), passed, 3, failed, 162.4)
 
 
 def test_a_folder_in_the_checkout_is_refused(
-    matrix: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = SCRIPT.parent.parent / "venvs"
     monkeypatch.setattr(sys, "argv", ["matrix.py", "--folder", str(folder)])
@@ -44,8 +31,8 @@ def test_a_folder_in_the_checkout_is_refused(
     assert not folder.exists()
 
 
-def test_the_table_has_versions_and_counts(matrix: Any) -> None:
-    rows = [outcome(matrix, 120), outcome(matrix, 119, "tests.layer.guards::test_one")]
+def test_the_table_has_versions_and_counts() -> None:
+    rows = [outcome(120), outcome(119, "tests.layer.guards::test_one")]
     assert matrix.table(rows).splitlines() == snapshot(
         [
             "pass  torch 2.13.0            transformers 5.0.0      accelerate 1.10.1       "
@@ -56,12 +43,12 @@ def test_the_table_has_versions_and_counts(matrix: Any) -> None:
     )
 
 
-def test_a_run_without_a_test_is_no_success(matrix: Any) -> None:
-    assert [outcome(matrix, *each).good for each in ((1,), (0,), (1, "x"))] == [True, False, False]
+def test_a_run_without_a_test_is_no_success() -> None:
+    assert [outcome(*each).good for each in ((1,), (0,), (1, "x"))] == [True, False, False]
 
 
 def test_an_environment_is_made_once_with_the_versions_asked_for(
-    matrix: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed: list[tuple[str, ...]] = []
     monkeypatch.setattr(matrix.venv, "create", lambda home, **_: home.mkdir(parents=True))

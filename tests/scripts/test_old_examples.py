@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from inline_snapshot import snapshot
 
-from tests import CHECKOUT
-
-SCRIPTS = CHECKOUT / "scripts" / "tools"
+from tests.scripts import script
 
 
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, with no models in its world."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    spec = importlib.util.spec_from_file_location("old_examples", SCRIPTS / "old_examples.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "old_examples", module)
-    spec.loader.exec_module(module)
+    module = script("old_examples")
     monkeypatch.setattr(module.world, "MODELS", {})
     return module
 
@@ -74,10 +64,10 @@ def test_every_command_line_names_files_and_models_that_are_made(
     made = set(old.world.MODELS)
     monkeypatch.setattr(old.world, "MODELS", {})
     old.world.make(tmp_path)
-    for script, (model, words) in old.COMMANDS.items():
-        assert model in made, script
+    for name, (model, words) in old.COMMANDS.items():
+        assert model in made, name
         files = [word for word in words.split() if word.endswith((".txt", ".csv", ".json")) or "/" in word]
-        assert all((tmp_path / file).exists() for file in files), script
+        assert all((tmp_path / file).exists() for file in files), name
     monkeypatch.chdir(tmp_path)
     rows = datasets.load_dataset("xnli", "en", split="train", cache_dir=str(tmp_path / "cache"))
     assert rows.features["label"].names == ["entailment", "neutral", "contradiction"]

@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from scripts.tools import private_names
 from tests import CHECKOUT
 
 SCRIPT = CHECKOUT / "scripts" / "tools" / "private_names.py"
 
 
-@pytest.fixture(scope="module")
-def private_names() -> Any:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("private_names", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["private_names"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["private_names"]
-
-
-def test_every_private_name_that_hf_mps_uses_is_in_the_table(private_names: Any) -> None:
+def test_every_private_name_that_hf_mps_uses_is_in_the_table() -> None:
     assert private_names.unlisted() == []
 
 
-def test_every_row_is_of_a_library_with_releases_and_somebody_uses_it(private_names: Any) -> None:
+def test_every_row_is_of_a_library_with_releases_and_somebody_uses_it() -> None:
     assert {row.library for row in private_names.table()} == set(private_names.tried())
     assert [row.name for row in private_names.table() if not private_names.users(private_names.used(), row)] == []
     assert all(row.breaks for row in private_names.table())
 
 
 @pytest.mark.parametrize("library", ["torch", "transformers", "accelerate", "trl", "datasets", "lightning"])
-def test_the_installed_release_has_every_name(private_names: Any, library: str) -> None:
+def test_the_installed_release_has_every_name(library: str) -> None:
     release = private_names.installed(library)
     if release is None:
         pytest.skip(f"{library} is not installed")
     assert private_names.gone(release, private_names.table()) == []
 
 
-def test_a_name_that_a_release_lost_is_found(private_names: Any, tmp_path: Path) -> None:
+def test_a_name_that_a_release_lost_is_found(tmp_path: Path) -> None:
     file = tmp_path / "accelerate" / "state.py"
     file.parent.mkdir()
     file.write_text("class PartialState:\n    _shared_state = {}\n\n    def prepare_backend(self): ...\n")
@@ -56,7 +41,7 @@ def test_a_name_that_a_release_lost_is_found(private_names: Any, tmp_path: Path)
     assert "_shared_state" not in gone
 
 
-def test_a_new_use_is_seen_however_it_is_written(private_names: Any) -> None:
+def test_a_new_use_is_seen_however_it_is_written() -> None:
     source = """
 from transformers.trainer import _one
 trainer._two

@@ -17,7 +17,6 @@ from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import label_sets, labels, load
-from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
 from hf_mps.finetune.recipe.schema import Recipe
@@ -75,7 +74,13 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
         recipe = settled(run)
         for split, some in rows.items():
             status.now(f"measuring {split} …")
-            _refuse_other_classes(some, recipe)
+            feature = some.dataset.features.get("label") or getattr(some.dataset.features.get("tags"), "feature", None)
+            names, known = getattr(feature, "names", None), getattr(recipe.data, "labels", None)
+            if names and known and list(names) != list(known):
+                raise UserError(
+                    f"{some.where}: its classes are {labels.listed(names)}, but the model's are {labels.listed(known)};"
+                    " allowed: the same classes in the same order, or a column of names"
+                )
             with lengths.those_of(run.chosen):
                 task = run.task_class(recipe, run.checkpoint, device.value)
                 prepared = task.prepare({"train": some, "validation": some})
@@ -147,14 +152,3 @@ def _with_rows(run: SavedRun, words: Sequence[str]) -> tuple[SavedRun, list[str]
 def _splits(data: schema.Data) -> list[str]:
     """Return every split but the training rows."""
     return [split for split in dict.fromkeys((*load.SPLITS, *load.splits_to_read(data))) if split != "train"]
-
-
-def _refuse_other_classes(rows: Rows, recipe: Recipe) -> None:
-    """Raise UserError where the rows number their classes by other names than the model's."""
-    feature = rows.dataset.features.get("label") or getattr(rows.dataset.features.get("tags"), "feature", None)
-    names, known = getattr(feature, "names", None), getattr(recipe.data, "labels", None)
-    if names and known and list(names) != list(known):
-        raise UserError(
-            f"{rows.where}: its classes are {labels.listed(names)}, but the model's are {labels.listed(known)};"
-            " allowed: the same classes in the same order, or a column of names"
-        )

@@ -119,18 +119,16 @@ class Writer:
             for answer in some:
                 self._file.write(json.dumps(plain(answer), ensure_ascii=False) + "\n")
         elif some:
-            self._as_csv(some)
+            if self._csv is None:
+                names = list(dict.fromkeys(name for answer in some for name in answer))
+                self._csv = csv.DictWriter(self._file, names, lineterminator="\n")
+                self._csv.writeheader()
+            try:
+                self._csv.writerows({name: cell(value) for name, value in answer.items()} for answer in some)
+            except ValueError as error:  # a later row with a column more
+                way_on = "--format jsonl"
+                raise RunError(f"a csv cannot add columns after its first rows: {error}; next: {way_on}") from error
         self._file.flush()
-
-    def _as_csv(self, some: list[dict[str, Any]]) -> None:
-        if self._csv is None:
-            names = list(dict.fromkeys(name for answer in some for name in answer))
-            self._csv = csv.DictWriter(self._file, names, lineterminator="\n")
-            self._csv.writeheader()
-        try:
-            self._csv.writerows({name: cell(value) for name, value in answer.items()} for answer in some)
-        except ValueError as error:  # a later row with a column more
-            raise RunError(f"a csv cannot add columns after its first rows: {error}; next: --format jsonl") from error
 
 
 def _kind(asked: str | None, out: Path | None) -> str:
@@ -195,6 +193,7 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
     with tempfile.TemporaryDirectory(prefix=f".{out.name[:100]}.", dir=out.absolute().parent) as folder:
         work, whole = Path(folder, "answers"), out.with_name(f"{out.stem}.files")
         pictures = Path(folder, "pictures")
+        # In a folder beside it, so that a killed command leaves nothing under the name that was asked for.
         with work.open("x", encoding="utf-8", newline="") as file:
             yield file, Pictures(pictures, whole)
         if pictures.is_dir():  # before the answers, which name its files

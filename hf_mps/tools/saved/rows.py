@@ -56,6 +56,7 @@ class Input:
         first = 0
         columns: Mapping[str, str] = {}
         for table in self._tables(size):
+            # A table without rows is gone through once: its columns are looked at before it is said to be empty.
             for start in range(0, max(1, len(table)), size):
                 rows = self._rows(table.slice(start, size), first)
                 columns = columns or self._present(rows)
@@ -119,8 +120,10 @@ def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input
     JSON is gone through twice. The columns `keep` are read beside the task's. Raises UserError for what is not there,
     is empty, or of no format that is read.
     """
-    columns, optional = _columns(run)
-    data = run.recipe.data
+    task, data = run.task_class, run.recipe.data
+    roles, optional = {**task.asked, **data.columns.roles()}, task.optional
+    # A role that has several columns numbers them: label_0, label_1, … What only labelled rows have is not read.
+    columns = {role: name for role, name in roles.items() if role.rstrip("0123456789").rstrip("_") not in task.truth}
     called, pipe = "stdin" if name == STDIN else name, user_path(name)
     if name != STDIN and not pipe.is_fifo():  # `<(zcat rows.csv.gz)` is a pipe
         yield replace(_found(name, columns, optional, data), keep=tuple(keep))
@@ -136,15 +139,6 @@ def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input
         kind = _told_by_its_first_line(whole, [column for role, column in columns.items() if role not in optional])
         path = whole.rename(whole.with_name(f"rows.{'txt' if kind == 'text' else kind}"))
         yield Input(path, called, kind, columns, optional, data, keep=tuple(keep), folder=Path.cwd())
-
-
-def _columns(run: SavedRun) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the columns that are read by their roles, and the roles among them that may be missing."""
-    task = run.task_class
-    roles = {**task.asked, **run.recipe.data.columns.roles()}
-    # A role that has several columns numbers them: label_0, label_1, …
-    known = {role: name for role, name in roles.items() if role.rstrip("0123456789").rstrip("_") not in task.truth}
-    return known, task.optional
 
 
 def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], data: schema.Data) -> Input:

@@ -130,16 +130,10 @@ def open_run(where: str, task: str | None = None) -> SavedRun:
     `task` overrides what the configuration of a model without a run tells. No weights are loaded, and torch is not
     imported. Raises UserError for a folder that holds no model, and for what cannot be read.
     """
-    saved = _opened(where, task)
-    labels = saved.checkpoint.stored_config().get("id2label")
-    if isinstance(labels, dict) and {str(number) for number in labels} != {str(n) for n in range(len(labels))}:
-        numbers = ", ".join(map(str, labels))
-        raise UserError(f"{where}: id2label in its config.json has {numbers}; allowed: 0 to {len(labels) - 1}")
-    return saved
-
-
-def _opened(where: str, task: str | None) -> SavedRun:
     path = user_path(where)
+    home = path.resolve()
+    if home.name.startswith("checkpoint-") and _is_run(home.parent):
+        home = home.parent
     if where.startswith(PYPI) or not path.is_dir():
         if path.is_file() or (where.startswith((".", "/", "~")) or where.count("/") > 1):
             problem = "is a file" if path.is_file() else f"there is no such folder{neighbour(path)}"
@@ -147,13 +141,16 @@ def _opened(where: str, task: str | None) -> SavedRun:
             raise UserError(f"{where}: {problem}; allowed: {allowed}")
         source = resolve(where)
         source.refuse_absent()
-        return _without_run(where, source, None, task)
-    home = path.resolve()
-    if home.name.startswith("checkpoint-") and _is_run(home.parent):
-        home = home.parent
-    if _is_run(home):
-        return _of_run(where, path, home, task)
-    return _without_run(where, *_model_in(where, path), task)
+        saved = _without_run(where, source, None, task)
+    elif _is_run(home):
+        saved = _of_run(where, path, home, task)
+    else:
+        saved = _without_run(where, *_model_in(where, path), task)
+    labels = saved.checkpoint.stored_config().get("id2label")
+    if isinstance(labels, dict) and {str(number) for number in labels} != {str(n) for n in range(len(labels))}:
+        numbers = ", ".join(map(str, labels))
+        raise UserError(f"{where}: id2label in its config.json has {numbers}; allowed: 0 to {len(labels) - 1}")
+    return saved
 
 
 def _is_run(folder: Path) -> bool:
@@ -162,7 +159,13 @@ def _is_run(folder: Path) -> bool:
 
 def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:
     """Return the run in `home`, with the model in `path`: its own folder or a checkpoint. Raises UserError."""
-    results = _results(where, home / RESULTS)
+    results: Any = None
+    if (home / RESULTS).is_file():
+        try:
+            results = json.loads((home / RESULTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{where}: its {RESULTS} cannot be read: {error}; next: train the recipe again") from error
+    results = results if isinstance(results, dict) else None
     if not any((path / name).is_file() for name in MODEL_FILES):
         whole = checkpoints(home)
         way_on = f"{whole[-1]} in its place" if whole else f"hf-mps finetune {home / RECIPE} output_dir={where}"
@@ -174,22 +177,13 @@ def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:
     if task not in (None, recipe.task):
         raise UserError(f"--task {task}: {where} is a run of {recipe.task}; leave --task out")
     source, _ = _model_in(where, path, base=recipe.model, dtype=recipe.weights)
+    # The saved model is whole without it: `chat --base` alone asks for it.
     try:
         base = replace(resolve(recipe.model), dtype=recipe.weights)
     except UserError:  # it is not there any more
         base = None
     said = Choice(recipe.task, f"its {RECIPE if stored else RESULTS}")
     return SavedRun(where, said, recipe, document, source, base, results)
-
-
-def _results(where: str, path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{where}: its {RESULTS} cannot be read: {error}; next: train the recipe again") from error
-    return results if isinstance(results, dict) else None
 
 
 def _without_run(where: str, source: Checkpoint, base: Checkpoint | None, task: str | None) -> SavedRun:

@@ -91,13 +91,6 @@ def test_a_module_is_printed_as_llvm_reads_it(small: str, capsys: Printed) -> No
     assert "define void @double_strided_float(ptr addrspace(1)" in text
 
 
-def test_the_report_that_moved_to_the_scripts_is_named(capsys: Printed) -> None:
-    assert main(["kernels", "report", "2.13.0", "--quick", "--page", "page.md"]) == 2
-    assert capsys.readouterr().err == snapshot(
-        "hf-mps: the report is a script of hf_mps' repository; next: python scripts/conformance/report.py RELEASE\n"
-    )
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -108,7 +101,6 @@ def test_the_report_that_moved_to_the_scripts_is_named(capsys: Printed) -> None:
         ["list", "--family", "doubel"],
         ["list", "--release", "newest"],
         ["list", "--release", "mlx-newest"],
-        ["list", "--torch", "2.99.0"],
     ],
 )
 def test_a_wrong_word_ends_in_one_line(arguments: list[str], small: str, capsys: Printed) -> None:
@@ -129,7 +121,6 @@ WRONG = {
     ),
     "list --family doubel": "there is no family doubel; did you mean 'double'?",
     "list --release mlx-newest": "'mlx-newest' is no release of MLX; allowed: a version, for example mlx-0.32.4",
-    "list --torch 2.99.0": "--torch is --release now, as MLX's kernels are here too; next: --release 2.99.0",
     "list --release newest": "'newest' is no release of PyTorch; allowed: a version, for example 2.13.0",
 }
 
