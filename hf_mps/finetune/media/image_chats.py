@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.models.language import Labelled, generated
 from hf_mps.finetune.models.vision_language import Reader
-from hf_mps.finetune.text import chat, conversations, image_messages, tokens
+from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.text import chat, conversations, tokens
 from hf_mps.finetune.text.padding import IGNORED
+
+IMAGE = {"type": "image"}
+# An image's place in the text of a message, as LLaVA's files and LLaMA-Factory's have it.
+PLACE = re.compile(r"\s*<image>\s*")
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -25,6 +33,135 @@ Asked = tuple[int, Sequence[chat.Message]]
 """A row's place, and the conversation about its images that is to be answered."""
 # Dimensions of pixels that hold a row's images side by side: (1, images, channels, height, width).
 SIDE_BY_SIDE = 5
+
+
+class Columns(schema.Columns):
+    """The images, as `image` (one a row) or `images` (a list), and what is said about them: `messages`, or `answer`.
+
+    `question` belongs to `answer`, where every row has another question.
+    """
+
+    image: str | None = None
+    """The column of the image: a path, or bytes."""
+    images: str | None = None
+    """The column of lists of images."""
+    messages: str | None = None
+    """The column of conversations."""
+    question: str | None = None
+    """The column of the question."""
+    answer: str | None = None
+    """The column of the answer."""
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Columns:
+        if self.image and self.images:
+            raise ValueError("has image beside images; give one or the other")
+        if self.messages and (self.answer or self.question):
+            raise ValueError("has messages beside question or answer; give one or the other")
+        if self.question and not self.answer:
+            raise ValueError("has question; give answer too, or messages")
+        return self
+
+    def roles(self) -> dict[str, str]:
+        """Return {role: column} of what is read; `images` and `messages` where the recipe names none of a kind."""
+        said = {role: name for role, name in self if name}
+        if not (self.image or self.images):
+            said = {"images": "images", **said}
+        return said if self.messages or self.answer else {**said, "messages": "messages"}
+
+
+def values(row: Mapping[str, Any]) -> list[Any]:
+    """Return a row's images as its source has them, in their order."""
+    found = row[_role(row)]
+    found = found if isinstance(found, list) else [found]
+    return [one for one in found if one is not None]
+
+
+def _role(row: Mapping[str, Any]) -> str:
+    return "images" if "images" in row else "image"
+
+
+def conversation(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, Any]]:
+    """Return the conversation of one row, its messages' content in parts, with a place for each of its images.
+
+    `prompt` comes before a question, or asks for the answer where the row has no question. Images that no message
+    has a place for come first in the first message of the user. Raises chat.ConversationError for a row that holds no
+    conversation, or another number of places than of images.
+    """
+    count = len(values(row))
+    said = _messages(row["messages"]) if "messages" in row else _asked(row, prompt)
+    places = sum(part["type"] == "image" for message in said for part in message["content"])
+    first = next((message for message in said if message["role"] == "user"), None)
+    if not places and count and first is not None:
+        first["content"] = [dict(IMAGE) for _ in range(count)] + first["content"]
+        places = count
+    if places != count:
+        raise chat.ConversationError(
+            f"has {count} images and places for {places} in its messages; allowed: one for each"
+        )
+    return said
+
+
+def asked(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, Any]]:
+    """Return what one row asks: its conversation up to the last words of the user, without an answer behind them.
+
+    Raises chat.ConversationError for a row that asks nothing.
+    """
+    return chat.without_answer(conversation(row if "messages" in row else {**row, "answer": ""}, prompt))
+
+
+def _asked(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, Any]]:
+    for name in ("question", "answer"):
+        if name in row and not isinstance(row[name], str):
+            raise chat.ConversationError(f"has no {name}; allowed: a text in every row")
+    images = [dict(IMAGE) for _ in values(row)]
+    asked = [*_text(prompt), *images, *_text(row["question"])] if "question" in row else [*images, *_text(prompt)]
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": [_part_of(row["answer"])]}]
+
+
+def _messages(raw: Any) -> list[dict[str, Any]]:
+    """Return messages of OpenAI's or ShareGPT's shape, each content as parts. Raises chat.ConversationError."""
+    if not isinstance(raw, Sequence) or isinstance(raw, str) or not raw:
+        raise chat.ConversationError("has no messages; allowed: a list of {role, content} or {from, value}")
+    made = []
+    for one in raw:
+        content = one.get("content") if isinstance(one, Mapping) else None
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            # chat.messages knows the roles and what is wrong with them; the parts are told here.
+            named = chat.messages([{**one, "content": ""}])[0]["role"]
+            parts = []
+            for part in content:
+                kind = part.get("type") if isinstance(part, Mapping) else None
+                if kind == "image":
+                    parts.append(dict(IMAGE))
+                elif kind == "text" and isinstance(part.get("text"), str):
+                    parts.append(_part_of(part["text"]))
+                else:
+                    problem = f"a part of type {kind}" if kind else f"a part that is a {type(part).__name__}"
+                    allowed = "{type: text, text} and {type: image}"
+                    raise chat.ConversationError(f"holds {problem}; allowed: {allowed}")
+        else:
+            message = chat.messages([one])[0]
+            named, parts = message["role"], []
+            for number, piece in enumerate(PLACE.split(message["content"])):
+                parts += [dict(IMAGE)] * (number > 0) + _text(piece)
+            parts = parts or [_part_of("")]
+        if named == "assistant" and any(part["type"] == "image" for part in parts):
+            raise chat.ConversationError(
+                "has an image among the assistant's words; allowed: images in the user's messages"
+            )
+        # Chat templates write the parts of a message one behind the other.
+        joined = [_part_of("".join(part["text"] for part in parts))] if named == "assistant" else parts
+        made.append({"role": named, "content": joined})
+    return made
+
+
+def _text(text: str | None) -> list[dict[str, Any]]:
+    return [_part_of(text)] if text else []
+
+
+def _part_of(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, content: str) -> Dataset:
@@ -40,8 +177,9 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
         for place, index in enumerate(indices):
             row = {role: column[place] for role, column in batch.items()}
             try:
-                said = image_messages.conversation(row, prompt)
-                encoded = reader.encode(said, sizes(rows, index, row), longest)
+                said = conversation(row, prompt)
+                sizes = [images.dimensions(rows, index, value, _role(row)) for value in values(row)]
+                encoded = reader.encode(said, sizes, longest)
             except chat.ConversationError as error:
                 raise conversations.row_error(rows, index, error) from error
             # Nothing precedes the first token, so nothing can predict it.
@@ -63,17 +201,10 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
     return found
 
 
-def sizes(rows: Rows, index: int, row: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the (width, height) of a row's images. Raises UserError for what is none."""
-    role = image_messages.role(row)
-    return [images.dimensions(rows, index, value, role) for value in image_messages.values(row)]
-
-
 def opened(rows: Rows, index: int, count: int | None = None) -> list[Any]:
     """Return the first `count` images of a row, all of them by default. Raises UserError as `images.opened`."""
     row = rows.dataset[index]
-    role = image_messages.role(row)
-    return [images.opened_value(rows, index, value, role) for value in image_messages.values(row)[:count]]
+    return [images.opened_value(rows, index, value, _role(row)) for value in values(row)[:count]]
 
 
 @dataclass
@@ -156,7 +287,7 @@ def refuse_unlike(
 
     for index in range(len(data)):
         row = data.features[index]
-        said = image_messages.conversation(rows.dataset[row["row"]], prompt)
+        said = conversation(rows.dataset[row["row"]], prompt)
         shown = opened(rows, row["row"])
         if not shown or len(row["input_ids"]) < len(reader.encode(said, [one.size for one in shown], 2**31).input_ids):
             continue
@@ -180,6 +311,8 @@ def answers(
 
     Greedy, so that equal weights answer equally. Raises UserError for a row that cannot be used.
     """
+    import torch
+
     model.eval()
     for start in range(0, len(asked), at_once):
         some = asked[start : start + at_once]
@@ -192,17 +325,11 @@ def answers(
             except chat.ConversationError as error:
                 raise conversations.row_error(rows, index, error) from error
             shown.append(pixels(reader.processor.image_processor, seen))
-        beside = collator.beside(left_padded(prompts, reader.tokenizer.pad_token_id), shown)
+        width, filler = max(map(len, prompts)), reader.tokenizer.pad_token_id
+        padded = torch.tensor([[filler] * (width - len(ids)) + ids for ids in prompts])  # as `generated` pads them
+        beside = collator.beside(padded, shown)
         beside = {name: value.to(model.device) for name, value in beside.items()}
         texts = generated(model, reader.tokenizer, prompts, most, **beside)
         for (index, said), text in zip(some, texts, strict=True):
-            shown_by = ", ".join(map(images.named, image_messages.values(rows.dataset[index])))
+            shown_by = ", ".join(map(images.named, values(rows.dataset[index])))
             yield {"image": shown_by, "prompt": chat.render(reader.tokenizer, said, prompt=True), "generated": text}
-
-
-def left_padded(ids: Sequence[Sequence[int]], filler: int) -> Any:
-    """Return prompts as a tensor of one width, the way `generated` pads them."""
-    import torch
-
-    width = max(map(len, ids))
-    return torch.tensor([[filler] * (width - len(row)) + list(row) for row in ids])

@@ -228,6 +228,11 @@ def size(processor: Any) -> tuple[int, int]:
     raise UserError(f"{told}; next: augmentation=null")
 
 
+def resize(processor: Any, size: dict[str, int]) -> None:
+    """Set the size to which an image processor brings images, in the type that its class has for it."""
+    processor.size = size if isinstance(processor.size, dict) else type(processor.size)(**size)
+
+
 def prepared_by(processor: Any, *further: str) -> Choice[str]:
     """Return the size of a processor's output, with what prepares images as the reason, and anything `further`."""
     said = ", ".join(f"{name} {pixels}" for name, pixels in dict(processor.size).items() if pixels)

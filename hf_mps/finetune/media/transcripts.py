@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import struct
 import wave
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.media import audio
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.text import tokens
 from hf_mps.metrics.texts import cer, wer
 
 SNIPPET = """from transformers import pipeline
@@ -41,6 +43,29 @@ class Data(schema.Data):
     """Adds the columns."""
 
     columns: Columns = Columns()
+
+
+def encoded(
+    rows: Rows,
+    tokenizer: Any,
+    key: Sequence[Any],
+    ids: Callable[[Sequence[str], Sequence[int]], list[list[int]]],
+    rate: int,
+) -> Any:
+    """Return `labels`, what `ids` makes of texts and their rows' numbers, and `samples` (at `rate`) of each row.
+
+    `key` is that of `tokens.map_cached`.
+    """
+    from datasets import Features, List, Value
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        return {
+            "labels": ids(tokens.texts(rows, "text", batch, indices), indices),
+            "samples": [audio.samples(rows, index, rate) for index in indices],
+        }
+
+    features = Features({"labels": List(Value("int32")), "samples": Value("int64")})
+    return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=features)
 
 
 def short_enough(rows: Rows, counts: Sequence[int], most: float, rate: int) -> list[int]:

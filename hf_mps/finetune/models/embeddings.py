@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.recipe.schema import Recipe
 
 # Each role's column for sentence-transformers, which refuses a name that begins with another one's.
@@ -53,14 +52,6 @@ def library(task: str) -> Any:
     except ImportError as error:
         raise UserError(f"{task} needs sentence-transformers 6; next: {extras.install('embeddings')}") from error
     return sentence_transformers
-
-
-def load(checkpoint: Checkpoint, device: str) -> tuple[Any, Choice[str]]:
-    """Load the checkpoint as a SentenceTransformer in float32, with its own pooling or else the mean of the tokens."""
-    model = checkpoint.sentence_transformer(device)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    parts = " + ".join(type(part).__name__ for part in model)
-    return model, Choice(checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")
 
 
 def encoded(

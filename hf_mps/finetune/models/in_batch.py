@@ -15,7 +15,9 @@ from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
 
 ACROSS = "gather_across_devices"
-COMPARES_PAIRS = "CoSENTLoss"
+GATHERED = ("CoSENTLoss", "FlopsLoss")
+"""Those that do not gather themselves. FlopsLoss, SpladeLoss's regularizer, squares the mean over a batch: a mean over
+processes of that would be another, larger cost."""
 
 
 def make(losses: Any, name: str, model: Any) -> Any:
@@ -23,21 +25,12 @@ def make(losses: Any, name: str, model: Any) -> Any:
     loss = getattr(losses, name)
     if World.here().alone:
         return loss(model)
-    if name == COMPARES_PAIRS:
+    if name in GATHERED:
         return _gathering(loss)(model)
     made = loss(model)
     if hasattr(made, ACROSS):
         made.gather_across_devices = True
     return made
-
-
-def regularizer(losses: Any, name: str, model: Any) -> Any:
-    """Return the regularizer `name` of that module, over the embeddings of all processes.
-
-    FlopsLoss squares the mean over a batch: a mean over processes of that would be another, larger cost.
-    """
-    loss = getattr(losses, name)
-    return loss(model) if World.here().alone else _gathering(loss)(model)
 
 
 def arguments(*, ranked: bool) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hf_mps.finetune.data import queries
-from hf_mps.finetune.data.queries import Query
+from hf_mps.core.errors import UserError, brief
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models import embeddings, in_batch
+from hf_mps.finetune.text import tokens
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.metrics import Baseline
 from hf_mps.metrics.scores import ndcg, order, reciprocal_rank
@@ -112,7 +115,8 @@ class RerankEvaluator:
     ) -> None:
         self._queries, self._encoded, self._measured, self._collator = found, encoded, measured, pad
         # Documents that are to be judged come by and by: only those of a row are known together.
-        self._groups = queries.by_text(found) if measured is not None else queries.by_row(found)
+        by_row = [[(place, inner) for inner in range(len(query.documents))] for place, query in enumerate(found)]
+        self._groups = by_text(found) if measured is not None else by_row
 
     @property
     def without(self) -> int:
@@ -191,3 +195,72 @@ class RerankEvaluator:
 
 def _can_rank(relevance: Sequence[float]) -> bool:
     return max(relevance) > 0 and min(relevance) < max(relevance)
+
+
+@dataclass(frozen=True)
+class Query:
+    """A row: its `text`, its `documents` and for each how relevant it is, 0 or above; `number` is its place from 1.
+
+    `relevance` is empty where the data do not say it.
+    """
+
+    text: str
+    documents: tuple[str, ...]
+    relevance: tuple[float, ...]
+    number: int
+
+
+def read(rows: Rows) -> list[Query]:
+    """Return every row's query, in its order.
+
+    The columns are `text` and `documents` with `label` (lists of as many), `text_pair` with `label`, or `text_pair` and
+    `negative`; without a label and a negative the documents are to be judged. Raises UserError, naming the row, for a
+    gap, for lists that do not fit, and for a relevance that is no number of 0 or above.
+    """
+    names = rows.dataset.column_names
+    tokens.refuse_other_than_text(rows, [name for name in ("text", "text_pair", "negative") if name in names])
+    for role, what in (("documents", "texts"), ("label", "numbers")):
+        feature = rows.dataset.features.get(role)
+        if "documents" in names and feature is not None and getattr(feature, "feature", None) is None:
+            kind = getattr(feature, "dtype", type(feature).__name__)
+            allowed = f"a list of {what} in each row, as JSON and Parquet have them"
+            raise UserError(f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: {allowed}")
+    return [_query(rows, index, row, names) for index, row in enumerate(rows.dataset)]
+
+
+def by_text(queries: Sequence[Query]) -> list[list[tuple[int, int]]]:
+    """Return for each text of a query where its documents are, as (place among `queries`, place in its documents).
+
+    Pairs that share a query are one list.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for place, query in enumerate(queries):
+        found.setdefault(query.text, []).extend((place, inner) for inner in range(len(query.documents)))
+    return list(found.values())
+
+
+def _query(rows: Rows, index: int, row: Mapping[str, Any], names: Sequence[str]) -> Query:
+    place = rows.place(index)
+    for name in names:
+        if row[name] is None or row[name] == "":
+            raise UserError(f"{place} has no {name}; allowed: one in every row")
+    if "documents" in names:
+        documents, raw = tuple(row["documents"]), tuple(row.get("label", ()))
+        if "label" in names and len(documents) != len(raw):
+            raise UserError(f"{place} has {len(documents)} documents and {len(raw)} labels; allowed: one for each")
+        if not documents or not all(documents):
+            what = "an empty document" if documents else "no documents"
+            raise UserError(f"{place} has {what}; allowed: a text for each, one or more in every row")
+    elif "negative" in names:
+        documents, raw = (row["text_pair"], row["negative"]), (1.0, 0.0)
+    else:
+        documents, raw = (row["text_pair"],), (row["label"],) if "label" in names else ()
+    relevance = []
+    for one in raw:
+        try:
+            relevance.append(float(one))
+        except (TypeError, ValueError):
+            relevance.append(math.nan)
+        if not math.isfinite(relevance[-1]) or relevance[-1] < 0:
+            raise UserError(f"{place} has the label {brief(repr(one))}; allowed: 0 for irrelevant, and numbers above")
+    return Query(row["text"], documents, tuple(relevance), rows.number(index))

@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.media import images
 from hf_mps.finetune.text import chat
 from hf_mps.finetune.text.chat import ConversationError, Encoded, Message
 
@@ -92,7 +93,7 @@ def budget(reader: Reader, most: int) -> Choice[str]:
     made, counted = reader.processor.image_processor, 0
     own = {name: value for name, value in dict(made.size).items() if value}
     for size, side, told in _sizes(made, own, most):
-        made.size = type(made.size)(**size) if not isinstance(made.size, dict) else size
+        images.resize(made, size)
         reader._blocks.clear()  # they were counted at the size before
         counted = len(reader.block((side, side)))
         if counted <= most:

@@ -49,14 +49,21 @@ class EmbeddingTask(SentenceTask):
     batch = embeddings.BATCH
     optional = ("text_pair",)
 
-    def open_encoder(self) -> tuple[Any, Choice[str]]:
-        """Return the model and its description."""
+    def encoder(self) -> Any:
+        """Return the model, in float32, with its own pooling or else sentence-transformers' default."""
         raise NotImplementedError
+
+    def open_encoder(self, chosen: Mapping[str, Any] | None = None) -> None:
+        """Load and describe the model, and settle its longest length."""
+        model = self.encoder()
+        count = sum(parameter.numel() for parameter in model.parameters())
+        parts = " + ".join(type(part).__name__ for part in model)
+        self.begin((model, Choice(self.checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")), chosen)
+        self.model.max_seq_length = self.longest
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         embeddings.library(self.name)
-        self.begin(self.open_encoder(), chosen)
-        self.model.max_seq_length = self.longest
+        self.open_encoder(chosen)
         self._collate()
         return self.made()
 
@@ -64,7 +71,6 @@ class EmbeddingTask(SentenceTask):
         self, rows: Mapping[str, Rows], span: tuple[float, float] = (0.0, 1.0)
     ) -> tuple[dict[str, Any], list[int]]:
         """Return the texts of each split with their scores, and the tokens of each training row's longest text."""
-        self.model.max_seq_length = self.longest
         roles = [role for role in self.recipe.data.columns.roles() if role != "score"]
         made = {split: embeddings.encoded(rows[split], self.tokenizer, self.longest, roles, span) for split in rows}
         counts = {split: made[split]["lengths"][:] for split in made}

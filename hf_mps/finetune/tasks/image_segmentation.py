@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,17 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.media import images, masks
+from hf_mps.finetune.media import images
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Picture, Prepared, Task
 from hf_mps.metrics import Baseline, pixels
+
+# Classes that a palette of 8 bits has colours for.
+COLOURED = 256
+IGNORED = 255
+"""The class of pixels that are neither learned nor counted (semantic_loss_ignore_index of transformers)."""
 
 # Training masks that tell the most frequent class.
 SEEN = 200
@@ -84,7 +90,7 @@ class ImageSegmentation(Task):
         config = self.checkpoint.config()
         names, told = self._named(config)
         config = labels.configure(config, names, recipe.config_overrides)
-        config.semantic_loss_ignore_index = masks.IGNORED
+        config.semantic_loss_ignore_index = IGNORED
         self._begin(config, names)
         self.processing_class.do_reduce_labels = False  # of masks of the data, and the saved one is for images alone
         splits = {split: self.inputs(some) for split, some in rows.items()}
@@ -118,10 +124,10 @@ class ImageSegmentation(Task):
         self.load(config)
         self.collator = default_data_collator
 
-    def inputs(self, rows: Rows) -> masks.Masks:
+    def inputs(self, rows: Rows) -> Masks:
         images.refuse_missing(rows)
         reduce = self.recipe.reduce_labels
-        return masks.Masks(rows, self.processing_class, len(self.names), reduce=reduce, seed=self.recipe.seed)
+        return Masks(rows, self.processing_class, len(self.names), reduce=reduce, seed=self.recipe.seed)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each image's classes with their share, with its scores or, without a mask, with the model's own.
@@ -148,7 +154,7 @@ class ImageSegmentation(Task):
             width, height = images.dimensions(rows, at, rows.dataset[at]["image"])
             found = _answers(torch.from_numpy(predicted)[None], (height, width))[0].numpy()
             counts = numpy.bincount(found.ravel(), minlength=len(self.names))
-            yield {**line, "prediction": _shares(counts, self.names), "mask": Picture(masks.png(found))}
+            yield {**line, "prediction": _shares(counts, self.names), "mask": Picture(png(found))}
 
     def _figures(self, rows: Rows, predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         import io
@@ -159,7 +165,7 @@ class ImageSegmentation(Task):
         scenes = []
         for at, row in enumerate(predicted):
             if "mask" in row:
-                truth = masks.mask_of(rows, at, reduce=self.recipe.reduce_labels)
+                truth = mask_of(rows, at, reduce=self.recipe.reduce_labels)
                 scenes.append((images.opened(rows, at), truth, numpy.asarray(Image.open(io.BytesIO(row["mask"])))))
         return pictures.masks(scenes, self.names)
 
@@ -182,8 +188,8 @@ class ImageSegmentation(Task):
         def present(split: str, most: int | None = None) -> Any:
             total = numpy.zeros(len(self.names))
             for at in range(len(rows[split].dataset))[:most]:  # a mask at a time: all do not fit into memory
-                mask = masks.mask_of(rows[split], at, reduce=self.recipe.reduce_labels)
-                total += pixels.areas(mask, mask, len(self.names), masks.IGNORED)[0]
+                mask = mask_of(rows[split], at, reduce=self.recipe.reduce_labels)
+                total += pixels.areas(mask, mask, len(self.names), IGNORED)[0]
             return total
 
         seen, total = present("train", SEEN), present("validation")
@@ -233,7 +239,7 @@ def _areas(classes: int) -> Callable[[Any, Any], Any]:
             return classification.logits_of(logits)
         answers = _answers(classification.logits_of(logits), truths.shape[-2:]).cpu().numpy()
         pairs = zip(answers, truths.cpu().numpy(), strict=True)
-        found = [torch.from_numpy(pixels.areas(one, truth, classes, masks.IGNORED)) for one, truth in pairs]
+        found = [torch.from_numpy(pixels.areas(one, truth, classes, IGNORED)) for one, truth in pairs]
         return torch.stack(found).to(truths.device)
 
     return areas
@@ -255,3 +261,93 @@ def _answers(logits: Any, size: Sequence[int]) -> Any:
     with torch.no_grad():
         whole = torch.nn.functional.interpolate(logits.float(), size=tuple(size), mode="bilinear", align_corners=False)
     return whole.argmax(dim=1)
+
+
+class Masks(images.Varied):
+    """A split for Trainer: rows of `pixel_values`, float32 of shape (3, H, W), and of `labels`, int64 of shape (H, W),
+    where they have a mask.
+
+    `reduce` makes class 0 the one that is left out, and counts the others from 0 (ADE20K's masks need that).
+    """
+
+    def __init__(self, rows: Rows, processor: Any, classes: int, *, reduce: bool, seed: int) -> None:
+        super().__init__(rows, seed)
+        self._processor, self._classes, self._reduce = processor, classes, reduce
+        self.augment: images.Augmentation | None = None
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self._rows.dataset[index]
+        image = images.opened_value(self._rows, index, row["image"])
+        if "mask" not in row:
+            made = self._processor(images=[image], do_reduce_labels=False, return_tensors="pt")
+            return {"pixel_values": made["pixel_values"][0]}
+        mask = images.opened_value(self._rows, index, row["mask"], "mask", _numbers)
+        if mask.shape != image.size[::-1]:
+            told = f"mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image {image.size[0]} x {image.size[1]}"
+            raise UserError(f"{self._rows.place(index)}: {told}; allowed: the same")
+        if self.augment is not None:
+            image, mask = varied(image, mask, self.augment, self.draw(index))
+        made = self._processor(
+            images=[image], segmentation_maps=[mask], do_reduce_labels=self._reduce, return_tensors="pt"
+        )
+        labels = made["labels"][0]
+        # Metal reads past the classes without a word (pytorch#144824), so an unknown class is told here.
+        known = (labels == IGNORED) | ((labels >= 0) & (labels < self._classes))
+        if bool(known.all()):
+            return {"pixel_values": made["pixel_values"][0], "labels": labels}
+        found = int(labels[~known].max()) + self._reduce
+        told = f"mask has class {found}, and data.labels names {self._classes} classes, from {int(self._reduce)} on"
+        way_on = "next: name every class, or reduce_labels=true where 0 means no class"
+        raise UserError(f"{self._rows.place(index)}: {told}; {way_on}")
+
+
+def mask_of(rows: Rows, index: int, *, reduce: bool) -> Any:
+    """Return a row's mask with the classes as they are learned, IGNORED where none is."""
+    import numpy
+
+    mask = images.opened_value(rows, index, rows.dataset[index]["mask"], "mask", _numbers)
+    return numpy.where((mask == 0) | (mask == IGNORED), IGNORED, mask - 1) if reduce else mask
+
+
+def varied(image: Any, mask: Any, augment: images.Augmentation, draw: random.Random) -> tuple[Any, Any]:
+    """Return the same drawn part of an image and its mask, perhaps both mirrored left to right."""
+    from PIL import Image
+
+    width, height = image.size
+    left, upper, right, lower = images.part_of(width, height, augment.crop, draw)
+    image, mask = image.crop((left, upper, right, lower)), mask[upper:lower, left:right]
+    if draw.random() < augment.flip:
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), mask[:, ::-1].copy()
+    return image, mask
+
+
+def png(classes: Any) -> bytes:
+    """Return a PNG of an array of classes, (height, width): each pixel is its class's number, 8 bits with a palette.
+
+    The colours are Pascal VOC's: the bits of the number spread over red, green and blue. More than 256 classes are grey
+    numbers of 16 bits.
+    """
+    import numpy
+    from PIL import Image
+
+    if classes.max(initial=0) >= COLOURED:
+        image = Image.fromarray(classes.astype(numpy.uint16))
+    else:
+        image = Image.fromarray(classes.astype(numpy.uint8))
+        # The class's bits 0, 3 and 6 are red's highest, and so on.
+        channels = ((number, channel) for number in range(COLOURED) for channel in range(3))
+        spread = [[((number >> (3 * bit + at)) & 1) << (7 - bit) for bit in range(8)] for number, at in channels]
+        image.putpalette(list(map(sum, spread)))
+    written = io.BytesIO()
+    image.save(written, "PNG")
+    return written.getvalue()
+
+
+def _numbers(mask: Any) -> Any:
+    """Return the numbers of a PIL image; of a palette (mode P) the entries, which are the classes."""
+    import numpy
+
+    found = numpy.asarray(mask)
+    if found.ndim != 2:
+        raise ValueError(f"it has colours (mode {mask.mode}); allowed: one number a pixel (modes L, P, I, 1)")
+    return found.astype(numpy.int32)

@@ -14,11 +14,12 @@ from pydantic import Field
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.media import image_chats
 from hf_mps.finetune.models import language, vision_language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared, snippets
 from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked
-from hf_mps.finetune.text import chat, conversations, image_messages, lengths, tokens
+from hf_mps.finetune.text import chat, conversations, lengths, tokens
 
 # Room for an image of the default size and a few turns about it.
 MAX_LENGTH = 1024
@@ -30,7 +31,7 @@ SMOKE_SIZE = (96, 64)
 class Data(schema.Data):
     """Adds the columns of the images and of the texts about them."""
 
-    columns: image_messages.Columns = image_messages.Columns()
+    columns: image_chats.Columns = image_chats.Columns()
 
 
 class Recipe(language.Recipe):
@@ -92,8 +93,6 @@ class ImageText(LanguageTask):
         self.processing_class, self.choices = processor, choices
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
-        from hf_mps.finetune.media import image_chats
-
         recipe = self.recipe
         chosen = self.measures()
         self.begin()
@@ -120,9 +119,7 @@ class ImageText(LanguageTask):
             token_counts=counts["train"],
             snippet=self.snippet,
             predict=self.answers_to(
-                rows["validation"],
-                recipe.generate.rows,
-                lambda row: image_messages.conversation(row, recipe.prompt),
+                rows["validation"], recipe.generate.rows, lambda row: image_chats.conversation(row, recipe.prompt)
             ),
             **self.by_token(chosen),
         )
@@ -133,26 +130,17 @@ class ImageText(LanguageTask):
         return self.made()
 
     def inputs(self, rows: Rows) -> list[Asked]:
-        return asked(rows, lambda row: image_messages.asked(row, self.recipe.prompt))
+        return asked(rows, lambda row: image_chats.asked(row, self.recipe.prompt))
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each conversation up to its last answer, the answer in the data, and the model's own."""
-        from hf_mps.finetune.media import image_chats
-
         at_once = self.batch if trainer.train_dataset is not None else trainer.args.eval_batch_size
         prompts = [(index, messages) for index, (messages, _) in enumerate(inputs)]
         most, joining = self.recipe.generate.max_new_tokens, self._joining()
         found = image_chats.answers(trainer.model, rows, self.reader, joining, prompts, most, at_once)
         for (_, truth), row in zip(inputs, found, strict=True):
-            if truth is None:
-                yield row
-            else:
-                yield {
-                    "image": row["image"],
-                    "prompt": row["prompt"],
-                    "reference": truth,
-                    "generated": row["generated"],
-                }
+            known = {} if truth is None else {"reference": truth}
+            yield {"image": row["image"], "prompt": row["prompt"], **known, "generated": row["generated"]}
 
     def _takes(self) -> tuple[str, ...]:
         """Return the arguments of the model's forward pass, of the one inside adapters."""
@@ -161,8 +149,6 @@ class ImageText(LanguageTask):
 
     def _joining(self) -> Any:
         """Return the collator of images and texts."""
-        from hf_mps.finetune.media import image_chats
-
         return image_chats.Collator(self.reader.tokenizer, self.reader.place, image_chats.KINDS in self._takes())
 
     @staticmethod

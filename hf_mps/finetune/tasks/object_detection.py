@@ -11,14 +11,21 @@ from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.media import boxes, images
+from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared, Task
 from hf_mps.metrics.boxes import NUMBERS, average_precision
+
+Format = Literal["xywh", "xyxy"]
+# What data sets call an object's box and its class.
+BOX, CLASS = ("bbox", "bboxes", "box", "boxes"), ("category", "category_id", "categories", "label", "labels", "class")
+Object = tuple[list[float], int]
+"""A box as (left, upper, width, height) in pixels, and the number of its class."""
+
 
 # Width and height in pixels of the images of a smoke run, and the colours of their classes.
 SMOKE_SIZE = (48, 40)
@@ -54,7 +61,7 @@ class Recipe(schema.Recipe):
     data: Data
     image_size: int = Field(default=512, ge=32)
     """The longest side of an image in pixels."""
-    box_format: boxes.Format = "xywh"
+    box_format: Format = "xywh"
     """A box's numbers: left, upper and width, height (xywh) or right, lower (xyxy)."""
     flip: float = Field(default=0.5, ge=0, le=1)
     """The probability of mirroring a training image."""
@@ -74,7 +81,6 @@ class ObjectDetection(Task):
     at_a_time = 64
     architectures = ("ForObjectDetection",)
     family = ("yolos", "image and boxes")
-    collator = staticmethod(boxes.collate)
     recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
@@ -85,7 +91,7 @@ class ObjectDetection(Task):
         chosen = self.measures()
         names, told = recipe.data.labels, "data.labels in the recipe"
         if not names:
-            names, told = boxes.class_names(rows["train"]), labels.NAMED
+            names, told = _class_names(rows["train"].dataset.features["objects"]), labels.NAMED
         if not names:
             raise UserError(
                 "data.labels names no classes; next: data.labels=[cat, dog, …], in the order of their numbers"
@@ -93,14 +99,17 @@ class ObjectDetection(Task):
         for split in rows.values():
             images.refuse_missing(split)
         found = {split: _objects(one, names, recipe.box_format) for split, one in rows.items()}
-        processor = boxes.square(self.checkpoint.image_processor(), recipe.image_size)
+        processor = self.checkpoint.image_processor()
+        # Squares, as RT-DETR reads them: boxes as shares of the image are right without knowing how it was padded.
+        images.resize(processor, {"height": recipe.image_size, "width": recipe.image_size})
+        processor.do_pad = False
         self._begin(labels.configure(self.checkpoint.config(), names, recipe.config_overrides), names, processor)
         count, without = sum(map(len, found["train"])), sum(not one for one in found["train"])
         varied = f"mirrored in {recipe.flip:.0%}, drawn from the seed, the epoch and the row alone"
         varied, empty = varied if recipe.flip else "not varied", f"; {without} images have none" if without else ""
         flips = {"train": recipe.flip}
         splits = {
-            split: boxes.Boxes(one, processor, found[split], flip=flips.get(split, 0.0), seed=recipe.seed)
+            split: Boxes(one, processor, found[split], flip=flips.get(split, 0.0), seed=recipe.seed)
             for split, one in rows.items()
         }
         return self.made(
@@ -122,7 +131,7 @@ class ObjectDetection(Task):
         )
 
     def _figures(
-        self, rows: Rows, truths: Sequence[Sequence[boxes.Object]], predicted: Sequence[Mapping[str, Any]]
+        self, rows: Rows, truths: Sequence[Sequence[Object]], predicted: Sequence[Mapping[str, Any]]
     ) -> dict[str, bytes]:
         scenes = []
         for at in pictures.spread(len(predicted)):
@@ -142,11 +151,12 @@ class ObjectDetection(Task):
         from hf_mps.finetune.models.detection_trainer import DetectionTrainer
 
         self.names, self.processing_class, self.trainer = names, processor, DetectionTrainer
+        self.collator = collate
         self.load(config)
 
-    def inputs(self, rows: Rows) -> boxes.Boxes:
+    def inputs(self, rows: Rows) -> Boxes:
         images.refuse_missing(rows)
-        return boxes.Boxes(rows, self.processing_class, None)
+        return Boxes(rows, self.processing_class, None)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each image's boxes, the best first, as transformers' pipeline has them."""
@@ -186,9 +196,91 @@ class ObjectDetection(Task):
         return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
 
 
-def _objects(rows: Rows, names: Sequence[str], form: boxes.Format) -> list[list[boxes.Object]]:
+def _objects(rows: Rows, names: Sequence[str], form: Format) -> list[list[Object]]:
     """Return the objects of every row. Raises UserError for what is none, and for a split without any."""
-    found = [boxes.objects(rows, index, raw, names, form) for index, raw in enumerate(rows.dataset["objects"])]
+    found = [objects(rows, index, raw, names, form) for index, raw in enumerate(rows.dataset["objects"])]
     if not any(found):
         raise UserError(f"{rows.where}: no row has an object; allowed: one in some rows at least")
+    return found
+
+
+def _class_names(feature: Any) -> list[str]:
+    """Return the classes that the data set itself names inside a column's type; none where it names none."""
+    if getattr(feature, "names", None):
+        return list(feature.names)
+    inside = feature.values() if isinstance(feature, Mapping) else [getattr(feature, "feature", None)]
+    return next((found for one in inside if one is not None and (found := _class_names(one))), [])
+
+
+def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format) -> list[Object]:
+    """Return the objects of one row, whose column holds `raw`: a list of dicts, or a dict of lists as datasets has it.
+
+    Classes are numbers from 0 on, or names. Raises UserError, naming the row, for what is no box and an unknown class.
+    """
+    place = rows.place(index)
+    found = []
+    if isinstance(raw, Mapping):
+        pairs = list(zip(*(raw[_one_of(raw, keys, place)] for keys in (BOX, CLASS)), strict=True))
+    elif not isinstance(raw, Sequence) or isinstance(raw, str):
+        raise UserError(f"{place} has no objects; allowed: a list of {{bbox, category}}, empty where there are none")
+    else:
+        pairs = [(one[_one_of(one, BOX, place)], one[_one_of(one, CLASS, place)]) for one in raw]
+    for box, kind in pairs:
+        if not isinstance(box, Sequence) or len(box) != 4 or not all(isinstance(one, (int, float)) for one in box):
+            raise UserError(f"{place} has a box {brief(str(box))}; allowed: four numbers, {form} in pixels")
+        number = names.index(kind) if kind in names else kind
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(names):
+            near = nearest(str(kind), names)
+            raise UserError(f"{place} has an object of class {kind!r}; allowed: 0 to {len(names) - 1}, or a name{near}")
+        left, upper, third, fourth = map(float, box)
+        size = [third, fourth] if form == "xywh" else [third - left, fourth - upper]
+        found.append(([left, upper, *size], number))
+    return found
+
+
+class Boxes(images.Varied):
+    """A split for Trainer: rows of `pixel_values`, float32 of shape (3, H, W), and `labels`, as the model's loss has
+    them: {"class_labels": (n,), "boxes": (n, 4)}, centre and size as shares of the image's.
+
+    `found` are the objects of each row; None where the rows have none to learn from. A row of a training split is
+    mirrored with probability `flip`.
+    """
+
+    def __init__(
+        self, rows: Rows, processor: Any, found: Sequence[Sequence[Object]] | None, *, flip: float = 0.0, seed: int = 0
+    ) -> None:
+        super().__init__(rows, seed)
+        self._processor, self._found, self._flip = processor, found, flip
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        from PIL import Image
+
+        image = images.opened(self._rows, index)
+        if self._found is None:
+            return {"pixel_values": self._processor(images=[image], return_tensors="pt")["pixel_values"][0]}
+        found = self._found[index]
+        if self._flip and self.draw(index).random() < self._flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            found = [([image.width - box[0] - box[2], *box[1:]], kind) for box, kind in found]
+        annotations = [{"bbox": box, "category_id": kind, "area": box[2] * box[3], "iscrowd": 0} for box, kind in found]
+        target = {"image_id": index, "annotations": annotations}
+        made = self._processor(images=[image], annotations=[target], return_tensors="pt")
+        labels = made["labels"][0]
+        truths = {"class_labels": labels["class_labels"], "boxes": labels["boxes"].float()}
+        return {"pixel_values": made["pixel_values"][0], "labels": truths}
+
+
+def collate(rows: list[Any]) -> dict[str, Any]:
+    """Return a batch: pixels stacked, each row's labels as they are, for rows differ in their number of objects."""
+    import torch
+
+    batch: dict[str, Any] = {"pixel_values": torch.stack([row["pixel_values"] for row in rows])}
+    return batch if "labels" not in rows[0] else {**batch, "labels": [row["labels"] for row in rows]}
+
+
+def _one_of(raw: Any, keys: Sequence[str], place: str) -> str:
+    found = next((key for key in keys if isinstance(raw, Mapping) and key in raw), None)
+    if found is None:
+        there = ", ".join(raw) if isinstance(raw, Mapping) else type(raw).__name__
+        raise UserError(f"{place} has an object without {keys[0]} ({there}); allowed: {', '.join(keys)}")
     return found

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import labels, queries, synthetic
+from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import embeddings, in_batch, reranking
 from hf_mps.finetune.recipe import schema
@@ -108,9 +108,9 @@ class Rerank(SentenceTask):
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, library = self.recipe, embeddings.library(self.name)
-        found = {split: queries.read(rows[split]) for split in rows}
+        found = {split: reranking.read(rows[split]) for split in rows}
         graded = any(value not in (0.0, 1.0) for query in found["validation"] for value in query.relevance)
-        ordered = any(len(group) > 1 for group in queries.by_text(found["validation"]))
+        ordered = any(len(group) > 1 for group in reranking.by_text(found["validation"]))
         allowed = ("spearmanr", "pearsonr", "mse", "rerank") if graded else ("average_precision", "rerank")
         usual = ("rerank",) if ordered else allowed[:2] if graded else allowed[:1]
         measured = choose(recipe.metrics or usual, allowed, recipe.task)
@@ -156,7 +156,7 @@ class Rerank(SentenceTask):
         return self.made(collator=self._padding())
 
     def inputs(self, rows: Rows) -> reranking.RerankEvaluator:
-        found = queries.read(rows)
+        found = reranking.read(rows)
         encoded = _encoded(rows, found, self.tokenizer, self.longest)
         return reranking.RerankEvaluator(found, encoded, None, self._padding())
 
@@ -200,7 +200,7 @@ class Rerank(SentenceTask):
         return {split: [row(kind) for kind in synthetic.classes(n, 4, draw)] for split, n in synthetic.splits().items()}
 
 
-def _described(train: Sequence[queries.Query], without: int) -> Choice[str]:
+def _described(train: Sequence[reranking.Query], without: int) -> Choice[str]:
     documents = sum(len(query.documents) for query in train)
     relevant = sum(value > 0 for query in train for value in query.relevance)
     reason = f"{relevant / documents:.0%} of the training documents are relevant"
@@ -209,7 +209,7 @@ def _described(train: Sequence[queries.Query], without: int) -> Choice[str]:
     return Choice(f"{len(train)} with {documents / len(train):.1f} documents each", reason)
 
 
-def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[queries.Query]], loss: str) -> None:
+def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[reranking.Query]], loss: str) -> None:
     """Raise UserError for a relevance above 1, which `loss` takes for a probability."""
     for split, some in found.items():
         for query in some:
@@ -220,7 +220,7 @@ def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[
                 )
 
 
-def _encoded(rows: Rows, found: Sequence[queries.Query], tokenizer: Any, longest: int) -> Dataset:
+def _encoded(rows: Rows, found: Sequence[reranking.Query], tokenizer: Any, longest: int) -> Dataset:
     """Return the model's columns, each a list with an entry for each document of a row, and their relevance."""
     from datasets import Features, List, Value
 

@@ -96,7 +96,7 @@ class SentenceEmbeddings(EmbeddingTask):
         recipe, library = self.recipe, embeddings.library(self.name)
         scored = recipe.data.columns.score is not None
         measured = metrics.load(choose(recipe.metrics, ["sts" if scored else "retrieval"], recipe.task).names)
-        self.begin(self.open_encoder())
+        self.open_encoder()
         span = _span(recipe, rows) if scored else Choice((0.0, 1.0), "")
         data, counts = self.encoded(rows, span.value)
         loss = recipe.loss or (SCORED if scored else RANKED)[0]
@@ -123,8 +123,8 @@ class SentenceEmbeddings(EmbeddingTask):
             figures=pictures.similarities if scored else pictures.ranks,
         )
 
-    def open_encoder(self) -> tuple[Any, Choice[str]]:
-        return embeddings.load(self.checkpoint, self.device)
+    def encoder(self) -> Any:
+        return self.checkpoint.sentence_transformer(self.device)
 
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Yield the cosine of each pair of texts, or the embedding of each text alone."""

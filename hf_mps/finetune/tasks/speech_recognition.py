@@ -158,25 +158,17 @@ class SpeechRecognition(Task):
 
 def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:
     """Return `labels` (the letters' ids) and `samples` (at `rate`) of each row."""
-    from datasets import Features, List, Value
 
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        texts = [spelling.clean(text) for text in tokens.texts(rows, "text", batch, indices)]
-        if "" in texts:
-            number = rows.number(indices[texts.index("")])
-            raise UserError(f"{rows.where}: row {number} has no letters in its text; allowed: some in every row")
-        return {
-            "labels": spelling.tokenizer(texts)["input_ids"],
-            "samples": [audio.samples(rows, index, rate) for index in indices],
-        }
+    def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
+        clean = [spelling.clean(text) for text in texts]
+        if "" in clean:
+            place = rows.place(indices[clean.index("")])
+            raise UserError(f"{place} has no letters in its text; allowed: some in every row")
+        made: list[list[int]] = spelling.tokenizer(clean)["input_ids"]
+        return made
 
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=tokens.digest(spelling.tokenizer),
-        key=("speech-recognition", spelling.case, spelling.ignored, rate),
-        features=Features({"labels": List(Value("int32")), "samples": Value("int64")}),
-    )
+    key = ("speech-recognition", spelling.case, spelling.ignored, rate)
+    return transcripts.encoded(rows, spelling.tokenizer, key, ids, rate)
 
 
 def _configure(config: Any, recipe: Recipe, tokenizer: Any) -> Choice[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,16 +12,23 @@ from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, ctc_vocabulary, transcripts, whisper
+from hf_mps.finetune.media import audio, ctc_vocabulary, transcripts
 from hf_mps.finetune.models import language
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared, Task
+from hf_mps.finetune.tasks._base import GENERATES, Prepared, Task
 from hf_mps.finetune.tasks._seq2seq import SETTLED, SOURCE
 from hf_mps.finetune.text import lengths, tokens
+
+SpeechTask = Literal["transcribe", "translate"]
+Normalizer = Literal["english", "basic", "none"]
+START, NO_TIMESTAMPS = "<|startoftranscript|>", "<|notimestamps|>"
+# Where fewer words of the texts are spelled with vowel signs, Whisper's normaliser leaves nearly all of them whole.
+MARKED = 0.05
 
 # What transformers' run_speech_recognition_seq2seq.py generates at most (its README's generation_max_length).
 TARGET = 225
@@ -39,11 +48,11 @@ class Recipe(schema.Recipe):
     data: transcripts.Data
     language: str | None = None
     """The language of the sound, for a model that knows many."""
-    speech_task: whisper.Task | None = None
+    speech_task: SpeechTask | None = None
     """Writes down what was said, or its English translation."""
     letter_case: ctc_vocabulary.Case = "keep"
     """The case of all texts; by default what suits the vocabulary."""
-    normalizer: whisper.Normalizer | None = None
+    normalizer: Normalizer | None = None
     """How texts are made alike before their errors are counted."""
     max_duration_in_seconds: float = Field(default=30.0, gt=0, le=30)
     """Longer training rows are left out."""
@@ -80,13 +89,13 @@ class SpeechSeq2Seq(Task):
             tokens.refuse_other_than_text(split, ["text"])
         measured = metrics.load(self.measures().names)
         config = self._config()
-        said = whisper.spoken(self.checkpoint, recipe.language, recipe.speech_task)
+        said = spoken(self.checkpoint, recipe.language, recipe.speech_task)
         self._begin(config, said)
         tokenizer, longest = self.tokenizer, self.longest
         heard = {split: _Heard(rows[split], tokenizer, recipe, self.rate, longest) for split in SPLITS}
         self._load(config, said)
         truths = [ctc_vocabulary.cleaned(text, recipe.letter_case, "") for text in heard["validation"].of("text")]
-        clean, self.choices["normalizer"] = whisper.normaliser(recipe.normalizer, said, tokenizer, truths)
+        clean, self.choices["normalizer"] = normaliser(recipe.normalizer, said, tokenizer, truths)
         if not any(map(clean, truths)):
             raise UserError(f"{rows['validation'].where}: no text has a word left to measure; next: normalizer=none")
         targets = {split: [len(row) for row in one.of("labels")] for split, one in heard.items()}
@@ -126,7 +135,7 @@ class SpeechSeq2Seq(Task):
         recipe, config, stored = self.recipe, self._config(), self.checkpoint.stored_generation()
         named, said = recipe.language or stored.get("language"), None
         if named or not stored.get("is_multilingual", True):
-            said = whisper.spoken(self.checkpoint, named, recipe.speech_task or stored.get("task"))
+            said = spoken(self.checkpoint, named, recipe.speech_task or stored.get("task"))
         self._begin(config, said)
         self._load(config, said)
         return self.made(collator=self.width.collator(audio.collator(self.extractor, 0), self.tokenizer))
@@ -154,14 +163,16 @@ class SpeechSeq2Seq(Task):
         labels.override(config, self.recipe.config_overrides)
         return config
 
-    def _begin(self, config: Any, said: whisper.Spoken | None) -> None:
+    def _begin(self, config: Any, said: Spoken | None) -> None:
         """Open feature extractor and tokenizer, and settle the lengths of sound and of texts."""
         from transformers import Seq2SeqTrainingArguments, WhisperProcessor
 
         from hf_mps.finetune.models.speech_trainer import SpeechTrainer
 
         self.extractor = self.checkpoint.feature_extractor()
-        self.tokenizer = self.checkpoint.tokenizer(**(said.settings() if said else {}))
+        # The tokenizer's folder keeps these settings.
+        settings = {"language": said.language, "task": said.task, "predict_timestamps": False} if said else {}
+        self.tokenizer = self.checkpoint.tokenizer(**settings)
         self.rate, frames = self.extractor.sampling_rate, self.extractor.nb_max_frames
         self.width = audio.Spectrograms(frames, "max_length", hop=self.extractor.hop_length, rate=self.rate)
         asked, positions = self.recipe.max_target_length, int(config.max_target_positions)
@@ -172,7 +183,7 @@ class SpeechSeq2Seq(Task):
         self.trainer, self.arguments = SpeechTrainer, Seq2SeqTrainingArguments
         self.arguments_defaults = {"predict_with_generate": True, "generation_max_length": self.longest}
 
-    def _load(self, config: Any, said: whisper.Spoken | None) -> None:
+    def _load(self, config: Any, said: Spoken | None) -> None:
         """Load the model for its language and task; without them it hears which."""
         lent = tokens.set_pad_token(self.tokenizer, config)
         self.load(config)
@@ -181,7 +192,7 @@ class SpeechSeq2Seq(Task):
         if said is None:
             self.choices["speech"] = Choice("any language", "the model hears which one it is; language=NAME says so")
         else:
-            whisper.settle(self.model, self.tokenizer, said)
+            settle(self.model, self.tokenizer, said)
             written = "translated into English" if said.task == "translate" else "written down"
             reason = "language and speech_task in the recipe" if said.language else "the model knows English alone"
             self.choices["speech"] = Choice(f"{said.language or 'english'}, {written}", f"{reason}; without timestamps")
@@ -203,7 +214,15 @@ class _Heard:
 
     def __init__(self, rows: Rows, tokenizer: Any, recipe: Recipe, rate: int, longest: int) -> None:
         self._rows = rows
-        encoded = _encoded(rows, tokenizer, recipe.letter_case, rate)
+        case = recipe.letter_case
+
+        def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
+            # The model puts the first token before the labels itself; in pretraining texts began with a space.
+            made = tokenizer([f" {ctc_vocabulary.cleaned(text, case, '')}" for text in texts])["input_ids"]
+            return [row[1:] for row in made]
+
+        key = ("speech-seq2seq", case, rate, tokenizer.prefix_tokens)
+        encoded = transcripts.encoded(rows, tokenizer, key, ids, rate)
         samples = encoded["samples"][:]
         self.labels: list[list[int]] = encoded["labels"][:]
         most = recipe.max_duration_in_seconds
@@ -223,23 +242,94 @@ class _Heard:
         return [every[row] for row in self.kept]
 
 
-def _encoded(rows: Rows, tokenizer: Any, case: ctc_vocabulary.Case, rate: int) -> Dataset:
-    """Return `labels` and `samples` (at `rate`) of each row."""
-    from datasets import Features, List, Value
+@dataclass(frozen=True)
+class Spoken:
+    """The language of the sound, and what is written of it; both None for models that know English alone."""
 
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        texts = [ctc_vocabulary.cleaned(text, case, "") for text in tokens.texts(rows, "text", batch, indices)]
-        # The model puts the first token before the labels itself; in pretraining texts began with a space.
-        made = tokenizer([f" {text}" for text in texts])["input_ids"]
-        return {
-            "labels": [ids[1:] for ids in made],
-            "samples": [audio.samples(rows, index, rate) for index in indices],
-        }
+    language: str | None
+    task: SpeechTask | None
 
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=tokens.digest(tokenizer),
-        key=("speech-seq2seq", case, rate, tokenizer.prefix_tokens),
-        features=Features({"labels": List(Value("int32")), "samples": Value("int64")}),
-    )
+
+def spoken(checkpoint: Checkpoint, language: str | None, task: SpeechTask | None) -> Spoken:
+    """Return what the sound of a recipe is, from its keys `language` and `speech_task`.
+
+    Raises UserError for a language that Whisper does not know, for none of a model that knows many, and for any but
+    English of a model that knows no other.
+    """
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+
+    names = {**TO_LANGUAGE_CODE, **{code: code for code in LANGUAGES}}
+    if language is not None and language.lower() not in names:
+        near = nearest(language.lower(), list(TO_LANGUAGE_CODE))
+        raise UserError(f"language is '{brief(language)}', which Whisper does not know; allowed: hi or hindi{near}")
+    code = names[language.lower()] if language else None
+    # generation_config.json says whether a checkpoint knows more than English, else the ending of its name.
+    if not checkpoint.stored_generation().get("is_multilingual", not checkpoint.name.endswith(".en")):
+        if code not in (None, "en") or task == "translate":
+            asked = "speech_task is translate" if code in (None, "en") else f"language is '{language}'"
+            raise UserError(f"{asked}, and model {checkpoint.name} knows English alone; next: one without .en")
+        return Spoken(None, None)
+    if code is None:
+        raise UserError(f"model {checkpoint.name} knows many languages; next: language=NAME, that of the sound")
+    known = checkpoint.stored_generation().get("lang_to_id")
+    if known and f"<|{code}|>" not in known:
+        raise UserError(f"language is '{language}', which model {checkpoint.name} does not know; next: another model")
+    return Spoken(LANGUAGES[code], task or "transcribe")
+
+
+def settle(model: Any, tokenizer: Any, said: Spoken) -> None:
+    """Let `model` generate text of that language and task, without timestamps.
+
+    Tokens are never forced by `forced_decoder_ids`, which original checkpoints have, and which transformers ignores
+    where a language or a task is given (transformers#28687). A generation_config.json of before that lacks the ids of
+    languages and tasks, and gets them.
+    """
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    generation = model.generation_config
+    generation.forced_decoder_ids = None
+    generation.return_timestamps = False
+    generation.no_timestamps_token_id = tokenizer.convert_tokens_to_ids(NO_TIMESTAMPS)
+    generation.decoder_start_token_id = tokenizer.convert_tokens_to_ids(START)
+    model.config.decoder_start_token_id = generation.decoder_start_token_id
+    generation.is_multilingual = said.language is not None
+    if said.language is None:
+        return
+    generation.language, generation.task = said.language, said.task
+    if not getattr(generation, "lang_to_id", None):
+        vocabulary, tokens_of = tokenizer.get_vocab(), [f"<|{code}|>" for code in LANGUAGES]
+        generation.lang_to_id = {token: vocabulary[token] for token in tokens_of if token in vocabulary}
+    if not getattr(generation, "task_to_id", None):
+        tasks = ("transcribe", "translate")
+        generation.task_to_id = {task: tokenizer.convert_tokens_to_ids(f"<|{task}|>") for task in tasks}
+
+
+def normaliser(
+    asked: Normalizer | None, said: Spoken, tokenizer: Any, texts: Iterable[str]
+) -> tuple[Callable[[str], str], Choice[str]]:
+    """Return what is done to texts before their errors are counted, and the choice.
+
+    Whisper's English normaliser spells out contractions, numbers and British words; its basic one, for all other
+    languages, lowers letters and drops punctuation (arXiv:2212.04356, appendix C). That one puts a space in place of
+    each mark, and so takes the vowels out of scripts that write them as signs (Hindi, Tamil, Thai, …): there the
+    default is none.
+    """
+    from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
+
+    kind, reason = asked, "normalizer in the recipe"
+    if kind is None:
+        # The share of words with a separate mark, as the vowel signs of Indic scripts are.
+        words = [word for text in texts for word in unicodedata.normalize("NFKC", text).split()]
+        with_marks = sum(any(unicodedata.category(sign)[0] == "M" for sign in word) for word in words)
+        share = with_marks / max(1, len(words))
+        english = said.language in (None, "english") or said.task == "translate"
+        kind = "english" if english else "none" if share > MARKED else "basic"
+        reason = {
+            "english": "the texts are English: contractions, numbers and spelling are made alike",
+            "basic": "letters are lowered and punctuation is dropped, as Whisper's figures have it",
+            "none": f"{share:.0%} of the words have vowel signs, which Whisper's normaliser would take out",
+        }[kind]
+    clean: Callable[[str], str] = BasicTextNormalizer() if kind == "basic" else str
+    if kind == "english":
+        clean = EnglishTextNormalizer(getattr(tokenizer, "english_spelling_normalizer", None) or {})
+    return lambda text: " ".join(clean(text).split()), Choice(kind, reason)

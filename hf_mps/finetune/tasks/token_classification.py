@@ -10,15 +10,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
-from hf_mps.finetune.text import lengths, tokens, word_labels
+from hf_mps.finetune.text import lengths, tokens
 from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.metrics import seqeval
 from hf_mps.metrics.selection import of_tags
 
 
@@ -84,15 +85,21 @@ class TokenClassification(TextTask):
         return tokenizer
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
-        recipe, train = self.recipe, rows["train"]
-        others = [some for split, some in rows.items() if split != "train"]
-        tags = self.tags = word_labels.decide(train, others, recipe.data.labels)
+        recipe = self.recipe
+        tags = self.tags = _tags(rows, recipe.data.labels)
         measured = of_tags(recipe.metrics, tags.names, recipe.task)
-        self.choices["tags"] = word_labels.described(tags)
+        self.choices["tags"] = Choice(f"{len(tags.names)} tags: {labels.listed(tags.names)}", tags.reason)
         self.choices |= labels.doubted("tags", labels.doubts(tags.names))
         self.begin(labels.configure(self.checkpoint.config(), tags.names, recipe.config_overrides))
         features, counts = self.encoded(rows)
-        self.choices |= _unseen_words(rows, features)
+        unseen = []
+        for split in SPLITS:
+            total = sum(tokens.counts(rows[split].dataset, "words"))
+            if left := total - sum(tokens.counts(features[split], "words_seen")):
+                unseen.append(f"{left} of {total} {split} words")
+        if unseen:  # words without a token, which have no tag to learn or measure
+            reason = "cut off at max_length, or nothing to the tokenizer: neither trained on nor measured"
+            self.choices["words_left_out"] = Choice(", ".join(unseen), reason)
         self.finish()
         truths = {split: _named(features[split]["labels"], tags.names) for split in SPLITS}
         return self.made(
@@ -108,14 +115,17 @@ class TokenClassification(TextTask):
             token_counts=counts,
             predicted=(rows["validation"], features["validation"]),
             figures=self._figures,
-            snippet=self.snippet if tags.chunked else None,
+            snippet=self.snippet if seqeval.is_chunked(tags.names) else None,
         )
 
     def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
-        self.tags = word_labels.kept(config)
+        if config.problem_type == "multi_label_classification":
+            remedy = "next: the sigmoid of the logits of transformers' AutoModelForTokenClassification"
+            raise UserError(f"the model has several labels a word, which hf_mps does not answer; {remedy}")
+        self.tags = labels.kept(config)
 
     def inputs(self, rows: Rows) -> Dataset:
-        word_labels.refuse_other_than_lists(rows)
+        _refuse_other_than_lists(rows, "words")
         tags = self.tags if "tags" in rows.dataset.column_names else None
         return _tokenised(rows, self.tokenizer, self.content, self.longest, tags)
 
@@ -129,7 +139,7 @@ class TokenClassification(TextTask):
             for number, word in enumerate(row["words"]):
                 line = {"row": rows.number(index), "word": word}
                 if "tags" in row:
-                    line["label"] = tags.names[tags.keys[labels.key(row["tags"][number])]]
+                    line["label"] = tags.names[int(tags.encode(row["tags"][number]))]
                 if number in answered:
                     tag, share, *whole = answered[number]
                     line |= {"prediction": tags.names[tag], "probability": round(float(share), 4)}
@@ -159,7 +169,7 @@ class TokenClassification(TextTask):
         return {split: [row(number) for number in range(count)] for split, count in rows.items()}
 
 
-def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: word_labels.Tags | None) -> Dataset:
+def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: labels.Labels | None) -> Dataset:
     """Return one split's features, with `words_seen`, the numbers of the labelled words in their order.
 
     Without `tags` the labels, all 0, mark the token that answers for each word.
@@ -169,9 +179,12 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: wor
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
         ids = [encoded.word_ids(number) for number in range(len(indices))]
-        own = [[0] * len(words) for words in batch["words"]] if tags is None else map(tags.ids, batch["tags"])
-        targets = [word_labels.align(row, of_words) for row, of_words in zip(ids, own, strict=True)]
-        return {**encoded, "labels": targets, "words_seen": [word_labels.labelled_words(row) for row in ids]}
+        own = [[0] * len(words) for words in batch["words"]]
+        if tags is not None:
+            own = [[int(tags.encode(tag)) for tag in row] for row in batch["tags"]]
+        targets = [align(row, of_words) for row, of_words in zip(ids, own, strict=True)]
+        seen = [list(dict.fromkeys(word for word in row if word is not None)) for row in ids]
+        return {**encoded, "labels": targets, "words_seen": seen}
 
     inputs = tokenizer(["a"], is_split_into_words=True)
     return tokens.map_cached(
@@ -191,12 +204,76 @@ def _named(table: Any, names: Sequence[str], truths: Any = None) -> list[list[st
     return [[names[tag] for tag, truth in zip(*pair, strict=True) if truth != IGNORED] for pair in pairs]
 
 
-def _unseen_words(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> dict[str, Choice[str]]:
-    """Report the words without a token, which have no tag to learn or measure."""
-    parts = []
-    for split in SPLITS:
-        total = sum(tokens.counts(rows[split].dataset, "words"))
-        if unseen := total - sum(tokens.counts(features[split], "words_seen")):
-            parts.append(f"{unseen} of {total} {split} words")
-    reason = "cut off at max_length, or nothing to the tokenizer: neither trained on nor measured"
-    return {"words_left_out": Choice(", ".join(parts), reason)} if parts else {}
+def _tags(every: Mapping[str, Rows], named_in_recipe: Sequence[str] | None) -> labels.Labels:
+    """Return the set of tags: named by the recipe (`named_in_recipe`) or the data set, or found in the training rows.
+
+    Raises UserError, naming file, row and tag, for rows whose words and tags differ in number, for a missing word or
+    tag, and for a tag outside the set.
+    """
+    train = every["train"]
+    for rows in every.values():
+        _refuse_other_than_lists(rows, "words")
+        _refuse_other_than_lists(rows, "tags")
+        for index, (words, row) in enumerate(zip(rows.dataset["words"], rows.dataset["tags"], strict=True)):
+            place = rows.place(index)
+            if words is None or row is None:
+                raise UserError(f"{place} has no {'words' if words is None else 'tags'}; allowed: a list in every row")
+            if len(words) != len(row):
+                raise UserError(f"{place} has {len(words)} words and {len(row)} tags; allowed: a tag for each word")
+            if not words:
+                raise UserError(f"{place} has no words; allowed: one or more in every row")
+            if None in words:
+                raise UserError(f"{place}: word {words.index(None) + 1} is missing; allowed: a text for each word")
+    inner = getattr(train.dataset.features["tags"], "feature", None)
+    named = getattr(inner, "names", None)
+    seen = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
+    if classes := named_in_recipe or named:
+        reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
+        are_words = getattr(inner, "dtype", None) in tokens.TEXT and not hasattr(inner, "names")
+        tagset = labels.Labels(tuple(classes), labels.keys(classes, seen, ids=not are_words), reason)
+    else:
+        # O first, then by kind with B before I, so that ids do not depend on the order of the rows.
+        ordered = sorted(seen, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))
+        ids = {tag: number for number, tag in enumerate(ordered)}
+        tagset = labels.Labels(tuple(ordered), ids, f"{labels.FOUND} {train.where}")
+    for rows in every.values():
+        names_of_ids = dict(enumerate(getattr(rows.dataset.features["tags"].feature, "names", ())))
+        for index, row in enumerate(rows.dataset["tags"]):
+            for number, tag in enumerate(row):
+                if labels.key(tag) in tagset.keys:
+                    continue
+                place = f"{rows.place(index)}: word {number + 1}"
+                if tag == -1 or labels.key(tag) == "":
+                    raise UserError(f"{place} has no tag; allowed: a tag for each word")
+                shown, near = labels.listed(tagset.names), nearest(labels.key(tag), tagset.names)
+                name = brief(str(names_of_ids.get(tag, tag)))
+                raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
+    return tagset
+
+
+def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
+    """Return the label of each token: its word's tag at the word's first token, IGNORED elsewhere and at special
+    tokens.
+
+    `word_ids` is what a fast tokenizer returns: the number of each token's word, None for special tokens.
+    """
+    token_labels: list[int] = []
+    before: int | None = None
+    for word in word_ids:
+        token_labels.append(IGNORED if word is None or word == before else tag_ids[word])
+        before = word
+    return token_labels
+
+
+def _refuse_other_than_lists(rows: Rows, role: str) -> None:
+    """Raise UserError where the column of words, or of tags, holds no lists of them."""
+    kind = rows.dataset.features[role]
+    inner = getattr(kind, "feature", None)
+    allowed = tokens.TEXT if role == "words" else (*tokens.TEXT, "int64", "int32", "int16", "int8", "uint8")
+    if role == "tags" and getattr(inner, "feature", None) is not None:
+        told = "data.columns.tags names a column with a list of labels for each word"
+        raise UserError(f"{rows.where}: {told}; allowed: one tag for each, such as its labels joined")
+    if getattr(inner, "dtype", None) not in allowed:
+        came = getattr(kind, "dtype", None) or type(kind).__name__
+        wanted = f"allowed: a list of {role} in each row, as JSON and Parquet have them"
+        raise UserError(f"{rows.where}: data.columns.{role} names a column of type {came}; {wanted}")

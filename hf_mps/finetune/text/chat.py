@@ -111,11 +111,12 @@ def messages(raw: Any) -> list[dict[str, str]]:
     return made
 
 
-def instruction(asked: str, given: str | None, answer: str, system: str | None = None) -> list[dict[str, str]]:
-    """Return an Alpaca row as a conversation: the instruction, its input after an empty line, and the answer."""
-    first = [{"role": "system", "content": system}] if system else []
-    question = f"{asked}\n\n{given}" if given else asked
-    return [*first, {"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+def without_answer(conversation: list[Any]) -> list[Any]:
+    """Return a conversation up to the last words of the user. Raises ConversationError for one that asks nothing."""
+    asking = [place for place, message in enumerate(conversation, 1) if message["role"] != "assistant"]
+    if not asking:
+        raise ConversationError("asks nothing; allowed: words of the user")
+    return conversation[: asking[-1]]
 
 
 def encode(tokenizer: Any, conversation: Sequence[Message]) -> Encoded:

@@ -51,14 +51,6 @@ class Columns(schema.Columns):
         return said or {"messages": "messages"}
 
 
-def read(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str]]:
-    """Return the conversation of one row. Raises UserError, naming the row, for a row that holds none."""
-    try:
-        return conversation(row)
-    except chat.ConversationError as error:
-        raise row_error(rows, index, error) from error
-
-
 def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the conversation in one row's columns. Raises chat.ConversationError for a row that holds none."""
     if "messages" in row:
@@ -66,7 +58,10 @@ def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
     for role in ("instruction", "output"):
         if not isinstance(row[role], str):
             raise chat.ConversationError(f"has no {role}; allowed: a text in every row")
-    return chat.instruction(row["instruction"], row.get("input"), row["output"], row.get("system"))
+    # Alpaca's input comes after an empty line.
+    asked = f"{row['instruction']}\n\n{row['input']}" if row.get("input") else row["instruction"]
+    first = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    return [*first, {"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
 
 
 def prompt(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str]]:
@@ -77,14 +72,9 @@ def prompt(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str
     try:
         if "messages" not in row and not isinstance(row["instruction"], str):
             raise chat.ConversationError("has no instruction; allowed: a text in every row")
-        whole = conversation({**row, "output": ""})
-        while whole and whole[-1]["role"] == "assistant":
-            whole.pop()
-        if not whole:
-            raise chat.ConversationError("asks nothing; allowed: words of the user")
+        return chat.without_answer(conversation({**row, "output": ""}))
     except chat.ConversationError as error:
         raise row_error(rows, index, error) from error
-    return whole
 
 
 def row_error(rows: Rows, index: int, why: chat.ConversationError) -> UserError:

@@ -174,14 +174,14 @@ def test_a_written_mask_holds_the_numbers_of_its_classes_and_can_be_learned_from
     from PIL import Image
 
     from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.media import masks
+    from hf_mps.finetune.tasks import image_segmentation
 
     numbers = (numpy.arange(20 * 30) % classes).reshape(20, 30)
-    (tmp_path / "mask.png").write_bytes(masks.png(numbers))
+    (tmp_path / "mask.png").write_bytes(image_segmentation.png(numbers))
     with Image.open(tmp_path / "mask.png") as written:
         assert written.mode == mode
         if mode == "P":
             # Pascal VOC's first colours: black, maroon, green, olive.
             assert written.getpalette()[:12] == [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0]
     split = Rows(Dataset.from_dict({"mask": [str(tmp_path / "mask.png")]}), "here")
-    assert (masks.mask_of(split, 0, reduce=False) == numbers).all()
+    assert (image_segmentation.mask_of(split, 0, reduce=False) == numbers).all()

@@ -10,7 +10,8 @@ import pytest
 import scipy.signal
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.media import audio, transcripts, whisper
+from hf_mps.finetune.media import audio, transcripts
+from hf_mps.finetune.tasks import speech_seq2seq
 from hf_mps.metrics import texts
 from tests.finetune import senses, tiny
 from tests.finetune.run_files import predictions, results
@@ -163,16 +164,16 @@ def test_a_model_that_knows_english_alone_takes_no_other(hearing: Path, finetune
 @pytest.mark.parametrize(
     ("said", "text", "kind", "cleaned"),
     [
-        (whisper.Spoken(None, None), "I won't pay Twenty-one, colour!", "english", "i will not pay 21 colour"),
-        (whisper.Spoken("french", "translate"), "It's five, Dr. No.", "english", "it is 5 doctor no"),
-        (whisper.Spoken("german", "transcribe"), "Grüße, Welt!", "basic", "grüße welt"),
-        (whisper.Spoken("hindi", "transcribe"), "हमने उस उम्मीदवार को चुना।", "none", "हमने उस उम्मीदवार को चुना।"),
+        (speech_seq2seq.Spoken(None, None), "I won't pay Twenty-one, colour!", "english", "i will not pay 21 colour"),
+        (speech_seq2seq.Spoken("french", "translate"), "It's five, Dr. No.", "english", "it is 5 doctor no"),
+        (speech_seq2seq.Spoken("german", "transcribe"), "Grüße, Welt!", "basic", "grüße welt"),
+        (speech_seq2seq.Spoken("hindi", "transcribe"), "हमने उस उम्मीदवार को चुना।", "none", "हमने उस उम्मीदवार को चुना।"),
     ],
 )
 def test_errors_are_counted_after_whispers_own_normaliser_where_that_leaves_words_whole(
-    said: whisper.Spoken, text: str, kind: str, cleaned: str
+    said: speech_seq2seq.Spoken, text: str, kind: str, cleaned: str
 ) -> None:
-    clean, choice = whisper.normaliser(None, said, None, [text])
+    clean, choice = speech_seq2seq.normaliser(None, said, None, [text])
     assert choice.value == kind
     assert clean(text) == cleaned
 

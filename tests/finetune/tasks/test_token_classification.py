@@ -12,7 +12,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.text import word_labels
+from hf_mps.finetune.tasks import token_classification
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -113,11 +113,9 @@ def test_a_split_beside_the_two_is_measured_once_at_the_end(tagging: Path, finet
 
 def test_a_tag_stands_at_its_words_first_token_and_nowhere_else() -> None:
     # [CLS] Wash ##ing ##ton is . [SEP]
-    assert word_labels.align([None, 0, 0, 0, 1, 2, None], [3, 0, 0]) == [-100, 3, -100, -100, 0, 0, -100]
-    assert word_labels.labelled_words([None, 0, 0, 0, 1, 2, None]) == [0, 1, 2]
+    assert token_classification.align([None, 0, 0, 0, 1, 2, None], [3, 0, 0]) == [-100, 3, -100, -100, 0, 0, -100]
     # Cut after the second word, and a word (number 1) of which the tokenizer makes nothing.
-    assert word_labels.align([None, 0, 2, None], [1, 2, 3, 4]) == [-100, 1, 3, -100]
-    assert word_labels.labelled_words([None, 0, 2, None]) == [0, 2]
+    assert token_classification.align([None, 0, 2, None], [1, 2, 3, 4]) == [-100, 1, 3, -100]
 
 
 def test_words_that_are_cut_off_are_told_of_and_left_without_an_answer(tagging: Path, finetune: Command) -> None:
@@ -245,4 +243,4 @@ def test_several_labels_a_word_are_refused_in_one_line(tagging: Path, finetune: 
 def test_a_saved_model_of_several_labels_a_word_is_refused() -> None:
     config = SimpleNamespace(problem_type="multi_label_classification", num_labels=2, id2label={0: "A", 1: "B"})
     with pytest.raises(UserError, match="several labels a word, which hf_mps does not answer; next: "):
-        word_labels.kept(config)
+        token_classification.TokenClassification.recall(SimpleNamespace(), config, {})  # type: ignore[arg-type]
