@@ -52,6 +52,9 @@ TRAINERS = {
     "skorch": Trainer("skorch", "skorch_classifier.py", "NeuralNetClassifier.fit", '`device="mps"`'),
     "smp": Trainer("segmentation-models-pytorch", "segmentation_unet.py", "a Unet by Dice loss", '`.to("mps")`'),
     "timm": Trainer("timm", "timm_vit.py", "a ViT as train.py steps", "`--device mps` of its train.py"),
+    "transformer-lens": Trainer(
+        "transformer-lens", "transformer_lens_bridge.py", "a GPT-2 under its bridge, with a hook", '`device="mps"`'
+    ),
     "yolo": Trainer("ultralytics", "ultralytics_yolo.py", "YOLO11n, detection", "`device=mps`"),
     "yolo-seg": Trainer("ultralytics", "ultralytics_yolo.py", "YOLO11n, segmentation", "`device=mps`", ("segment",)),
 }
@@ -61,7 +64,8 @@ CANNOT = {
     "lerobot 0.4.4": "asks for torch before 2.11; hf_mps for 2.13 or later",
     "spacy-transformers 1.4.0": "asks for transformers before 4.53.3",
     "torchtune 0.6.1": "imports torchao.dtypes.nf4tensor, which today's torchao lacks",
-    "TransformerLens 4.3.0": "loads its models from the hub by name; not tried, as no hub was there",
+    "unsloth 2026.10.9": "trains on a Mac by MLX or on the CPU (unsloth_zoo/device_type.py), never on PyTorch's mps",
+    "nanochat": "is no package; not tried, as no network was there to clone it",
 }
 """Those that were tried and cannot be compared, and why."""
 
