@@ -15,7 +15,7 @@ def config(
     config_file: Annotated[
         str | None, typer.Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing and take every default.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Write without asking.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit code 1 for a repair.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
     num_machines: Annotated[
@@ -38,12 +38,11 @@ def config(
 
     Example: `hf-mps config --check`
     """
-    from hf_mps.tools.doctor.accelerate_config import file, wizard
-    from hf_mps.tools.doctor.accelerate_config.repairs import Machines
+    from hf_mps.tools.doctor import accelerate_config
 
-    path = Path(config_file).expanduser() if config_file else file.default_place()
+    path = Path(config_file).expanduser() if config_file else accelerate_config.default_place()
     if check:
-        wizard.check(path, json=json)
+        accelerate_config.check(path, json=json)
     else:
-        said = Machines(num_machines, machine_rank, main_process_ip, main_process_port)
-        wizard.run(path, yes=yes or json, json=json, said=said)
+        said = accelerate_config.Machines(num_machines, machine_rank, main_process_ip, main_process_port)
+        accelerate_config.run(path, yes=yes or json, json=json, said=said)

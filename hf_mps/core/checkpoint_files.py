@@ -137,6 +137,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _hidden(root: Path, name: str, owner: int) -> Iterator[Path]:
     """Give the path of the hidden folder that the process `owner` makes in `root`; it alone sweeps it away."""
     owns = owner == os.getpid()
+    # Only the owner sweeps: the others may come when its folder is there already.
     if owns:
         sweep(root)
     outer = root / f"{name}-{owner}"
@@ -207,35 +208,27 @@ def _publish(stage: Path, target: Path, last: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         stage.rename(target)
     elif {file.name for file in target.iterdir()} <= {file.name for file in stage.iterdir()} and not we_are_in:
-        _swap(stage, target)
+        # Two moves, since no system call that Python has exchanges two folders; between them `sweep` knows what to do.
+        aside = target.with_name(f".{target.name}.replaced-{os.getpid()}")
+        _active.add(aside)
+        target.rename(aside)
+        try:
+            stage.rename(target)
+        except BaseException:
+            aside.rename(target)
+            raise
+        finally:
+            _active.discard(aside)
+        shutil.rmtree(aside, ignore_errors=True)
     else:
-        _move_into(stage, target, last)
+        # Each file whole; without its last one a checkpoint is known as torn, so that is gone first and comes last.
+        for file in target.glob(last):
+            file.unlink()
+        last_names = {file.name for file in stage.glob(last)}
+        for path in sorted(stage.iterdir(), key=lambda path: path.name in last_names):
+            replace_file(path, target / path.name)
         _sync(target)
     _sync(target.parent)
-
-
-def _swap(stage: Path, target: Path) -> None:
-    """Two moves, since no system call that Python has exchanges two folders; between them `sweep` knows what to do."""
-    aside = target.with_name(f".{target.name}.replaced-{os.getpid()}")
-    _active.add(aside)
-    target.rename(aside)
-    try:
-        stage.rename(target)
-    except BaseException:
-        aside.rename(target)
-        raise
-    finally:
-        _active.discard(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _move_into(stage: Path, target: Path, last: str) -> None:
-    """Each file whole; without its last one a checkpoint is known as torn, so that it is gone first and comes last."""
-    for file in target.glob(last):
-        file.unlink()
-    last_names = {file.name for file in stage.glob(last)}
-    for path in sorted(stage.iterdir(), key=lambda path: path.name in last_names):
-        replace_file(path, target / path.name)
 
 
 def _sync(path: Path) -> None:

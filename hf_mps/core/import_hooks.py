@@ -27,6 +27,7 @@ def start(table: Mapping[str, tuple[str, ...]], arm: Arm) -> None:
     It is called at once for modules that were imported already. Calling it again adds modules.
     """
     finder = next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    # First in the list: whoever finds the module before it would hide it.
     if finder is None:
         finder = _Finder()
         sys.meta_path.insert(0, finder)
@@ -48,22 +49,18 @@ def apply(module: ModuleType, who: tuple[str, ...], arm: Arm) -> None:
     name = module.__name__
     module = sys.modules.get(name, module)  # transformers puts another object in its module's place
     for each in who:
-        if (name, each) not in applied:
-            _apply(module, each, arm)
-
-
-def _apply(module: ModuleType, who: str, arm: Arm) -> None:
-    name = module.__name__
-    try:
-        arm(module, who)
-        applied[name, who] = "on"
-    except Exception as error:
-        applied[name, who] = f"{type(error).__name__}: {error}"
-        warnings.warn(
-            f"hf_mps does not know this version of {name} ({applied[name, who]}): {who} is off for it",
-            IntegrationWarning,
-            stacklevel=3,
-        )
+        if (name, each) in applied:
+            continue
+        try:
+            arm(module, each)
+            applied[name, each] = "on"
+        except Exception as error:
+            applied[name, each] = f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"hf_mps does not know this version of {name} ({applied[name, each]}): {each} is off for it",
+                IntegrationWarning,
+                stacklevel=2,
+            )
 
 
 class Catalogue:
@@ -134,6 +131,7 @@ class _Finder:
     ) -> ModuleSpec | None:
         if fullname not in self.table or getattr(self._asking, "now", False):
             return None
+        # The other finders may ask `find_spec` of importlib, which comes back here.
         self._asking.now = True
         try:
             finders = (other for other in list(sys.meta_path) if other is not self and hasattr(other, "find_spec"))

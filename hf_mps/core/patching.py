@@ -330,6 +330,7 @@ def replace(who: str, place: Any, name: str, made: Callable[[Any], Any]) -> None
     names = getattr(stock, "hf_mps_patches", ())
     if who not in names:
         replacement = made(stock)
+        # The names of all before go along, since each wrapper hides the one that it is around.
         replacement.hf_mps_patches = (*names, who)
         setattr(place, name, replacement)
 

@@ -80,6 +80,7 @@ class Registry:
         try:
             yield
         finally:
+            # Counted, as one context may stand within another.
             for each in patchers:
                 each.suspended -= 1
                 each.switched(each.on)

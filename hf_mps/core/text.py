@@ -13,9 +13,9 @@ def memory(size: float) -> str:
     return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.0f} MiB"
 
 
-def gib(size: float, digits: int = 1) -> str:
+def gib(size: float) -> str:
     """Bytes in GiB alone, as a machine's sizes are told: `10.7 GiB`."""
-    return f"{size / GIB:.{digits}f} GiB"
+    return f"{size / GIB:.1f} GiB"
 
 
 def clock(seconds: float) -> str:

@@ -96,6 +96,7 @@ class Ranks:
             value = make()
             self.store.set(key, messages.packed((value, None)))
         except BaseException as error:
+            # Sent before it is raised: the others wait for this key, however long it takes.
             self.store.set(key, messages.packed((None, self._failure(error))))
             raise
         return value

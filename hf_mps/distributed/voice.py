@@ -171,9 +171,14 @@ def _ending(ranks: Ranks, error: BaseException) -> UserError | RunError:
     told = RunError(end.line)
     told.exit_code = end.code
     told.quiet = not prints
-    _torchruns_table(
-        end.line if end.rank == world.rank else f"ended with rank {end.rank}", first=end.rank == world.rank
-    )
+    # torchrun's table of failed processes has a line where it has a traceback, the first cause as the oldest; in the
+    # form of torch/distributed/elastic/multiprocessing/errors/error_handler.py.
+    if (file := os.environ.get("TORCHELASTIC_ERROR_FILE")) is not None:
+        first = end.rank == world.rank
+        line = end.line if first else f"ended with rank {end.rank}"
+        extra: dict[str, Any] = {"py_callstack": line, "timestamp": str(int(time.time()) + (0 if first else 60))}
+        with suppress(OSError):  # a full disk may be why all this ends
+            Path(file).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}), encoding="utf-8")
     return told
 
 
@@ -192,22 +197,10 @@ def _first(ranks: Ranks, own: _End) -> tuple[_End, bool]:
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
+    # Not longer: a store whose machine sleeps never answers.
     asking.join(timeout=2 * GRACE)
     return answers[-1]
 
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
-
-
-def _torchruns_table(line: str, *, first: bool) -> None:
-    """Give torchrun's table of failed processes a line where it has a traceback, the first cause as the oldest.
-
-    In the form of torch/distributed/elastic/multiprocessing/errors/error_handler.py.
-    """
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if file is None:
-        return
-    extra: dict[str, Any] = {"py_callstack": line, "timestamp": str(int(time.time()) + (0 if first else 60))}
-    with suppress(OSError):  # a full disk may be why all this ends
-        Path(file).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}), encoding="utf-8")

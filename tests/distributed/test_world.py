@@ -36,13 +36,18 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Any:
     return launch
 
 
-def test_a_process_without_a_launcher_is_alone(launched: Any) -> None:
-    assert launched() == World()
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0},
+        {"WORLD_SIZE": -1, "LOCAL_RANK": -1},  # older launchers' word for unset
+    ],
+    ids=["no launcher", "torchrun with one process", "minus one"],
+)
+def test_a_process_that_has_no_others_is_alone(launched: Any, variables: dict[str, int]) -> None:
+    assert launched(**variables) == World()
     assert (World().alone, World().main, World().local_main, World().hosts) == (True, True, True, 1)
-
-
-def test_torchrun_with_one_process_is_alone(launched: Any) -> None:
-    assert launched(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1, GROUP_RANK=0).alone
 
 
 def test_torchrun_says_all(launched: Any) -> None:
@@ -59,10 +64,6 @@ def test_mpirun_says_it_with_other_names_and_no_host(launched: Any) -> None:
         OMPI_COMM_WORLD_LOCAL_RANK=1,
     )
     assert here == World(rank=3, size=4, local_rank=1, local_size=2, node=1)
-
-
-def test_minus_one_stands_for_unset(launched: Any) -> None:
-    assert launched(WORLD_SIZE=-1, LOCAL_RANK=-1).alone
 
 
 def test_the_main_process_is_named_without_a_host_where_there_is_one(launched: Any) -> None:

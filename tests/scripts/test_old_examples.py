@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
 from inline_snapshot import snapshot
 
 from tests.scripts import script

@@ -10,6 +10,7 @@ tensor would lose what lies beside it, so it is copied.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,10 @@ class HostSide:
         self._on_device.clear()
 
     def _tensor(self, tensor: Tensor, read: bool, written: bool) -> Tensor:
-        alias = self._alias(tensor)
+        alias = None  # a CPU tensor over the memory of the device's
+        if tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg():
+            with suppress(NotShared):
+                alias = host_alias(tensor)
         if alias is None:
             host = tensor.cpu() if read or tensor.is_sparse else _empty(tensor)
             host = host if tensor.is_sparse else host.contiguous()
@@ -66,15 +70,6 @@ class HostSide:
                 self._on_host.append(lambda: alias.copy_(host))
         COUNTER.copied += nbytes(host) * (read + written)
         return host
-
-    def _alias(self, tensor: Tensor) -> Tensor | None:
-        """Return a CPU tensor over the memory of a device tensor; None where there is no such."""
-        if tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
-            return None
-        try:
-            return host_alias(tensor)
-        except NotShared:
-            return None
 
 
 def _empty(tensor: Tensor) -> Tensor:

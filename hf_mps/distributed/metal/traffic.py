@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 
 @dataclass
@@ -19,18 +19,11 @@ class Traffic:
     """How often the program waited for the device on behalf of a collective."""
 
     def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(
-            self.calls - earlier.calls,
-            self.payload - earlier.payload,
-            self.copied - earlier.copied,
-            self.waits - earlier.waits,
-        )
+        return Traffic(*(now - before for now, before in zip(astuple(self), astuple(earlier), strict=True)))
 
     def per(self, steps: int) -> Traffic:
         """Return the same of one of `steps` steps, rounded down to whole bytes; itself where there was none."""
-        if steps < 1:
-            return self
-        return Traffic(self.calls // steps, self.payload // steps, self.copied // steps, self.waits // steps)
+        return Traffic(*(count // max(1, steps) for count in astuple(self)))
 
 
 COUNTER = Traffic()

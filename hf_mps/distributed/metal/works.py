@@ -142,23 +142,10 @@ class MetalWork(Work):
                 self._side.end()
                 self._over = True
 
-    def unclaimed(self, now: float) -> bool:
-        """Return whether it has been through for so long that nobody will ask for it."""
-        if self._done_at is None and self.is_completed():
-            self._done_at = now
-        return self._done_at is not None and now - self._done_at > UNCLAIMED
-
 
 def completed(what: str, started: Started, side: HostSide, values: list[Any]) -> Any:
     """Wait for a collective here, and return a Work that is through. Raises as MetalWork.wait."""
-    try:
-        for work in started.works:
-            work.wait()
-    except RuntimeError as error:
-        raise failed(what, error) from None
-    started.end()
-    side.end()
-    wait_for_device()
+    MetalWork(what, started, side, values).wait()
     # Only the stubs from torch 2.15 on name this function.
     return import_module("torch._C._distributed_c10d")._create_work_from_future(done(values))
 
@@ -190,5 +177,7 @@ def _forget_unclaimed() -> None:
     if now - _looked > 60:
         _looked = now
         for key, work in list(_alive.items()):
-            if work.unclaimed(now):
+            if work._done_at is None and work.is_completed():
+                work._done_at = now
+            if work._done_at is not None and now - work._done_at > UNCLAIMED:
                 _alive.pop(key, None)

@@ -101,13 +101,24 @@ def measure(asked: Asked) -> Outcome:
 
     Raises UserError for what cannot be run.
     """
-    from hf_mps.tools.bench.outcome import Outcome, facts_of, how_measured
+    settings.refuse_unknown()
+    from hf_mps.layer.activation import activate
 
-    device = _device()
+    activate.activate()
+    from hf_mps.metal.device import choose
+    from hf_mps.tools.bench.outcome import Outcome, facts_of
+    from hf_mps.tools.bench.timing import FEWEST
+
+    device, limits = choose(), asked.settings
+    how = Choice(
+        f"median of {limits.repetitions}",
+        f"after {counted(limits.warm_up, 'step')} to warm up; at least {FEWEST}, and no further one after"
+        f" {limits.seconds:.0f} s; the device has done each step when the clock is read",
+    )
     devices = [device] if device.value == "cpu" else [device, Choice("cpu", "what the device is compared with")]
     with _cases(asked) as cases:
         found = [row for case in cases for row in _timed(case, devices, asked)]
-    return Outcome(asked, facts_of(asked, device, how_measured(asked.settings)), found)
+    return Outcome(asked, facts_of(asked, device, how), found)
 
 
 def count(asked: Asked, release: str | None) -> tuple[dict[str, Choice[Any]], list[dict[str, Any]]]:
@@ -123,17 +134,6 @@ def count(asked: Asked, release: str | None) -> tuple[dict[str, Choice[Any]], li
     device = metal_device()
     with _cases(asked) as cases:
         return facts_of(asked, device, launches.HOW), launches.of_cases(cases, device, release)
-
-
-def _device() -> Choice[str]:
-    """The device that a run takes, with the layer on."""
-    settings.refuse_unknown()
-    from hf_mps.layer.activation import activate
-
-    activate.activate()
-    from hf_mps.metal.device import choose
-
-    return choose()
 
 
 @contextmanager
@@ -156,6 +156,7 @@ def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dic
     for device in devices:
         name = device.value
         _tell(f"{case.name} on {name}: making the model …")
+        # What the device before left cached would count as this one's.
         memory.release(name)
         with case.make(device) as work:
             size = {"batch": work.batch, "row": work.row, "parameters": work.parameters}
@@ -167,7 +168,7 @@ def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dic
                 def told(done: int, said: str = said) -> None:
                     status.now(f"{said}: {counted(done, 'repetition')} …")
 
-                found = timing.timed(steps, name, asked.settings, told).values(work.batch)
+                found = timing.timed(steps, name, asked.settings, work.batch, told)
                 row = rows.setdefault(phase, {"network": case.name, "phase": phase, **size, "devices": {}, "facts": {}})
                 row["devices"][name] = found
                 row["facts"][name] = dict(work.facts)

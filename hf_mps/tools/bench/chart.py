@@ -32,7 +32,9 @@ def draw(outcome: Outcome) -> bytes:
                 axes.bar(middle, height or 0, WIDTH * 0.94, color=colour, **look, **label)
                 words = "no figure" if height is None else f"{height:.2f}" if height < 100 else f"{height:.0f}"
                 axes.annotate(words, (middle, height or 0), (0, 3), textcoords="offset points", ha="center", color=INK)
-        axes.set_xticks(range(len(heights)), [_under(outcome, name) for name in heights])
+        sizes = {row["network"]: f"batch {row['batch']}, {row['row']}" for row in outcome.rows}
+        names = [f"{name.replace('$', chr(92) + '$')}\n{size}" for name, size in sizes.items()]
+        axes.set_xticks(range(len(heights)), names)
         axes.set_xlim(-0.6, len(heights) - 0.4)
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.15)
@@ -68,8 +70,3 @@ def bars(outcome: Outcome) -> dict[str, dict[str, float | None]]:
         height = found if outcome.device == "cpu" else outcome.speedup(row)
         heights.setdefault(row["network"], {})[row["phase"]] = height
     return heights
-
-
-def _under(outcome: Outcome, network: str) -> str:
-    row = next(row for row in outcome.rows if row["network"] == network)
-    return f"{network.replace('$', chr(92) + '$')}\nbatch {row['batch']}, {row['row']}"

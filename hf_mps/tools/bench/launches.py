@@ -57,17 +57,23 @@ def _counted(case: Case, device: Choice[str], table: Any) -> dict[str, Any]:
 
 def lines(found: list[dict[str, Any]]) -> list[str]:
     """Return the counts as a table for people."""
+
+    def classes(each: dict[str, Any]) -> str:
+        launched = each["on_a_mac"]
+        if "classes" not in launched:
+            return f"not known: {launched['reason']}"
+        several = ", ".join(f"{count:,} {name}" for name, count in launched["classes"].items() if count)
+        return f"torch {launched['release']}: {launched['launches']:,} launches ({several})"
+
     head = ("network", "batch", "row", *(name.replace("_", " ") for name in SHOWN), "on a Mac")
     rows = [
-        (each["network"], str(each["batch"]), each["row"], *(f"{each[name]:g}" for name in SHOWN), _classes(each))
+        (
+            each["network"],
+            str(each["batch"]),
+            each["row"],
+            *(f"{each[name]:g}" for name in SHOWN),
+            classes(each),
+        )
         for each in found
     ]
     return [f"  {line}" for line in aligned([head, *rows], right=(1, 3, 4, 5, 6, 7), widest=60)]
-
-
-def _classes(each: dict[str, Any]) -> str:
-    launched = each["on_a_mac"]
-    if "classes" not in launched:
-        return f"not known: {launched['reason']}"
-    classes = ", ".join(f"{count:,} {name}" for name, count in launched["classes"].items() if count)
-    return f"torch {launched['release']}: {launched['launches']:,} launches ({classes})"

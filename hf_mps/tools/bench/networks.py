@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, ResNetConfig, ResNetForImageClassification
 
 from hf_mps.core.choice import Choice
 from hf_mps.tools.bench.cases import EVALUATION, TRAINING, Case, Work, stepping
@@ -104,27 +105,11 @@ def _pictures(size: Size, device: str) -> dict[str, Any]:
 
 
 def _texts(size: Size, device: str) -> dict[str, Any]:
-    from transformers import BertConfig
-
     ids = torch.randint(BertConfig().vocab_size, (size.batch, size.extent))
     mask = torch.ones_like(ids)
     mask[:, size.extent - size.extent // 8 :] = 0  # padding, as batches of texts have it
     labels = torch.randint(LABELS, (size.batch,))
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device), "labels": labels.to(device)}
-
-
-def _resnet50(side: int) -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    model: nn.Module = ResNetForImageClassification(ResNetConfig(num_labels=CLASSES))  # its defaults are ResNet50's
-    return model
-
-
-def _bert(length: int) -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    model: nn.Module = BertForSequenceClassification(BertConfig(num_labels=LABELS))  # its defaults are BERT-base's
-    return model
 
 
 GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -139,14 +124,11 @@ class VGG16(nn.Module):
     sections 2.1 and 3.1). torchvision has the same network, and cannot be imported beside PyTorch's CPU wheel.
 
     It takes (N, 3, `side`, `side`) and returns logits (N, 1000). `side` is a multiple of 32, which the five poolings
-    divide by; with less than the paper's 224 the first fully connected layer is smaller. Raises ValueError for others.
+    divide by; with less than the paper's 224 the first fully connected layer is smaller.
     """
 
     def __init__(self, side: int = 224) -> None:
         super().__init__()
-        shrunk, rest = divmod(side, 2 ** len(GROUPS))
-        if rest or not shrunk:
-            raise ValueError(f"VGG16 takes pictures whose side is a multiple of {2 ** len(GROUPS)} pixels, not {side}")
         features: list[nn.Module] = []
         before = 3
         for group in GROUPS:
@@ -155,7 +137,7 @@ class VGG16(nn.Module):
                 before = channels
             features.append(nn.MaxPool2d(kernel_size=2, stride=2))
         self.features = nn.Sequential(*features)
-        sizes = (GROUPS[-1][-1] * shrunk**2, HIDDEN, HIDDEN)
+        sizes = (GROUPS[-1][-1] * (side // 2 ** len(GROUPS)) ** 2, HIDDEN, HIDDEN)
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(sizes):
             layers += [nn.Linear(wide, narrow), nn.ReLU(), nn.Dropout(0.5)]
@@ -174,6 +156,14 @@ def _start(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def _resnet50(side: int) -> Any:
+    return ResNetForImageClassification(ResNetConfig(num_labels=CLASSES))  # its defaults are ResNet50's
+
+
+def _bert(length: int) -> Any:
+    return BertForSequenceClassification(BertConfig(num_labels=LABELS))  # its defaults are BERT-base's
 
 
 NETWORKS = (

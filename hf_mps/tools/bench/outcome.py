@@ -17,12 +17,10 @@ from hf_mps.core.text import aligned, counted, gib, memory
 from hf_mps.finetune.report.results import versions
 from hf_mps.metal.device import facts, machine, simulated
 from hf_mps.metal.device.machine import SIMULATED
-from hf_mps.tools.bench.timing import FEWEST
 from hf_mps.tools.dryrun.render import Report
 
 if TYPE_CHECKING:
     from hf_mps.tools.bench import Asked
-    from hf_mps.tools.bench.timing import Settings
 
 SCHEMA = 1
 NO_MAC = "computed by this machine's processor, no Mac's speed or memory"
@@ -92,9 +90,11 @@ class Outcome:
             found = row["devices"]
             ratio = self.speedup(row)
             cells = [row["network"], row["phase"], f"{row['batch']}", row["row"]]
-            cells += [speed(found[name]) for name in devices]
+            for name in devices:
+                cells.append(found[name].get("failure") or f"{found[name]['rows_per_second']:,.1f}")
             cells += ["-" if ratio is None else f"{ratio:.2f}"] if over else []
-            rows.append((*cells, *(_memory(found[name]) for name in devices)))
+            held = [found[name].get("memory_bytes") for name in devices]
+            rows.append((*cells, *(memory(size) if size else "-" for size in held)))
         yield from (f"  {line}" for line in aligned(rows, right=(2, *range(4, len(head)))))
 
     def write(self, folder: Path) -> list[Path]:
@@ -146,24 +146,6 @@ def facts_of(asked: Asked, device: Choice[str], measured: Choice[str]) -> dict[s
         told["size"] = Choice("quick", "smaller batches and rows: compare its figures with no other's")
     told["versions"] = Choice(f"torch {torch.__version__}", f"transformers {versions().get('transformers', '?')}")
     return told | {"measured": measured}
-
-
-def how_measured(settings: Settings) -> Choice[str]:
-    """Return how the time of a step is found."""
-    return Choice(
-        f"median of {settings.repetitions}",
-        f"after {counted(settings.warm_up, 'step')} to warm up; at least {FEWEST}, and no further one after"
-        f" {settings.seconds:.0f} s; the device has done each step when the clock is read",
-    )
-
-
-def speed(found: Mapping[str, Any]) -> str:
-    """Rows per second in words, or that there is no figure."""
-    return found["failure"] if "failure" in found else f"{found['rows_per_second']:,.1f}"
-
-
-def _memory(found: Mapping[str, Any]) -> str:
-    return memory(found["memory_bytes"]) if found.get("memory_bytes") else "-"
 
 
 def signer(name: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from hf_mps.core.choice import Choice
 from hf_mps.metal.device import memory
 from hf_mps.tools.bench.cases import Tick
 
@@ -25,91 +24,55 @@ class Settings:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Timed:
-    """Seconds of each counted step in order, and the largest memory in bytes with how it was found.
-
-    `failure` says in a line why there are none: the device's memory was too small.
-    """
-
-    steps: tuple[float, ...]
-    memory: Choice[int] | None = None
-    failure: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """Return the median step."""
-        return statistics.median(self.steps)
-
-    def values(self, batch: int) -> dict[str, Any]:
-        """The figures as they are stored."""
-        if self.failure:
-            return {"failure": self.failure}
-        return {
-            "seconds": round(self.seconds, 6),
-            "fastest": round(min(self.steps), 6),
-            "slowest": round(max(self.steps), 6),
-            "repetitions": len(self.steps),
-            "rows_per_second": round(batch / self.seconds, 3),
-            "memory_bytes": self.memory.value if self.memory else None,
-            "memory_is": self.memory.reason if self.memory else None,
-        }
-
-
 class _Enough(Exception):
     """Ends the steps early."""
-
-
-@dataclass
-class _Clock:
-    """Reads the time after each step, when the device has done it."""
-
-    device: str
-    settings: Settings
-    peak: memory.Peak
-    told: Callable[[int], None]
-    steps: list[float] = field(default_factory=list)
-    _mark: float = 0.0
-
-    def tick(self, number: int) -> None:
-        synchronize(self.device)
-        now = time.perf_counter()
-        if number > self.settings.warm_up:
-            self.steps.append(now - self._mark)
-        if len(self.steps) >= FEWEST and sum(self.steps) >= self.settings.seconds:
-            raise _Enough
-        self.told(len(self.steps))
-        self.peak.sample()
-        self._mark = time.perf_counter()
 
 
 def timed(
     phase: Callable[[int, Tick, Sequence[Any]], None],
     device: str,
     settings: Settings,
+    batch: int,
     told: Callable[[int], None] = lambda done: None,
-) -> Timed:
-    """Return the steps of a phase on `device`, timed; `told` is called with the counted steps so far.
+) -> dict[str, Any]:
+    """Return the figures of a phase's steps of `batch` rows on `device`, as they are stored.
 
-    A device whose memory is too small is a finding, no error.
+    `told` is called with the counted steps so far. A device whose memory is too small is a finding (`failure`), no
+    error. Imports torch.
     """
-    peak = memory.Peak(device)
-    clock = _Clock(device, settings, peak, told)
+    import torch
+
+    peak, steps, mark = memory.Peak(device), list[float](), 0.0
+
+    def tick(number: int) -> None:
+        nonlocal mark
+        if device != "cpu":  # what was given to the device is done before the clock is read
+            getattr(torch, device).synchronize()
+        now = time.perf_counter()
+        if number > settings.warm_up:
+            steps.append(now - mark)
+        if len(steps) >= FEWEST and sum(steps) >= settings.seconds:
+            raise _Enough
+        told(len(steps))
+        peak.sample()
+        mark = time.perf_counter()
+
     try:
         with peak:
-            phase(settings.warm_up + settings.repetitions, clock.tick, ())
+            phase(settings.warm_up + settings.repetitions, tick, ())
     except _Enough:
         pass
     except RuntimeError as error:
         if not (memory.refused(error) or type(error).__name__ == "OutOfMemoryError"):
             raise
-        return Timed((), failure="its memory is too small for this batch")
-    return Timed(tuple(clock.steps), peak.result)
-
-
-def synchronize(device: str) -> None:
-    """Wait until `device` has done what it was given. Imports torch."""
-    import torch
-
-    if device != "cpu":
-        getattr(torch, device).synchronize()
+        return {"failure": "its memory is too small for this batch"}
+    median = statistics.median(steps)
+    return {
+        "seconds": round(median, 6),
+        "fastest": round(min(steps), 6),
+        "slowest": round(max(steps), 6),
+        "repetitions": len(steps),
+        "rows_per_second": round(batch / median, 3),
+        "memory_bytes": peak.result.value,
+        "memory_is": peak.result.reason,
+    }

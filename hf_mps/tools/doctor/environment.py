@@ -101,17 +101,15 @@ def _accelerate() -> Iterator[Finding]:
 def _openmp() -> Iterator[Finding]:
     """Yield a problem where several copies of OpenMP may run in one process, which pytorch#193520 reports to hang."""
     name = "KMP_DUPLICATE_LIB_OK"
-    allowed = os.environ.get(name, "").lower() in ("1", "true", "yes") and machine.present().mac
-    if allowed and len(copies := openmp_copies()) > 1:
-        says = f"allows several copies of OpenMP in one process, where training may hang: {', '.join(copies)}"
-        yield problem(name, f"{says}; install these packages all from pip or all from conda", f"unset {name}")
-
-
-def openmp_copies() -> list[str]:
-    """The different files of OpenMP that packages of this environment bring, as paths within it (torch/lib/…)."""
+    if os.environ.get(name, "").lower() not in ("1", "true", "yes") or not machine.present().mac:
+        return
     roots = {Path(sysconfig.get_path(key)) for key in ("platlib", "purelib", "data")}
     files = ((file, root) for root in roots for place in OPENMP for file in root.glob(place))
-    return sorted({file.resolve(): str(file.relative_to(root)) for file, root in files}.values())
+    # One file under two names, as conda links them, is one copy.
+    copies = sorted({file.resolve(): str(file.relative_to(root)) for file, root in files}.values())
+    if len(copies) > 1:
+        says = f"allows several copies of OpenMP in one process, where training may hang: {', '.join(copies)}"
+        yield problem(name, f"{says}; install these packages all from pip or all from conda", f"unset {name}")
 
 
 def _others() -> Iterator[Finding]:
@@ -130,16 +128,16 @@ def _others() -> Iterator[Finding]:
 
 def _config() -> Finding:
     """Accelerate's configuration in its default place: CPU-only, retired, or well."""
-    from hf_mps.tools.doctor.accelerate_config import file, repairs  # accelerate takes a while
+    from hf_mps.tools.doctor import accelerate_config  # accelerate takes a while
 
-    name, path = "accelerate config", file.default_place()
+    name, path = "accelerate config", accelerate_config.default_place()
     try:
-        existing = file.read(path)
+        existing = accelerate_config.read(path)
     except UserError as error:
         says, _, advice = str(error).rpartition("; next: ")
         return note(name, says, advice)
     if existing is None:
-        return ok(name, repairs.NO_FILE)
-    if found := repairs.find(existing):
-        return problem(name, f"{path}: {repairs.reasons(found)}", "hf-mps config")
+        return ok(name, accelerate_config.NO_FILE)
+    if found := accelerate_config.find(existing):
+        return problem(name, f"{path}: {accelerate_config.reasons(found)}", "hf-mps config")
     return ok(name, f"{path}: nothing to repair")

@@ -50,14 +50,22 @@ def problem(name: str, says: str, next: str) -> Finding:
 def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | None = None, *, json: bool) -> None:
     """Print every section, with a line for each finding and, where that is not well, the next command or link.
 
-    JSON also has the values of `also`.
+    JSON also has the values of `also`. Raises RunError (exit 1), which counts and names the problems, where there is
+    one.
     """
     findings = [finding for section in sections.values() for finding in section]
+    problems = [finding for finding in findings if finding.state == "problem"]
     if json:
-        ready = not any(finding.state == "problem" for finding in findings)
-        values = {"hf_mps": hf_mps.__version__, "ready": ready, "simulated": simulated(), "findings": sections}
+        values = {"hf_mps": hf_mps.__version__, "ready": not problems, "simulated": simulated(), "findings": sections}
         print(jsons.dumps(plain({**values, **(also or {})}), indent=2))
-        return
+    else:
+        _print_for_people(sections, findings)
+    if problems:
+        names = ", ".join(dict.fromkeys(finding.name for finding in problems))
+        raise RunError(f"doctor: {counted(len(problems), 'problem')}: {names}; next: {problems[0].next}")
+
+
+def _print_for_people(sections: Mapping[str, Sequence[Finding]], findings: Sequence[Finding]) -> None:
     print(f"hf-mps {hf_mps.__version__} doctor")
     width = max(len(finding.name) for finding in findings)
     for name, section in sections.items():
@@ -70,11 +78,3 @@ def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | No
             print(f"{SIGNS[finding.state]} {finding.name:<{width}}  {finding.says}".rstrip())
             if finding.next:
                 print(f"  {'':<{width}}  next: {finding.next}")
-
-
-def stop_at_problems(sections: Mapping[str, Sequence[Finding]]) -> None:
-    """Raise RunError (exit 1), which counts and names the problems, where there is one."""
-    problems = [finding for section in sections.values() for finding in section if finding.state == "problem"]
-    if problems:
-        names = ", ".join(dict.fromkeys(finding.name for finding in problems))
-        raise RunError(f"doctor: {counted(len(problems), 'problem')}: {names}; next: {problems[0].next}")

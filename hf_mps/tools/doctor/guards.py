@@ -79,8 +79,13 @@ class Trial:
 
 def try_all(names: Sequence[str] | None = None) -> list[Trial]:
     """Run the trials of these guards, by default of all that are about the device; none where there is no Metal."""
-    left = list(_concerned() if names is None else names)
+    from hf_mps.metal.device import choice
+
+    if names is None:
+        names = [name for name in GUARDS.names if faults.cured_by(name)] if choice.metal(owned=True).value else []
+    left = list(names)
     trials: list[Trial] = []
+    # One process tries them all until one ends it; the next process goes on behind that one.
     while left:
         ended = list(_child(left))
         if not ended:  # a process that could not even start
@@ -92,30 +97,21 @@ def try_all(names: Sequence[str] | None = None) -> list[Trial]:
 
 def examine_trials(trials: Sequence[Trial]) -> list[Finding]:
     """The trials as lines of the report. A fault that a guard cures is no problem; one that ends the process is."""
-    return [_finding(trial) for trial in trials]
-
-
-def _finding(trial: Trial) -> Finding:
-    says = f"{trial.verdict}: {trial.says}"
-    if trial.verdict == "ended":
-        return problem(trial.name, says, trial.issue)
-    if trial.verdict == "failed":
-        return note(trial.name, says, trial.issue)
-    if trial.news:
-        listed = "faulty" if trial.listed else "right"
-        return note(trial.name, f"{says}; listed as {listed} for this torch and Mac", trial.issue)
-    if trial.verdict == "faulty":
-        return note(trial.name, f"{says}; cured here", trial.issue)
-    return ok(trial.name, says)
-
-
-def _concerned() -> list[str]:
-    """Return the guards against faults of the device, in the catalogue's order."""
-    from hf_mps.metal.device import choice
-
-    if not choice.metal(owned=True).value:
-        return []
-    return [name for name in GUARDS.names if faults.cured_by(name)]
+    found = []
+    for trial in trials:
+        says = f"{trial.verdict}: {trial.says}"
+        if trial.verdict == "ended":
+            found.append(problem(trial.name, says, trial.issue))
+        elif trial.verdict == "failed":
+            found.append(note(trial.name, says, trial.issue))
+        elif trial.news:
+            listed = "faulty" if trial.listed else "right"
+            found.append(note(trial.name, f"{says}; listed as {listed} for this torch and Mac", trial.issue))
+        elif trial.verdict == "faulty":
+            found.append(note(trial.name, f"{says}; cured here", trial.issue))
+        else:
+            found.append(ok(trial.name, says))
+    return found
 
 
 def _child(names: Sequence[str]) -> Iterator[Trial]:

@@ -23,25 +23,24 @@ def examine() -> list[Finding]:
         )
         found.insert(0, note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is"))
     if here.mac:
-        found += [_macos(here), _tools()]
+        found.append(_macos(here))
+        if (place := tools()) is not None:
+            found.append(ok("command-line tools", place))
+        else:
+            says = "not installed; Apple's page asks for them, packages that compile on installation need them"
+            found.append(note("command-line tools", says, "xcode-select --install"))
     return found
 
 
 def _computer(here: machine.Machine) -> Finding:
     if not here.mac:
-        return problem(
-            "computer",
-            f"{here.system} on {here.chip}: this is not a Mac, so there is no Metal",
-            "HF_MPS_SIMULATE=1 gives this machine a simulated Metal device",
-        )
+        says = f"{here.system} on {here.chip}: this is not a Mac, so there is no Metal"
+        return problem("computer", says, "HF_MPS_SIMULATE=1 gives this machine a simulated Metal device")
     if here.processor == "x86_64" and not here.rosetta:
         # The last macOS wheels for x86_64 on PyPI are torch 2.2.2's; hf_mps needs a newer torch.
-        return problem(
-            "computer",
-            f"a Mac with an Intel processor ({here.chip}): PyTorch has no release for it after 2.2.2, so none for an "
-            "AMD GPU in it",
-            "HF_MPS_DEVICE=cpu trains on the CPU; system_profiler SPDisplaysDataType names the GPU",
-        )
+        says = f"a Mac with an Intel processor ({here.chip}): PyTorch has no release for it after 2.2.2, so none for an"
+        next = "HF_MPS_DEVICE=cpu trains on the CPU; system_profiler SPDisplaysDataType names the GPU"
+        return problem("computer", f"{says} AMD GPU in it", next)
     virtual = ", in a virtual machine" if here.virtual else ""
     return ok("computer", f"a Mac with Apple silicon: {here.chip}{virtual}")
 
@@ -49,11 +48,8 @@ def _computer(here: machine.Machine) -> Finding:
 def _python(here: machine.Machine) -> Finding:
     version = f"Python {platform.python_version()} at {sys.executable}"
     if here.rosetta:
-        return problem(
-            "python",
-            f"{version}: platform says {here.processor}, the kernel says that the process is translated by Rosetta",
-            "arch -arm64 python3 -m venv metal",
-        )
+        says = f"platform says {here.processor}, the kernel says that the process is translated by Rosetta"
+        return problem("python", f"{version}: {says}", "arch -arm64 python3 -m venv metal")
     processor = f"{here.processor}{here.label}"
     return ok("python", f"{version}, {processor}: native" if here.mac else f"{version}, {processor}")
 
@@ -70,17 +66,6 @@ def _macos(here: machine.Machine) -> Finding:
         update = "softwareupdate --list"
         return problem("macos", says, f"{FOR_MACOS_14}, or {update}" if here.macos_at_least(*OLDEST_MACOS) else update)
     return ok("macos", f"macOS {here.macos}{here.label}; {oldest} or newer is needed")
-
-
-def _tools() -> Finding:
-    place = tools()
-    if place is None:
-        return note(
-            "command-line tools",
-            "not installed; Apple's page asks for them, packages that compile on installation need them",
-            "xcode-select --install",
-        )
-    return ok("command-line tools", place)
 
 
 def tools() -> str | None:
@@ -100,7 +85,11 @@ def examine_memory() -> list[Finding]:
     now, swap = psutil.virtual_memory(), psutil.swap_memory()
     here = machine.present()
     total = here.memory or now.total
-    findings = [_free(total, min(total, now.available), here.label)]
+    available = min(total, now.available)
+    says = f"{words(total)} in all{here.label}, {words(available)} free for programs"
+    findings = [ok("memory", says)]
+    if available < 0.25 * total:
+        findings = [note("memory", f"{says}: a training will swap early", "top -o mem")]
     if choice.metal().value:
         recommended = memory.recommended("mps")
         assert recommended is not None
@@ -108,16 +97,8 @@ def examine_memory() -> list[Finding]:
         beside = memory.beside_live(str(torch.__version__))
         findings.append(ok("recommended", f"{says}{here.label}; beside live memory {beside}"))
     if swap.used > 0.1 * total:
-        findings.append(
-            note("swap", f"{words(swap.used)} are swapped out, which slows training down many times", "top -o mem")
-        )
+        says = f"{words(swap.used)} are swapped out, which slows training down many times"
+        findings.append(note("swap", says, "top -o mem"))
     else:
         findings.append(ok("swap", f"{words(swap.used)} in use"))
     return findings
-
-
-def _free(total: int, available: int, label: str) -> Finding:
-    says = f"{words(total)} in all{label}, {words(available)} free for programs"
-    if available < 0.25 * total:
-        return note("memory", f"{says}: a training will swap early", "top -o mem")
-    return ok("memory", says)

@@ -14,31 +14,33 @@ from hf_mps.metal.device import choice, machine, precision, probe
 from hf_mps.tools.doctor.findings import Finding, note, ok, problem
 
 APPLE = "https://developer.apple.com/metal/pytorch/"
+FLOAT64 = "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/EmptyTensor.cpp"
+UPGRADE = "pip install --upgrade torch"
 
 
 def examine() -> list[Finding]:
     """Return the build, PyTorch's own answer, Apple's verification, the probe, the dtypes, and the device of a run."""
     readings = probe.read(machine.present(), owned=True)
-    findings = [_built(readings)]
     if readings.built:
-        findings.append(_found(readings))
+        built = ok("built", f"PyTorch {readings.torch} is built with Metal{readings.machine.label}")
+        findings = [built, _found(readings)]
+    else:
+        findings = [problem("built", *_apart(probe.verdict(readings).reason))]
     passed = probe.metal(owned=True)
     if readings.built and readings.found:
         findings.append(_apple())
     if passed.value:
         findings.append(ok("probe", passed.reason))
-        findings += _dtypes()
+        for name, usable in precision.dtypes("mps").items():
+            if usable.value:
+                findings.append(ok(name, usable.reason))
+            else:
+                findings.append(note(name, usable.reason, FLOAT64 if name == "float64" else UPGRADE))
     else:
         findings.append(problem("probe", *_apart(passed.reason)))
     findings += _kernels()
     findings.append(_chosen())
     return findings
-
-
-def _built(readings: probe.Readings) -> Finding:
-    if readings.built:
-        return ok("built", f"PyTorch {readings.torch} is built with Metal{readings.machine.label}")
-    return problem("built", *_apart(probe.verdict(readings).reason))
 
 
 def _found(readings: probe.Readings) -> Finding:
@@ -63,17 +65,6 @@ def _apple() -> Finding:
     if value != 1.0:
         return problem("Apple's verification", f'torch.ones(1, device="mps") holds {value}', APPLE)
     return ok("Apple's verification", f'torch.ones(1, device="mps") prints {shown}')
-
-
-def _dtypes() -> list[Finding]:
-    found = []
-    for name, usable in precision.dtypes("mps").items():
-        if usable.value:
-            found.append(ok(name, usable.reason))
-        else:
-            link = "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/EmptyTensor.cpp"
-            found.append(note(name, usable.reason, link if name == "float64" else "pip install --upgrade torch"))
-    return found
 
 
 def _kernels() -> list[Finding]:
@@ -104,19 +95,15 @@ def training_kernels() -> list[Finding]:
             return []
         kept = trial.kept_outcome(name)
         if asked is not None:
-            found.append(
-                note(name, f"{'used' if asked.value else 'not used'}: {asked.reason}", f"unset {trial.VARIABLE}")
-            )
+            says = f"{'used' if asked.value else 'not used'}: {asked.reason}"
+            found.append(note(name, says, f"unset {trial.VARIABLE}"))
         elif kept is None:
-            found.append(
-                note(name, "not tried yet, which the first training does that needs it", "hf-mps doctor --trials")
-            )
+            says = "not tried yet, which the first training does that needs it"
+            found.append(note(name, says, "hf-mps doctor --trials"))
         else:
-            times = "; ".join(
-                f"{row.label}: {1e3 * row.seconds:.2f} ms for {1e3 * row.stock_seconds:.2f}" for row in kept.rows
-            )
-            told = f"{'used' if kept.on else 'not used'}: {kept.reason}{f' ({times})' if times else ''}"
-            found.append(ok(name, told))
+            rows = [f"{row.label}: {1e3 * row.seconds:.2f} ms for {1e3 * row.stock_seconds:.2f}" for row in kept.rows]
+            times = f" ({'; '.join(rows)})" if rows else ""
+            found.append(ok(name, f"{'used' if kept.on else 'not used'}: {kept.reason}{times}"))
     return found
 
 

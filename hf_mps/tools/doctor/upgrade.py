@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from hf_mps.core.errors import UserError
 from hf_mps.metal.device import faults, machine
-from hf_mps.metal.device.faults import FAULTS, Fault
+from hf_mps.metal.device.faults import FAULTS
 from hf_mps.metal.device.probe import oldest_macos
 from hf_mps.metal.kernels import store
 from hf_mps.metal.operators.launch_class import LaunchTable, of_release
@@ -67,27 +67,20 @@ def compared(release: str) -> Upgrade:
 
 
 def _faults(now: str, then: str) -> Iterator[dict[str, Any]]:
-    for fault in FAULTS.values():
-        there = [_concerns(fault, each) for each in (now, then)]
-        if fault.package == "torch" and fault.listed and any(there):
-            says = fault.what + _of_some_macs(fault)
-            yield {"says": says, "link": fault.issue, "guard": fault.guard, "now": there[0], "then": there[1]}
-
-
-def _concerns(fault: Fault, release: str) -> bool:
-    """Return whether a release has it on this Mac, or elsewhere on any Mac."""
+    """Yield the faults that either release has on this Mac, or elsewhere on any Mac, with the Macs that have them."""
     here = machine.present()
-    if here.mac:
-        return fault.concerns(here.chip, here.macos, release)
-    return replace(fault, macos="").concerns(next(iter(fault.chips), ""), None, release)
-
-
-def _of_some_macs(fault: Fault) -> str:
-    """Return on other machines which Macs have the fault; empty on a Mac."""
-    if machine.present().mac:
-        return ""
-    macs = " and ".join(filter(None, (", ".join(fault.chips), fault.macos and f"macOS {fault.macos}")))
-    return f" (on {macs})" if macs else ""
+    for fault in FAULTS.values():
+        if fault.package != "torch" or not fault.listed:
+            continue
+        if here.mac:
+            there, macs = [fault.concerns(here.chip, here.macos, each) for each in (now, then)], ""
+        else:
+            chip = next(iter(fault.chips), "")
+            there = [replace(fault, macos="").concerns(chip, None, each) for each in (now, then)]
+            macs = " and ".join(filter(None, (", ".join(fault.chips), fault.macos and f"macOS {fault.macos}")))
+        if any(there):
+            says = fault.what + (f" (on {macs})" if macs else "")
+            yield {"says": says, "link": fault.issue, "guard": fault.guard, "now": there[0], "then": there[1]}
 
 
 def moves(now: LaunchTable, then: LaunchTable) -> dict[Move, tuple[str, ...]]:
@@ -131,11 +124,10 @@ def sections(upgrade: Upgrade) -> dict[str, list[Finding]]:
     stay = [_name(fault) for fault in upgrade.faults if fault["now"] and fault["then"]]
     found = {"release": [_release(upgrade)]}
     found[f"gone with {upgrade.then}"] = [ok(_name(fault), f"{fault['says']} ({_number(fault)})") for fault in gone]
+    new = found[f"new with {upgrade.then}"] = []
     for fault in come:
         cured = f" (cured here by {fault['guard']})" if fault["guard"] else ""
-        found.setdefault(f"new with {upgrade.then}", []).append(
-            note(_name(fault), f"{fault['says']}{cured}", fault["link"])
-        )
+        new.append(note(_name(fault), f"{fault['says']}{cured}", fault["link"]))
     if stay:
         found["on both"] = [ok("known faults", f"{len(stay)} stay: {', '.join(dict.fromkeys(stay))}")]
     found["operators"] = list(_operators(upgrade))
@@ -149,13 +141,11 @@ def _release(upgrade: Upgrade) -> Finding:
         return problem("torch", f"{says}; {too_old}", "pip install -U torch")
     if here.mac and not here.macos_at_least(*oldest):
         needs = ".".join(map(str, oldest))
-        return problem(
-            "torch", f"{says}; it needs macOS {needs} or newer, this is {here.macos}", "softwareupdate --list"
-        )
+        says += f"; it needs macOS {needs} or newer, this is {here.macos}"
+        return problem("torch", says, "softwareupdate --list")
     if version.release[:2] > Version(READ_UP_TO).release:
-        return note(
-            "torch", f"{says}; hf_mps knows the faults of releases up to {READ_UP_TO}", "hf-mps doctor --trials"
-        )
+        says += f"; hf_mps knows the faults of releases up to {READ_UP_TO}"
+        return note("torch", says, "hf-mps doctor --trials")
     tried = "which was tried with hf_mps" if upgrade.then in TRIED else f"tried are {', '.join(TRIED)}"
     return ok("torch", f"{says}; {tried}")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,6 +88,7 @@ def cut(*models: Any) -> Cut | None:
             further += [(name, 1 + inner.index(each), lacks) for each, lacks in lacking if lacks]
             whole += count
     kept = sum(map(len, base.values()))
+    # A trace of each kind and the one before are to be less work than two of the whole model.
     if not base or (2 + len(further)) * kept + len(further) >= 2 * whole:
         return None
     more = [({**base, name: [0, number, *base[name][1:]]}, lacking) for name, number, lacking in further]
@@ -154,16 +155,14 @@ def _shortens(layer: Any) -> bool:
 
 def _signature(layer: Any) -> tuple[Any, ...]:
     """Return what a layer is made of and how it is set, without its number."""
-    modules = tuple((name, type(one), _settings(one)) for name, one in layer.named_modules())
-    tensors = [*layer.named_parameters(), *layer.named_buffers()]
-    held = [(name, one.shape, one.dtype, one.stride(), one.requires_grad) for name, one in tensors]
-    return (*modules, *held)
-
-
-def _settings(module: Any) -> tuple[Any, ...]:
-    values = sorted(vars(module).items())
-    plain = (bool, int, float, str, type(None))
-    return tuple((name, value) for name, value in values if name != "layer_idx" and isinstance(value, plain))
+    made: list[Any] = []
+    for name, module in layer.named_modules():
+        kinds = (bool, int, float, str, type(None))
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, kinds) and key != "layer_idx"}
+        made.append((name, type(module), tuple(sorted(plain.items()))))
+    for name, one in (*layer.named_parameters(), *layer.named_buffers()):
+        made.append((name, one.shape, one.dtype, one.stride(), one.requires_grad))
+    return tuple(made)
 
 
 def of_all(base: Mapping[Any, int], more: Sequence[tuple[Mapping[Any, int], int]]) -> Counter[Any]:
@@ -200,14 +199,14 @@ def calls_of_all(base: Sequence[Call], more: Sequence[tuple[Sequence[Call], int]
 
 def _of_all_layers(base: Call, others: Sequence[tuple[Call, int]]) -> Call:
     """Return the call with the tensors of all layers, from those of the first trace and of the further ones."""
-    lists = [_joined(part, others, place) for place, part in enumerate(_split(base))]
+    split = [(_split(other), lacking) for other, lacking in others]
+    lists = [
+        _all_layers(part, [(parts[place], lacking) for parts, lacking in split])
+        for place, part in enumerate(_split(base))
+    ]
     inputs = tuple(operand for each in lists for operand in each)
     results = _all_layers(base.results, [(other.results, lacking) for other, lacking in others])
     return replace(base, inputs=inputs, results=results, lists=tuple(map(len, lists[: len(base.lists)])))
-
-
-def _joined(part: Sequence[Operand], others: Sequence[tuple[Call, int]], place: int) -> tuple[Operand, ...]:
-    return _all_layers(part, [(_split(other)[place], lacking) for other, lacking in others])
 
 
 def _split(call: Call) -> list[Sequence[Operand]]:
@@ -226,16 +225,14 @@ def _all_layers(base: Sequence[Operand], others: Sequence[tuple[Sequence[Operand
     Where none has more of them, their shapes grow.
     """
     if all(len(each) == len(base) for each, _ in others):
-        return tuple(
-            replace(
-                one,
-                shape=tuple(
-                    _further(size, ((each[place].shape[axis], lacking) for each, lacking in others))
-                    for axis, size in enumerate(one.shape)
-                ),
-            )
-            for place, one in enumerate(base)
-        )
+        grown = []
+        for place, one in enumerate(base):
+            shape = list(one.shape)
+            for each, lacking in others:
+                for axis, size in enumerate(one.shape):
+                    shape[axis] += lacking * (each[place].shape[axis] - size)
+            grown.append(replace(one, shape=tuple(shape)))
+        return tuple(grown)
     inserted: list[tuple[int, Sequence[Operand]]] = []
     for each, lacking in others:
         same = (place for place, (one, other) in enumerate(zip(base, each, strict=False)) if one != other)
@@ -246,7 +243,3 @@ def _all_layers(base: Sequence[Operand], others: Sequence[tuple[Sequence[Operand
         found += [*base[start:place], *block]
         start = place
     return (*found, *base[start:])
-
-
-def _further(base: int, others: Iterable[tuple[int, int]]) -> int:
-    return base + sum(lacking * (each - base) for each, lacking in others)

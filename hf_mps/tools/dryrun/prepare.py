@@ -67,13 +67,14 @@ def weightless(
     of_a_folder = tasks.find(whole.task).library == SENTENCE_TRANSFORMERS
     with smoke_recipe(target.resolved, weights=of_a_folder) as small, no_bars(), errors_only():
         size, told = known_configs.config(whole)
-        recipe = small.recipe.model_copy(
-            update={
-                "training": whole.training if training is None else training,
-                **{key: getattr(whole, key) for key in OF_THE_WHOLE if hasattr(whole, key)},
-                **_framed(target, size),
-            }
-        )
+        changes = {key: getattr(whole, key) for key in OF_THE_WHOLE if hasattr(whole, key)}
+        changes["training"] = whole.training if training is None else training
+        # A recipe that is only the frame of a model may say more tokens than that has positions.
+        said, positions = getattr(whole, "max_length", None), getattr(size, "max_position_embeddings", None)
+        free = "recipe" in target.facts and "max_length" not in target.resolved.changed
+        if free and said and positions and 0 < positions < said:  # XLNet's -1 is no limit
+            changes["max_length"] = positions
+        recipe = small.recipe.model_copy(update=changes)
         source = MetaCheckpoint(whole.model, small.recipe.model, local=True, size=size, device=device)
         run = prepare_run(replace(small, recipe=recipe), source, device=on)
         count = quantization.parameters(run.prepared.model)
@@ -159,12 +160,3 @@ def shape_batches(
         step.batches = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
         both = zip(tree_leaves(step.batches), tree_leaves(found), strict=True)
         step.numbers = [pair for pair in both if isinstance(pair[0], torch.Tensor)]
-
-
-def _framed(target: Target, config: Any) -> dict[str, int]:
-    """The tokens of a row, where a recipe that is only the frame of a model says more than that has positions."""
-    said = getattr(target.resolved.recipe, "max_length", None)
-    positions = getattr(config, "max_position_embeddings", None)
-    if "recipe" not in target.facts or not said or not positions or "max_length" in target.resolved.changed:
-        return {}
-    return {"max_length": positions} if 0 < positions < said else {}  # XLNet's -1 is no limit

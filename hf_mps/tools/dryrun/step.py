@@ -82,7 +82,13 @@ class TrainingStep:
         trainer, tracker = self.trainer, self.tracker
         step_method = trainer.step_method
         caller = _StepCallback(tracker, steps, after_step, before)
-        trainer.train_loader = self._loader(steps)
+        count = steps * trainer.args.gradient_accumulation_steps
+        batches = [self.batches[number % len(self.batches)] for number in range(count)]
+        if self.fake is None:  # Accelerate's loader moves them
+            loader = torch.utils.data.DataLoader(_NewTensors(batches), batch_size=None)
+            trainer.train_loader = trainer.accelerator.prepare(loader)
+        else:
+            trainer.train_loader = batches
         trainer.step_method = _Watched(self, step_method, after_backward)
         trainer.add_callback(caller)
         try:
@@ -96,14 +102,6 @@ class TrainingStep:
             trainer.step_method = step_method
             trainer.remove_callback(caller)
             tracker.phase = BETWEEN
-
-    def _loader(self, steps: int) -> Any:
-        """Return the batches of some steps: through Accelerate's loader, which moves them, where they are real."""
-        count = steps * self.trainer.args.gradient_accumulation_steps
-        batches = [self.batches[number % len(self.batches)] for number in range(count)]
-        if self.fake is not None:
-            return batches
-        return self.trainer.accelerator.prepare(torch.utils.data.DataLoader(_NewTensors(batches), batch_size=None))
 
     @contextmanager
     def _tensors(self) -> Iterator[None]:
@@ -207,6 +205,7 @@ def make(
     folder = Path(tempfile.gettempdir()) / "hf-mps-target"  # named for Trainer, which writes nothing there
     plan, prepared = make_plan(run, Choice(folder, "nothing is written"), device), run.prepared
     arguments = plan.arguments | QUIET | dict(changes or {})
+    # TrainingArguments refuses a best model where nothing is evaluated or saved.
     for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
         arguments.pop(name, None)
     # Nothing is recorded of a step that is looked at.

@@ -75,7 +75,7 @@ class Format:
 
     def refuse_missing(self) -> None:
         """Raise UserError where a module that it needs is not installed."""
-        missing = [name for name in self.modules if not installed(name)]
+        missing = [name for name in self.modules if find_spec(name) is None]
         if missing:
             raise UserError(f"export {self.name} needs {missing[0]}; next: {extras.install(self.name)}")
 
@@ -98,14 +98,6 @@ class Format:
     def compare(self, job: Job, folder: Path) -> Comparison:
         """Open what was written and compare its logits with the model's."""
         raise NotImplementedError
-
-
-def installed(module: str) -> bool:
-    """Whether a module can be imported."""
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 @contextlib.contextmanager
@@ -375,6 +367,7 @@ def difference(model: Logits, export: Logits, weights: str) -> Difference:
     for ours, theirs in zip(model, export, strict=True):
         if ours.shape != theirs.shape:
             raise RunError(f"the export gives logits of shape {theirs.shape}, the model {ours.shape}")
+    # In float64, so that the norms add no rounding of their own.
     pairs = [
         (ours.astype(numpy.float64), theirs.astype(numpy.float64)) for ours, theirs in zip(model, export, strict=True)
     ]

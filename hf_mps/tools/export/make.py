@@ -87,6 +87,7 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
             architecture = type(base.plain(model)).__name__
             job = Job(saved, kind.value, model, architecture, batches, reference, options, choices)
         status.now(f"writing {name} …")
+        # The folder takes its name last, with the record in it: a killed export leaves none that looks whole.
         with _in_one_line(form, where), staged(target, RECORD) as stage:
             with base.silent():
                 form.write(job, stage)

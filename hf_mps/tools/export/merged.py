@@ -212,6 +212,7 @@ def _write_shard(model: Any, weights: Mapping[str, Weight], file: Path, dtype: A
     from transformers.core_model_loading import revert_weight_conversion
 
     tensors = {}
+    # One weight after the other: what is in float32 is freed before the next one is made.
     with torch.no_grad():
         for name, weight in weights.items():
             made = weight.make()

@@ -62,8 +62,17 @@ class GGUF(Format):
         done = subprocess.run(
             [*found.value, *words, "--model-name", job.name], env=settings, capture_output=True, text=True, check=False
         )
-        if done.returncode or not any(folder.glob("*.gguf")):
-            raise _failure(job, done)
+        if not done.returncode and any(folder.glob("*.gguf")):
+            return
+        lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        unknown = next((match for line in lines if (match := UNKNOWN.search(line))), None)
+        if unknown is not None:
+            name = unknown.group(1) or unknown.group(2)
+            raise UserError(
+                f"{job.saved.where}: llama.cpp's converter does not know {name}; next: hf-mps export mlx RUN OUT"
+            )
+        errors = [line for line in lines if "Error" in line] or lines or [f"exit code {done.returncode}"]
+        raise RunError(f"llama.cpp's converter failed: {errors[-1]}; nothing was written")
 
     def compare(self, job: Job, folder: Path) -> Comparison:
         """Compare the logits of transformers' reader; not where that does not know the architecture."""
@@ -110,18 +119,6 @@ def converter(said: str | None) -> Choice[list[str]]:
 def _command(script: Path) -> list[str]:
     """A Python script runs in this environment, whose torch and transformers it needs."""
     return [sys.executable, str(script)] if script.suffix == ".py" else [str(script)]
-
-
-def _failure(job: Job, done: subprocess.CompletedProcess[str]) -> Exception:
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    unknown = next((found for line in lines if (found := UNKNOWN.search(line))), None)
-    if unknown is not None:
-        name = unknown.group(1) or unknown.group(2)
-        return UserError(
-            f"{job.saved.where}: llama.cpp's converter does not know {name}; next: hf-mps export mlx RUN OUT"
-        )
-    errors = [line for line in lines if "Error" in line] or lines or [f"exit code {done.returncode}"]
-    return RunError(f"llama.cpp's converter failed: {errors[-1]}; nothing was written")
 
 
 class MLX(Format):

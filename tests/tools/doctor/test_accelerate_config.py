@@ -17,7 +17,7 @@ from accelerate.commands.config.default import write_basic_config
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
-from hf_mps.tools.doctor.accelerate_config import file, wizard
+from hf_mps.tools.doctor import accelerate_config
 from tests import CHECKOUT
 from tests.snapshots import masked
 
@@ -99,7 +99,7 @@ def test_what_several_macs_cannot_have_is_refused(
 
 
 def test_by_default_it_writes_where_accelerate_launch_looks() -> None:
-    assert file.default_place() == Path(default_config_file)
+    assert accelerate_config.default_place() == Path(default_config_file)
 
 
 def test_a_second_time_there_is_nothing_to_do(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,74 +186,24 @@ def test_a_bare_no_is_the_word_and_not_false(place: Path) -> None:
     assert (read.distributed_type.value, read.mixed_precision) == ("NO", "no")
 
 
-def test_it_asks_three_questions(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("answer", [True, False])
+def test_it_writes_what_is_confirmed_and_nothing_else(
+    answer: bool, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import typer
 
     asked: list[str] = []
-    answers = {"Train on the Metal GPU (no: on the CPU)?": True, "Write it?": True, "Mixed precision": "bf16"}
-    answers |= {"How many Macs train together": 1}
-
-    def answer(question: str, **_: object) -> object:
-        asked.append(question)
-        return answers[question]
-
-    monkeypatch.setattr(typer, "confirm", answer)
-    monkeypatch.setattr(typer, "prompt", answer)
+    monkeypatch.setattr(typer, "confirm", lambda question, **_: asked.append(question) or answer)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     assert config("--config_file", str(place)) == 0
-    assert asked == [
-        "Train on the Metal GPU (no: on the CPU)?",
-        "Mixed precision",
-        "How many Macs train together",
-        "Write it?",
-    ]
-    assert load_config_from_file(str(place)).mixed_precision == "bf16"
-    assert "Precision: no, bf16, fp16. no is proposed: this chip emulates bf16" in capsys.readouterr().out
-
-
-def test_of_several_macs_it_asks_which_this_is_and_where_they_meet(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import typer
-
-    answers: dict[str, object] = {"How many Macs train together": 3, "Port there": 29600}
-    answers |= {"Which of them is this (0 to 2, 0 is the main one)": 2}
-    answers |= {"Address of the main one, as the others reach it": "mini.local"}
-    monkeypatch.setattr(typer, "confirm", lambda question, **_: True)
-    monkeypatch.setattr(typer, "prompt", lambda question, default: answers.get(question, default))
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    assert config("--config_file", str(place)) == 0
-    read = load_config_from_file(str(place))
-    assert (read.num_machines, read.num_processes, read.machine_rank) == (3, 3, 2)
-    assert (read.main_process_ip, read.main_process_port) == ("mini.local", 29600)
-
-
-def test_a_refused_file_is_not_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import typer
-
-    monkeypatch.setattr(typer, "confirm", lambda question, **_: question != "Write it?")
-    monkeypatch.setattr(typer, "prompt", lambda question, default: default)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    assert config("--config_file", str(place)) == 0
-    assert not place.exists()
-
-
-def test_the_cpu_is_the_users_word(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import typer
-
-    monkeypatch.setattr(typer, "confirm", lambda question, **_: question == "Write it?")
-    monkeypatch.setattr(typer, "prompt", lambda question, default: default)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    assert config("--config_file", str(place)) == 0
-    assert load_config_from_file(str(place)).use_cpu is True
+    assert asked == ["Write it?"]
+    assert place.exists() is answer
 
 
 def test_nobody_to_ask_is_misuse(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert config("--config_file", str(place)) == 2
     assert capsys.readouterr().err == snapshot(
-        "hf-mps: config asks its questions on a terminal, and stdin is none; next: hf-mps config --yes\n"
+        "hf-mps: config asks on a terminal before it writes, and stdin is none; next: hf-mps config --yes\n"
     )
 
 
@@ -280,7 +230,7 @@ def test_without_metal_there_is_nothing_to_configure(
 
 
 def test_a_precision_that_there_is_not_is_repaired() -> None:
-    found = wizard.repairs.find({"mixed_precision": "bf61"})
+    found = accelerate_config.find({"mixed_precision": "bf61"})
     assert [str(each) for each in found] == snapshot(["mixed_precision: bf61 -> no"])
     assert found[0].reason == snapshot("bf61 is no precision; allowed: fp32, bf16, fp16; did you mean 'bf16'?")
 
@@ -306,7 +256,7 @@ def test_ctrl_c_at_a_question_ends_in_one_line_and_writes_nothing(place: Path) -
     with subprocess.Popen(command, cwd=CHECKOUT, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE) as process:
         os.close(theirs)
         printed = b""
-        while b"Write it?" not in printed and b"Train on" not in printed:
+        while b"Write it?" not in printed:
             printed += os.read(ours, 4096)
         # A signal between the question and the read behind it waits for the next key, or the next signal.
         while process.poll() is None:

@@ -18,9 +18,8 @@ from hf_mps.layer.guards.catalogue import REGISTRY
 from hf_mps.metal import device
 from hf_mps.metal.device import machine, probe
 from hf_mps.tools import doctor
-from hf_mps.tools.doctor import environment, guards, metal
+from hf_mps.tools.doctor import accelerate_config, environment, guards, metal
 from hf_mps.tools.doctor import machine as machines
-from hf_mps.tools.doctor.accelerate_config import file
 from hf_mps.tools.doctor.findings import Finding
 
 GIB = 2**30
@@ -59,7 +58,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What configuration this machine has, and what earlier tests left on the device, is not the test's."""
-    monkeypatch.setattr(file, "default_place", lambda: tmp_path / "default_config.yaml")
+    monkeypatch.setattr(accelerate_config, "default_place", lambda: tmp_path / "default_config.yaml")
     monkeypatch.setattr(probe, "_known", None)
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
 
@@ -392,13 +391,13 @@ def test_a_package_that_is_not_installed_serves_no_plain_script(monkeypatch: pyt
     ],
 )
 def test_accelerates_configuration(text: str, state: str, advice: str, tmp_path: Path) -> None:
-    file.default_place().write_text(text, encoding="utf-8")
+    accelerate_config.default_place().write_text(text, encoding="utf-8")
     found = named(environment.examine(), "accelerate config")
     assert (found.state, found.next) == (state, advice)
 
 
 def test_a_configuration_for_other_machines_is_a_note(tmp_path: Path) -> None:
-    file.default_place().write_text("distributed_type: FSDP\n", encoding="utf-8")
+    accelerate_config.default_place().write_text("distributed_type: FSDP\n", encoding="utf-8")
     found = named(environment.examine(), "accelerate config")
     assert found.state == "note"
     assert found.next.startswith("hf-mps config --config_file ")

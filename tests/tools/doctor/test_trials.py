@@ -138,7 +138,7 @@ def test_json_has_each_trial_as_values_and_the_report_as_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "examine", lambda: {"machine": []})
-    monkeypatch.setattr(guards, "_concerned", lambda: ["large-k", "lstm-dropout"])
+    monkeypatch.setattr(guards.GUARDS, "names", ("large-k", "lstm-dropout"))
     assert main(["doctor", "--trials", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [(each["name"], each["verdict"], each["seconds"]) for each in told["trials"]] == [

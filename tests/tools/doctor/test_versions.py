@@ -7,9 +7,9 @@ from importlib import metadata
 
 import pytest
 from inline_snapshot import snapshot
-from packaging.version import Version
 
 from hf_mps.metal.device import machine
+from hf_mps.metal.device.faults import FAULTS
 from hf_mps.tools.doctor import versions
 from hf_mps.tools.doctor.findings import Finding
 
@@ -70,71 +70,27 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (named(found, "evaluate").says, named(found, "evaluate").state) == ("not installed", "problem")
 
 
-EACH = ("127676", "189690", "197636", "195404", "96225", "150121")  # open in every release
-SIZES = ("188756",)
-UP_TO_2_13 = ("190064", "192212", "190056", "190054", "192551", "188970", *SIZES, "132596")
-SILENT = ("187988", "144824", "189563")
-PADS = ("194922",)
-NUMBERS = ("196067", "187117")  # read at the wrong place, or in the wrong dtype
-
-
 @pytest.mark.parametrize(
-    ("torch_version", "chip", "macos", "links"),
+    ("torch_version", "chip", "macos", "some", "none"),
     [
-        (
-            "2.13.0",
-            "Apple M4",
-            "26.1",
-            {*EACH, *UP_TO_2_13, *SILENT, "189495", "189960", "Embedding.mm", "14380", "175189", "190050"}
-            | {*PADS, *NUMBERS},
-        ),
-        (
-            "2.13.0+cpu",
-            "Apple M1",
-            "26.1",
-            {*EACH, *UP_TO_2_13, *SILENT, "193487", "195163", "188438", "189495", "189960", "Embedding.mm", "14380"}
-            | {"175189", "190050", *PADS, *NUMBERS},
-        ),
-        (
-            "2.13.0",
-            "Apple M5 Max",
-            "14.7",
-            {*EACH, *UP_TO_2_13, *SILENT, "189960", "Embedding.mm", "175189", "131736", "176159", *PADS, *NUMBERS},
-        ),
-        (
-            "2.14.0",
-            "Apple M2",
-            "26.1",
-            {*EACH, "195163", "187109", "197715", "189960", "Embedding.mm", "197114", *PADS, "196067"},
-        ),
-        (
-            "2.14.1",
-            "Apple M2",
-            "26.2.1",
-            {*EACH, "195163", "187109", "189960", "Embedding.mm", "197114", *PADS, "196067"},
-        ),
-        (
-            "2.14.1",
-            "Apple M1",
-            "14.7",
-            {*EACH, "195163", "187109", "189960", "Embedding.mm", "175189", "131736", *PADS, "196067"},
-        ),
-        ("2.15.0", "Apple M3", "26.3", {*EACH, "187109", "Embedding.mm"}),
-        ("2.15.0", "Apple M5", "26.4", {*EACH, "187109", "Embedding.mm", "182815"}),
+        ("2.13.0+cpu", "Apple M1", "26.1", {"193487", "188438", "189960", "127676"}, {"131736", "197114"}),
+        ("2.13.0", "Apple M4", "14.7", {"131736", "190064", "193385"}, {"193487", "188438", "104832"}),
+        ("2.14.1", "Apple M2", "26.2.1", {"197114", "195163", "187109"}, {"190064", "193487", "197715"}),
+        ("2.15.0", "Apple M5", "26.4", {"127676", "182815", "187109"}, {"189960", "197114", "193571", "180201"}),
     ],
 )
 def test_known_problems_are_those_of_exactly_these_versions(
-    torch_version: str, chip: str, macos: str, links: set[str], having: Having
+    torch_version: str, chip: str, macos: str, some: set[str], none: set[str], having: Having
 ) -> None:
     having(torch_version, chip, macos)
     known = [each for each in versions.examine() if each.name == "known problem" and "torch " in each.says]
-    release, system = Version(torch_version), Version(macos)
-    of_many = {"193571"} if release < Version("2.15") else set()
-    sliced = "193385" if system < Version("15") else "104832"
-    of_many |= {sliced} if release < Version("2.14") and system < Version("26") else set()
-    of_many |= {"LinearAlgebra.mm"} if system < Version("26") else set()
-    of_many |= {"180201"} if Version("15") <= system < Version("26.4") else set()
-    assert {each.next.rpartition("/")[2] for each in known} == links | of_many
+    links = {each.next for each in known}
+    listed = [fault for fault in FAULTS.values() if fault.package == "torch" and fault.listed]
+    assert links == {fault.issue for fault in listed if fault.concerns(chip, macos, torch_version)}
+    assert len(known) == len(links), "each issue once"
+    numbers = {link.rpartition("/")[2] for link in links}
+    assert some <= numbers
+    assert not none & numbers
 
 
 def test_a_machine_that_is_no_mac_has_none_of_metals_problems(having: Having) -> None:

@@ -155,14 +155,6 @@ def test_an_export_that_ends_early_leaves_nothing_under_its_name(
     assert list(out.parent.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_swept_by_the_next_export(hf_mps: Run, classifier: Path, tmp_path: Path) -> None:
-    left = tmp_path / ".other.saving-999999999" / "other"
-    left.mkdir(parents=True)
-    shutil.copyfile(classifier / "model.safetensors", left / "model.safetensors")
-    assert hf_mps("export", "merged", classifier, tmp_path / "out").code == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 def _quantized_run(adapted: Path, stories: Path, folder: Path, kind: str) -> Path:
     """The folder that a run over a quantized base leaves: its recipe and its adapter."""
     shutil.copytree(adapted, folder)

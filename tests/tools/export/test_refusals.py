@@ -72,7 +72,7 @@ def test_each_refusal_is_one_line(words: str, said: str, hf_mps: Run, desk: Path
 @pytest.mark.parametrize("name", [one.name for one in FORMATS.values() if one.modules])
 def test_a_package_that_is_missing_is_named_with_what_installs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form = named(name)
-    monkeypatch.setattr(base, "installed", lambda module: module != form.modules[-1])
+    monkeypatch.setattr(base, "find_spec", lambda module: None if module == form.modules[-1] else module)
     monkeypatch.setattr(extras, "install", lambda extra: f"pip install 'hf-mps[{extra}]'")
     with pytest.raises(UserError) as refused:
         form.refuse_missing()

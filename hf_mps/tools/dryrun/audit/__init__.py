@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hf_mps.metal.operators.launch_class import LaunchTable
     from hf_mps.metal.operators.table import OperatorSupport
     from hf_mps.tools.dryrun.audit.record import Audit, OperatorRecorder
-    from hf_mps.tools.dryrun.modules import ModuleTracker
     from hf_mps.tools.dryrun.resolve import Target
 
 FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
@@ -112,6 +111,10 @@ def is_command(words: Sequence[str]) -> bool:
     return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
 
 
+class _Stepped(BaseException):
+    """The first optimizer step is taken. It is no Exception, which a script might catch."""
+
+
 def audit_script(words: Sequence[str], torch_table: Path | None = None, release: str | None = None) -> Audit:
     """Run the script of the command line `words` until its first optimizer step; what it called on the device.
 
@@ -121,28 +124,15 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None, release:
     from hf_mps.tools.dryrun import metal_device
 
     device = metal_device()  # before anything else imports torch
-    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
-    from hf_mps.tools.dryrun.launches import asked_for
-    from hf_mps.tools.dryrun.modules import ModuleTracker
-
-    (support, launches), tracker = _tables(torch_table, release), ModuleTracker()
-    recorder = OperatorRecorder(tracker)
-    _run(words, tracker, recorder)
-    facts = {"device": device, **asked_for(release, launches), "tensors": OF_A_SCRIPT}
-    return audit_of(" ".join(words), recorder, support, facts, launches)
-
-
-class _Stepped(BaseException):
-    """The first optimizer step is taken. It is no Exception, which a script might catch."""
-
-
-def _run(words: Sequence[str], tracker: ModuleTracker, recorder: OperatorRecorder) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     from hf_mps.layer.activation import run
-    from hf_mps.tools.dryrun.modules import BETWEEN, OPTIMIZER
+    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
+    from hf_mps.tools.dryrun.launches import asked_for
+    from hf_mps.tools.dryrun.modules import BETWEEN, OPTIMIZER, ModuleTracker
 
-    script = run.prepare(words)
+    (support, launches), tracker = _tables(torch_table, release), ModuleTracker()
+    recorder, script = OperatorRecorder(tracker), run.prepare(words)
 
     def before(*_: Any) -> None:
         tracker.phase = OPTIMIZER
@@ -156,12 +146,14 @@ def _run(words: Sequence[str], tracker: ModuleTracker, recorder: OperatorRecorde
         with tracker, recorder:
             run.start(script)
     except _Stepped:
-        return
+        facts = {"device": device, **asked_for(release, launches), "tensors": OF_A_SCRIPT}
+        return audit_of(" ".join(words), recorder, support, facts, launches)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         raise RunError(f"the script ended before its first optimizer step: {summary(error)}") from error
+    else:
+        raise RunError("the script ended and took no optimizer step; next: a command that trains")
     finally:
         for hook in hooks:
             hook.remove()
-    raise RunError("the script ended and took no optimizer step; next: a command that trains")

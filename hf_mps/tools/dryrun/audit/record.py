@@ -49,6 +49,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tracker, self._device = tracker, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # PyTorch asks a fake tensor for its device twice an operator, through every mode: the slow way is skipped.
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         kwargs = kwargs or {}
@@ -167,6 +168,7 @@ def audit_of(
         names = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes[name]))
         told = tuple((found.value, n, found.reason) for found, n in classes.get(name, Counter()).most_common())
         entries.append(Entry(name, kind, calls.total(), names, tuple((*at, n) for at, n in calls.most_common()), told))
+    # What Metal lacks comes first, whatever its share of the calls.
     entries.sort(key=lambda entry: (entry.kind not in FINDINGS, -entry.calls, entry.operator))
     return Audit(target, tuple(entries), facts, launches)
 

@@ -65,6 +65,7 @@ def plan(
         tracer = tracer_of(target)
         if machine.verdict(tracer().bytes) != "fits":
             made = adjust.make(target, machine, device, length, tracer())
+        # The run would make these changes itself: the plan is of the step that it then takes.
         if made.overrides:
             target = target.varied(made.overrides)
             tracer = tracer_of(target, tracer().trained)

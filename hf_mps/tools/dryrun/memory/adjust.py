@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ATTENTION: dict[str, Any] = {"attention": NAME}
 # From the least change to the greatest: blocks cost one product of attention more, checkpointing a whole forward pass,
 # an early step a forward and a backward pass, where gradients are clipped.
+# The first combination of all, which changes nothing, is left out.
 STEPS = tuple(
     early | layers | scores for early in ({}, EARLY) for layers in ({}, CHECKPOINTING) for scores in ({}, ATTENTION)
 )[1:]
@@ -90,6 +91,7 @@ def make(
     best: tuple[int, dict[str, Any]] = (int(WORTH * before.bytes), {})
     steps = [each for each in STEPS if all(changes_something(target, {key: each[key]}) for key in each)]
     # Where weights and moments alone are too much, gradients have to go.
+    # Then no other change can be enough, and their traces are saved.
     early = [each for each in steps if EARLY.keys() <= each.keys()]
     for further in early if early and fit.least({}, before) > machine.comfortable else steps:
         try:

@@ -105,6 +105,7 @@ def largest(
             reach = _reach(sorted(known, key=lambda rows: abs(rows - (low + high) / 2)), known, limit)
             if low and high > most and reach < FURTHER * low:
                 return min(int(reach), most)
+        # Two in a hundred rows are near enough: each further look is a whole trace.
         if high - low <= max(1, low // 50) or 0 < int(reach) <= low:
             break
         guess = min(max(int(reach), low + 1), high - 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -92,13 +92,11 @@ def _precision(training: Mapping[str, Any]) -> str:
     return next((name for name in ("bf16", "fp16") if training.get(name)), "no")
 
 
-@contextmanager
-def weightless(target: Target) -> Iterator[prepare.Parts]:
+def weightless(target: Target) -> AbstractContextManager[prepare.Parts]:
     """The parts of `target` as `prepare.weightless` makes them, for a ShardedTracer."""
     recipe = target.resolved.recipe
     training = {key: value for key, value in recipe.training.items() if key not in ELSEWHERE}
-    with prepare.weightless(target, on=DEVICE, training=training) as parts:
-        yield parts
+    return prepare.weightless(target, on=DEVICE, training=training)
 
 
 @contextmanager

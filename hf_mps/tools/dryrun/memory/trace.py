@@ -10,8 +10,8 @@ last one, or one of a kind between) and its operator.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The names of the parameters that got a gradient."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # As in OperatorRecorder: asked twice an operator, through every mode.
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
@@ -223,6 +224,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         place = self._tracker.here()
         part = part or self._part(tensor, place[0])
+        # By storage, not by tensor: views share one, and it is freed with the last of them.
         self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size, part)
         self._grow(size, part, place)
 
@@ -269,12 +271,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def _told(highest: Peak) -> Peak:
-    """Return a peak without empty parts, at a kind of module."""
-    phase, module = highest.where
-    return Peak(highest.bytes, {part: size for part, size in highest.parts.items() if size}, (phase, family(module)))
-
-
 def followed(
     step: TrainingStep,
     *others: Any,
@@ -317,28 +313,23 @@ def followed(
         stepped()
         memory.begin_again()
 
-    with ExitStack() as hooks:
-        hooks.enter_context(resizes(memory.resized))
-        for name, parameter in weights.items():
-            hook = partial(memory.gradient, name=name)
-            hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-        step.run(last, watch=[memory, *others], after_step=stepped, before=make_state if trained else None)
-    return memory
-
-
-@contextmanager
-def resizes(told: Callable[[torch.UntypedStorage, int], None]) -> Iterator[None]:
-    """Call `told(storage, bytes before)` whenever a storage is given another size, which no operator does."""
     stock = torch.UntypedStorage.resize_
 
     def resize_(storage: Any, size: int) -> Any:
+        """A storage gets another size, which no operator tells of."""
         before = storage.nbytes()
         result = stock(storage, size)
-        told(storage, before)
+        memory.resized(storage, before)
         return result
 
-    with patch.object(torch.UntypedStorage, "resize_", resize_):
-        yield
+    with ExitStack() as hooks:
+        hooks.enter_context(patch.object(torch.UntypedStorage, "resize_", resize_))
+        for name, parameter in weights.items():
+            hook = partial(memory.gradient, name=name)
+            hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+        # The second of two steps is the one that counts: in the first the optimizer has no moments yet.
+        step.run(last, watch=[memory, *others], after_step=stepped, before=make_state if trained else None)
+    return memory
 
 
 @dataclass(frozen=True)
@@ -409,14 +400,14 @@ class Tracer:
                 raise
             why = summary(error)
             raise RunError(f"this step reads values on its way, which a trace does not have: {why}") from error
-        peak = _told(highest(moments.values()))
-        phase, module = peak.where
+        peak = highest(moments.values())
+        phase, module = peak.where[0], family(peak.where[1])
         return Estimate(
             rows,
             self.wide.tokens,
             self.accumulation,
             peak.bytes,
-            peak.parts,
+            {part: size for part, size in peak.parts.items() if size},
             f"{phase}: {module}" if module else phase,
             str(self.wide),
             step.facts,

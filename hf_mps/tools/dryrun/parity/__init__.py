@@ -31,7 +31,13 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
     from hf_mps.tools.dryrun.parity.compare import compare, once_or_twice
     from hf_mps.tools.dryrun.parity.trace import IN_FLOAT32, NO_DROPOUT, Weights, trace_steps
 
-    target, facts = _whole(target)
+    facts: dict[str, Choice[Any]] = {}
+    resolved = target.resolved
+    if (stored := resolved.recipe.weights) != "float32":
+        recipe = resolved.recipe.model_copy(update={"weights": "float32"})
+        target = replace(target, resolved=replace(resolved, recipe=recipe))
+        why = f"the recipe's {stored} rounds more than a wrong kernel may be off"
+        facts["weights"] = Choice("float32", why)
     with prepare.with_weights(target, device) as parts:
         # One set of rows and weights for both: a tokenizer that is trained on the spot comes out otherwise each time.
         start, seed = Weights(parts.prepared), parts.recipe.seed
@@ -46,16 +52,6 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
         metal_trace, again = once_or_twice(reference, lambda: trace_steps(lambda: make(device, {}), "mps", steps, seed))
     facts = {"device": device, **facts, "dropout": NO_DROPOUT}
     return compare(reference, metal_trace, str(facts["precision"].value), again), facts
-
-
-def _whole(target: Target) -> tuple[Target, dict[str, Choice[Any]]]:
-    """Return the target with its weights in float32, and the fact where its recipe rounds them to bfloat16."""
-    resolved = target.resolved
-    if resolved.recipe.weights == "float32":
-        return target, {}
-    recipe = resolved.recipe.model_copy(update={"weights": "float32"})
-    told = Choice("float32", f"the recipe's {resolved.recipe.weights} rounds more than a wrong kernel may be off")
-    return replace(target, resolved=replace(resolved, recipe=recipe)), {"weights": told}
 
 
 def require(resolved: ResolvedRecipe) -> None:

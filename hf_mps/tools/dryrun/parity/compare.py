@@ -171,6 +171,7 @@ def _rel_error(reference: Trace, key: Key, metal: Trace) -> float:
     ours, theirs = reference.events[key], metal.events[key]
     norm = reference.norms[step - 1] if len(reference.norms) >= step else 0.0
     loss = abs(reference.losses[step - 1]) if len(reference.losses) >= step else 0.0
+    # What is smaller than both is rounding of something larger, on either device.
     floor = max(NOISE_FLOOR * norm, CANCELLATION_FLOOR * loss)
     if what in (GRADIENT, BACKWARD):
         return ours.rel_error(theirs, floor=floor)

@@ -211,6 +211,7 @@ def trace_steps(make: Callable[[], TrainingStep], device: str, steps: int, seed:
         if accelerator.sync_gradients:
             recorder.about_to_step()
 
+    # Making the step drew random numbers: the steps themselves begin from the seed again.
     set_seed(seed)
     with recorder.watching():
         try:
