@@ -16,7 +16,6 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_mps.finetune.models.known_configs import axes
 from hf_mps.finetune.recipe.overrides import of_values
 from hf_mps.tools.dryrun.memory import fit
 
@@ -54,7 +53,11 @@ SIZES: dict[str, dict[str, Any]] = {
         "vocab_size": 4000,
     },
     "qwen2_5_vl": {
-        "text_config": {**DECODER, "num_key_value_heads": 2, "rope_parameters": axes(8, 12, 12)},
+        "text_config": {
+            **DECODER,
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+        },
         "vision_config": {
             "depth": 4,
             "hidden_size": 128,

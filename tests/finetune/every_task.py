@@ -221,10 +221,6 @@ def _text(draw: random.Random) -> dict[str, Any]:
         "labels": [word for word in THINGS if word in words],
         "tokens": words,
         "tags": ["THING" if word in THINGS else "O" for word in words],
-        "kinds": [
-            [kind for kind, some in (("thing", ("boat", "kite")), ("sail", ("boat", "sails"))) if word in some]
-            for word in words
-        ],
     }
 
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 from hf_mps.core.errors import UserError, neighbour
 from hf_mps.core.text import first_line
@@ -32,12 +32,6 @@ GZ = ".gz"
 NO_ROWS = "holds no rows; allowed: at least one"
 # First bytes of files that may have a wrong name, and what they are.
 MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
-
-
-class Unreadable(UserError):
-    """A packed file that cannot be unpacked."""
-
-    why: ClassVar[str] = "the gzip file cannot be unpacked, it is cut off or damaged; next: fetch or pack it again"
 
 
 def ending(path: Path) -> str:
@@ -106,7 +100,8 @@ def opened(path: Path, name: str) -> Iterator[IO[bytes]]:
         with gzip.open(path, "rb") as unpacked:
             yield unpacked  # type: ignore[misc]  # GzipFile is an IO[bytes] in all but its declared type
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise Unreadable(f"{name}: {Unreadable.why}") from error
+        problem = "the gzip file cannot be unpacked, it is cut off or damaged; next: fetch or pack it again"
+        raise UserError(f"{name}: {problem}") from error
 
 
 @contextmanager

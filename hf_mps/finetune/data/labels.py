@@ -156,16 +156,10 @@ def kept(config: Any) -> Labels:
     return Labels(names, keys(names, {key(name) for name in names}), "the model's configuration")
 
 
-def described(labels: Labels) -> Choice[str]:
-    """Return the labels in words, with how they were found, as a header shows them."""
-    if not labels.names:
-        return Choice("regression", labels.reason)
-    return Choice(f"{len(labels.names)} classes: {listed(labels.names)}", labels.reason)
-
-
 def choices(labels: Labels) -> dict[str, Choice[str]]:
-    """Return `described`, and the doubts where there are any, for a header."""
-    return {"labels": described(labels), **doubted("labels", labels.doubts)}
+    """Return the labels in words, with how they were found, and the doubts where there are any, for a header."""
+    said = f"{len(labels.names)} classes: {listed(labels.names)}" if labels.names else "regression"
+    return {"labels": Choice(said, labels.reason), **doubted("labels", labels.doubts)}
 
 
 def doubted(what: str, doubts_found: Sequence[str]) -> dict[str, Choice[str]]:

@@ -76,7 +76,7 @@ def load(data: schema.Data, seed: int, only: Collection[str] = ()) -> dict[str, 
     Of the splits `only` those named are returned, and no others read than these come from.
 
     Columns keep their types: lists and dicts of JSON, Parquet and the hub arrive as they are, and `translation.en`
-    names a key of a column of dicts. A csv is text throughout. Images and sound are not decoded, see `Rows.content`.
+    names a key of a column of dicts. A csv is text throughout. Images and sound are not decoded, see `Rows.content_of`.
     Raises UserError for what cannot be read, a column that is not there (naming those that are), a split without rows.
     """
     if data.streaming:
@@ -86,6 +86,7 @@ def load(data: schema.Data, seed: int, only: Collection[str] = ()) -> dict[str, 
         return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
     seed = seed if data.split_seed is None else data.split_seed
     columns = data.columns.roles()
+    # Rows that are held out come of those that are trained on.
     wanted = {*only, *(("train",) if data.hold_out and "validation" in only else ())}
     read = [split for split in splits_to_read(data) if not only or split in wanted]
     found = {split: _note_empty(narrow(sources.read(data, split), columns, data)) for split in read}

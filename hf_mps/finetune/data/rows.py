@@ -58,15 +58,12 @@ class Rows:
         path = Path(value).expanduser()
         return path if path.is_absolute() or self.folder is None else self.folder / path
 
-    def content(self, index: int, role: str) -> bytes:
-        """Return the encoded image or sound of one row: a column of paths, or of {"bytes", "path"} as in Parquet.
-
-        Raises UserError, naming the row, for a gap and for a file that is missing or cannot be read.
-        """
-        return self.content_of(self.dataset[index][role], index, role)
-
     def content_of(self, value: Any, index: int, role: str) -> bytes:
-        """Return as `content` the image or sound that `value`, of column `role` in row `index` or in its list, is."""
+        """Return the encoded image or sound that `value` is, of column `role` in row `index` or in its list.
+
+        It is a path, or {"bytes", "path"} as in Parquet. Raises UserError, naming the row, for a gap and for a file
+        that is missing or cannot be read.
+        """
         where = self.place(index)
         name = value.get("path") if isinstance(value, dict) else value
         if isinstance(value, dict) and value.get("bytes") is not None:

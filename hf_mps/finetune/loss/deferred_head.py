@@ -56,7 +56,6 @@ class ChunkedLoss:
     embedding: TiedEmbedding | None
     plain: Callable[..., Tensor]
     shifted: bool
-    logits_in_evaluation: bool
 
     def __call__(
         self,
@@ -82,7 +81,7 @@ class ChunkedLoss:
     def defer(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Let the head return its input in this pass: a forward pre-hook of the model."""
         head, embedding = self.head, self.embedding
-        head.deferred = kwargs.get("labels") is not None and (model.training or not self.logits_in_evaluation)
+        head.deferred = kwargs.get("labels") is not None
         if embedding is not None and head.deferred and head.weight.requires_grad and torch.is_grad_enabled():
             # A Mac has little memory for its speed; on CUDA and the CPU computing the logits again costs more than it
             # saves.
@@ -101,11 +100,10 @@ class ChunkedLoss:
         return type(output)(**{name: value for name, value in output.items() if name != "logits"})
 
 
-def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
+def decide(recipe: Recipe, model: Any) -> Choice[str]:
     """Let `model`, as Trainer will get it (LoRA included), compute its loss in chunks; return the choice to be shown.
 
-    From then on a call with labels returns no logits; a call without labels is unchanged. With `logits_in_evaluation`,
-    for metrics that need logits, only training mode is affected.
+    From then on a call with labels returns no logits; a call without labels is unchanged.
     """
     training = recipe.training
     if not recipe.optimizations:
@@ -117,10 +115,10 @@ def decide(recipe: Recipe, model: Any, *, logits_in_evaluation: bool = False) ->
     ):
         if training.get(key):
             return Choice(PLAIN, why)
-    return install(model, logits_in_evaluation=logits_in_evaluation)
+    return install(model)
 
 
-def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
+def install(model: Any) -> Choice[str]:
     """Do as `decide` for a model without a recipe; return CHUNKS, or PLAIN with the reason to leave the model alone."""
     from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 
@@ -133,12 +131,18 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     if plain not in (ForCausalLMLoss, ForMaskedLMLoss):
         return Choice(PLAIN, f"its loss is {getattr(plain, '__name__', type(plain).__name__)}, of another kind")
     deferred = DeferredHead(head)
-    loss = ChunkedLoss(deferred, None, plain, plain is ForCausalLMLoss, logits_in_evaluation)
+    loss = ChunkedLoss(deferred, None, plain, plain is ForCausalLMLoss)
     inner.set_output_embeddings(deferred)
-    if head.weight.is_meta:  # `hf-mps plan`: a tiny copy is tried in its place
-        obstacle, reaches_embedding = _try_tiny_copy(inner)
-    else:
+    if not head.weight.is_meta:
         obstacle, reaches_embedding = _chunking_obstacle(inner, loss), True
+    else:  # `hf-mps plan`: a tiny copy is tried in its place
+        from hf_mps.finetune.smoke.tiny_model import tiny_copy
+
+        obstacle, reaches_embedding = "there is no tiny model of its class to try it on", False
+        if (tiny := tiny_copy(inner)) is not None:
+            choice = install(tiny)
+            obstacle = choice.reason if choice.value == PLAIN else ""
+            reaches_embedding = isinstance(tiny.get_input_embeddings(), TiedEmbedding)
     if obstacle:
         inner.set_output_embeddings(head)
         inner.loss_function = plain
@@ -155,20 +159,6 @@ def install(model: Any, *, logits_in_evaluation: bool = False) -> Choice[str]:
     rows = max(1, chunked.CHUNK_BYTES // bytes_per_token)
     size = f"{bytes_per_token / 2**20:.2g} MiB a token"
     return Choice(CHUNKS, f"{rows} tokens at a time: a plain loss holds a batch's logits three times, {size}")
-
-
-def _try_tiny_copy(model: Any) -> tuple[str, bool]:
-    """Return for a model without weights why it cannot compute its loss in chunks (""), and whether gradients reach its
-    embedding; a tiny copy of it is tried.
-    """
-    from hf_mps.finetune.smoke.tiny_model import tiny_copy
-
-    tiny = tiny_copy(model)
-    if tiny is None:
-        return "there is no tiny model of its class to try it on", False
-    choice = install(tiny)
-    obstacle = choice.reason if choice.value == PLAIN else ""
-    return obstacle, isinstance(tiny.get_input_embeddings(), TiedEmbedding)
 
 
 def _chunking_obstacle(model: Any, loss: ChunkedLoss) -> str:

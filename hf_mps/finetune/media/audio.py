@@ -39,16 +39,16 @@ def library() -> Any:
     return soundfile
 
 
-def samples(rows: Rows, index: int, rate: int, role: str = "audio") -> int:
+def samples(rows: Rows, index: int, rate: int) -> int:
     """Return the number of samples that `read` will return for one row, from the file's header. Raises UserError as
     `read`.
     """
-    with _opened(rows, index, role) as sound:
+    with _opened(rows, index) as sound:
         frames: int = sound.frames
         return -(-frames * rate // int(sound.samplerate))
 
 
-def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
+def read(rows: Rows, index: int, rate: int) -> Any:
     """Return one row's sound as float32 of shape (samples,), at `rate` samples a second, the mean of its channels.
 
     scipy's polyphase filter resamples to ceil(samples x rate / file's rate). Raises UserError, naming the row, for a
@@ -57,8 +57,8 @@ def read(rows: Rows, index: int, rate: int, role: str = "audio") -> Any:
     """
     import numpy
 
-    where = f"{rows.place(index)}: {role}"
-    with _opened(rows, index, role) as sound:
+    where = f"{rows.place(index)}: audio"
+    with _opened(rows, index) as sound:
         try:
             channels = sound.read(dtype="float32", always_2d=True)
         except (RuntimeError, ValueError) as error:  # soundfile's own is a RuntimeError
@@ -104,10 +104,10 @@ class Wav:
         return (numpy.frombuffer(self._content, "<i2") / 2**15).astype(dtype).reshape(-1, self._channels)
 
 
-def _opened(rows: Rows, index: int, role: str) -> Any:
+def _opened(rows: Rows, index: int) -> Any:
     """Open a row's sound with soundfile, or with `Wav` where that is absent. Raises UserError for anything else."""
-    content = rows.content(index, role)
-    where = f"{rows.place(index)}: {role}"
+    content = rows.content_of(rows.dataset[index]["audio"], index, "audio")
+    where = f"{rows.place(index)}: audio"
     try:
         soundfile = library()
     except UserError:
@@ -115,7 +115,7 @@ def _opened(rows: Rows, index: int, role: str) -> Any:
             sound = Wav(content)
         except (wave.Error, EOFError):
             sound = None
-        if sound is None:
+        if sound is None:  # raised here, where the error in hand is still that soundfile is absent
             raise
     else:
         try:

@@ -49,12 +49,35 @@ def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config
         reason = f"the checkpoint {'was' if tuned else 'was not'} fine-tuned for recognition"
     ignored = "".join(recipe.chars_to_ignore)
     if recipe.vocabulary == "checkpoint" or (recipe.vocabulary is None and tuned):
-        return _known(recipe, rows, checkpoint.tokenizer(), ignored, reason)
-    case: Case = recipe.letter_case or "lower"
-    why = "letter_case in the recipe" if recipe.letter_case else "the default for a new vocabulary"
-    alphabet = _letters(cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
-    if not alphabet:
-        raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
+        tokenizer = checkpoint.tokenizer()
+        delimiter = getattr(tokenizer, "word_delimiter_token", None)
+        alphabet = sorted(token for token in tokenizer.get_vocab() if len(token) == 1 and token != delimiter)
+        large, small = any(map(str.isupper, alphabet)), any(map(str.islower, alphabet))
+        suits: Case = "keep" if large == small else "upper" if large else "lower"
+        case: Case = recipe.letter_case or suits
+        origin, why = "the checkpoint's", "the case of the vocabulary"
+    else:
+        case = recipe.letter_case or "lower"
+        origin, why = "the letters of the training texts", "the default for a new vocabulary"
+        alphabet = _letters(cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
+        if not alphabet:
+            raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
+        tokenizer = _tokenizer(alphabet)
+    choices: dict[str, Choice[Any]] = {
+        "vocabulary": Choice(_shown(alphabet), f"{origin}: {reason}"),
+        "letter_case": Choice(case, "letter_case in the recipe" if recipe.letter_case else why),
+    }
+    spelling, vocabulary = Spelling(tokenizer, case, ignored, choices), tokenizer.get_vocab()
+    texts = (spelling.clean(text or "") for split in rows.values() for text in split.dataset["text"])
+    if missing := [letter for letter in _letters(texts) if letter not in vocabulary]:
+        # They are learned and measured as one unknown token.
+        told = f"not in the vocabulary, each is {tokenizer.unk_token}; chars_to_ignore leaves them out"
+        choices["unknown_letters"] = Choice(_shown(missing), told)
+    return spelling
+
+
+def _tokenizer(alphabet: list[str]) -> Any:
+    """Return transformers' CTC tokenizer of these letters."""
     from transformers import Wav2Vec2CTCTokenizer
 
     ids = {token: number for number, token in enumerate([DELIMITER, *(a for a in alphabet if a != DELIMITER)])}
@@ -63,38 +86,12 @@ def decide(recipe: Any, rows: Mapping[str, Rows], checkpoint: Checkpoint, config
     with tempfile.TemporaryDirectory(prefix="hf-mps-letters-") as folder:  # the tokenizer reads a file alone
         path = Path(folder, "vocab.json")
         path.write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
-        tokenizer = Wav2Vec2CTCTokenizer(str(path), word_delimiter_token=DELIMITER, **special)
-    choices = {"vocabulary": Choice(_alphabet(alphabet), f"the letters of the training texts: {reason}")}
-    spelling = Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)})
-    return _report_unknown(spelling, rows)
-
-
-def _known(recipe: Any, rows: Mapping[str, Rows], tokenizer: Any, ignored: str, reason: str) -> Spelling:
-    """Return the checkpoint's letters, in their case."""
-    delimiter = getattr(tokenizer, "word_delimiter_token", None)
-    known = {token for token in tokenizer.get_vocab() if len(token) == 1 and token != delimiter}
-    large, small = any(letter.isupper() for letter in known), any(letter.islower() for letter in known)
-    suits: Case = "keep" if large == small else "upper" if large else "lower"
-    case: Case = recipe.letter_case or suits
-    why = "letter_case in the recipe" if recipe.letter_case else "the case of the vocabulary"
-    choices = {"vocabulary": Choice(_alphabet(sorted(known)), f"the checkpoint's: {reason}")}
-    return _report_unknown(Spelling(tokenizer, case, ignored, {**choices, "letter_case": Choice(case, why)}), rows)
-
-
-def _report_unknown(spelling: Spelling, rows: Mapping[str, Rows]) -> Spelling:
-    """Report which characters of the data the vocabulary lacks; they are learned and measured as one unknown token."""
-    vocabulary = spelling.tokenizer.get_vocab()
-    texts = (text or "" for split in rows.values() for text in split.dataset["text"])
-    missing = [one for one in _letters(map(spelling.clean, texts)) if one not in vocabulary]
-    if missing:
-        reason = f"not in the vocabulary, each is {spelling.tokenizer.unk_token}; chars_to_ignore leaves them out"
-        spelling.choices["unknown_letters"] = Choice(_alphabet(missing), reason)
-    return spelling
+        return Wav2Vec2CTCTokenizer(str(path), word_delimiter_token=DELIMITER, **special)
 
 
 def _letters(texts: Iterable[str]) -> list[str]:
     return sorted({letter for text in texts for letter in text} - {" "})
 
 
-def _alphabet(alphabet: list[str]) -> str:
+def _shown(alphabet: list[str]) -> str:
     return "".join(alphabet[:60]) + ("…" if len(alphabet) > 60 else "")

@@ -97,6 +97,7 @@ class Images(Varied):
         if self.augment is not None:
             resample = getattr(self._processor, "resample", None)
             image = augmented(image, self.augment, size(self._processor), resample, self.draw(index))
+            # What was cut out has the processor's size already, and would be cut once more.
             settings = {"do_resize": False, "do_center_crop": False}
         pixels = self._processor(image, return_tensors="pt", **settings)["pixel_values"][0]
         return {"pixel_values": pixels} | ({"labels": self.labels[index]} if self.labels is not None else {})

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
-from hf_mps.finetune.data.label_sets import LabelSets
 
 Row = dict[str, Any]
 # Of rows that may have several labels: the least probability of one, and how the model is called.
@@ -16,13 +14,6 @@ SETS_SNIPPET = """from transformers import pipeline
 
 classify = pipeline("text-classification", model=".", top_k=None)
 print([one for one in classify("a text")[0] if one["score"] >= {threshold:g}])"""
-
-
-def refuse_smoothing(settings: Mapping[str, Any], problem_type: str | None) -> None:
-    """Raise UserError where Trainer's `settings` smooth labels, which it does for one class of several alone."""
-    if settings.get("label_smoothing_factor") and problem_type not in (None, "single_label_classification"):
-        kind = "numbers" if problem_type == "regression" else "several labels"
-        raise UserError(f"training.label_smoothing_factor is for one class a row, and these have {kind}; leave it out")
 
 
 def logits_of(predictions: Any) -> Any:
@@ -38,32 +29,51 @@ def keep_logits(logits: Any, _labels: Any) -> Any:
 def probabilities(logits: Any) -> Any:
     """Return the softmax over the last dimension in float64, of logits of any shape."""
     import numpy
+    from scipy.special import softmax
 
-    values = numpy.asarray(logits, dtype=numpy.float64)
-    powers = numpy.exp(values - values.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
+    return softmax(numpy.asarray(logits, dtype=numpy.float64), axis=-1)
+
+
+def sigmoids(logits: Any) -> Any:
+    """Return the sigmoid in float64, of logits of any shape."""
+    from scipy.special import expit
+
+    return expit(logits.astype("float64"))
 
 
 def rows(
     inputs: Sequence[Mapping[str, Any]],
-    truths: Sequence[int] | None,
+    truths: Any,
     logits: Any,
     names: Sequence[str],
     *,
+    least: float | None = None,
     every: bool = False,
 ) -> list[Row]:
-    """Return each row's inputs, its true class, the predicted class and that class's probability.
+    """Return the rows of predictions.csv: each row's inputs, its true class, the predicted one and its probability.
 
-    `logits` has shape (rows, classes), `truths` holds class ids, None for rows without. With `every` the probabilities
-    of all classes come by their names.
+    `logits` has shape (rows, classes), `truths` holds class ids, None for rows without. With `least` a row may have
+    several labels: `truths` are 0 and 1 of the shape of `logits`, and a row's predictions are the labels of a
+    probability of `least` or more, by falling probability. With `every` the probabilities of all classes come by their
+    names.
     """
-    shares = probabilities(logits)
-    answers = shares.argmax(axis=-1)
-    known = [{}] * len(answers) if truths is None else [{"label": names[truth]} for truth in truths]
     lines = []
-    for given, truth, answer, share in zip(inputs, known, answers, shares, strict=True):
-        said = {"prediction": names[answer], "probability": round(float(share[answer]), 4)}
-        lines.append({**given, **truth, **said, **(by_name(share, names) if every else {})})
+    for place, (given, shares) in enumerate(
+        zip(inputs, probabilities(logits) if least is None else sigmoids(logits), strict=True)
+    ):
+        line = dict(given)
+        if truths is not None and least is None:
+            line["label"] = names[truths[place]]
+        elif truths is not None:
+            line["label"] = [name for name, flag in zip(names, truths[place], strict=True) if flag]
+        if least is None:
+            best = int(shares.argmax())
+            line |= {"prediction": names[best], "probability": round(float(shares[best]), 4)}
+        else:
+            chosen = [number for number in (-shares).argsort(kind="stable") if shares[number] >= least]
+            line["prediction"] = [names[number] for number in chosen]
+            line["probability"] = [round(float(shares[number]), 4) for number in chosen]
+        lines.append(line | (by_name(shares, names) if every else {}))
     return lines
 
 
@@ -86,44 +96,3 @@ def threshold(asked: float | None, chosen: Mapping[str, Any] | None = None) -> C
     if isinstance(said := (chosen or {}).get("threshold"), float):
         return Choice(said, "that of its run")
     return Choice(THRESHOLD, "a label is answered that is likelier than not; threshold=NUMBER moves it")
-
-
-def sigmoids(logits: Any) -> Any:
-    """Return the sigmoid in float64, of logits of any shape."""
-    from scipy.special import expit
-
-    return expit(logits.astype("float64"))
-
-
-def set_answers(logits: Any, least: float) -> Any:
-    """Return whether each label's probability is at least `least`, of the shape (rows, labels) of the logits."""
-    return sigmoids(logits) >= least
-
-
-def set_rows(
-    inputs: Sequence[Mapping[str, Any]],
-    truths: Any,
-    logits: Any,
-    found: LabelSets,
-    least: float,
-    *,
-    every: bool = False,
-) -> list[Any]:
-    """Return the rows of predictions.csv: each row's inputs, its labels, those answered and their probabilities.
-
-    `truths` (0 and 1; None for rows without) and `logits` have the shape (rows, labels); a row's predictions come by
-    falling probability. With `every` the probabilities of all labels come by their names.
-    """
-    names = found.names
-    known: Any = [{}] * len(inputs)
-    if truths is not None:
-        known = [{"label": [name for name, flag in zip(names, truth, strict=True) if flag]} for truth in truths]
-    lines = []
-    for given, truth, shares in zip(inputs, known, sigmoids(logits), strict=True):
-        chosen = [place for place in (-shares).argsort(kind="stable") if shares[place] >= least]
-        said = {
-            "prediction": [names[place] for place in chosen],
-            "probability": [round(float(shares[place]), 4) for place in chosen],
-        }
-        lines.append({**given, **truth, **said, **(by_name(shares, names) if every else {})})
-    return lines

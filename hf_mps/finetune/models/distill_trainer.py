@@ -63,9 +63,10 @@ class DistillTrainer(TokenTrainer):
         tokenizer: Any = self.processing_class
         model.eval()  # it answers without dropout, in a run's first step as in all others; a step trains it again
         rows = zip(inputs["input_ids"].tolist(), inputs["labels"].tolist(), strict=True)
+        # Where the answer begins the row, its first token is given: a model needs one to go on from.
         prompts = [ids[: _last_answer(labels)] or ids[:1] for ids, labels in rows]
         padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(self.args.device)
-        how = {
+        how = {  # as TRL has it (gkd_trainer.py)
             "max_new_tokens": self.distillation.max_new_tokens,
             "temperature": self.distillation.temperature,
             "do_sample": True,

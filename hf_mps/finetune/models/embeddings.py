@@ -160,6 +160,7 @@ def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> type[An
                 self._trains = False
 
         def get_batch_sampler(self, dataset: Any, batch_size: int, *arguments: Any, **settings: Any) -> Any:
+            # The library asks for the batches of an evaluation here too, and those are of one process.
             size = self.args.world_size if getattr(self, "_trains", False) else 1
             made = super().get_batch_sampler(dataset, batch_size * size, *arguments, **settings)
             return in_batch.Parts(made, size) if size > 1 else made

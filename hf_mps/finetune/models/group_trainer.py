@@ -82,6 +82,7 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
         lines = [[*one["scores"], *(one[name] for name in COLUMNS)] for one in found]
         table = torch.tensor(lines, dtype=torch.float32, device=self.args.device)
         loss = torch.tensor(objective(table.cpu().numpy(), self.beta), device=self.args.device)
+        # Trainer computes metrics only where there are labels; nobody reads these.
         return (loss, None, None) if prediction_loss_only else (loss, table, table[:, 0])
 
     @torch.no_grad()

@@ -30,11 +30,6 @@ STAND_IN = {kind: name for name, (kind, _) in KNOWN.items() if kind.endswith("_v
 _OUT_OF_REACH: dict[str, str] = {}
 
 
-def axes(*sections: int, theta: float = 1e6) -> dict[str, Any]:
-    """Return `rope_parameters` of Qwen-VL's positions: how many numbers of half a head each of their axes has."""
-    return {"rope_type": "default", "rope_theta": theta, "mrope_section": list(sections)}
-
-
 def model_type(named: str, kind: str | None, stored: Mapping[str, Any]) -> str | None:
     """Return a model's architecture: `kind`, what its `stored` config.json or KNOWN says of it, or None."""
     return kind or stored.get("model_type") or KNOWN.get(named, (None,))[0]

@@ -39,18 +39,6 @@ class Lora(schema.Section):
     """What is saved: a whole model, or the adapter alone."""
 
 
-def configuration(lora: Lora, task_type: str) -> Any:
-    """Return peft's LoraConfig for `task_type` (CAUSAL_LM, SEQ_2_SEQ_LM). Raises UserError where peft is not
-    installed.
-    """
-    try:
-        from peft import LoraConfig
-    except ImportError as error:
-        raise UserError(f"lora: peft is not installed; next: {extras.install('lora')}, or lora=null") from error
-    # peft annotates lora_alpha as an integer, and only divides by it.
-    return LoraConfig(task_type=task_type, **lora.model_dump(exclude={"export"}))
-
-
 def apply(
     model: Any, lora: Lora, task_type: str, *, checkpointed: bool = False, part: str | None = None
 ) -> tuple[Any, Choice[str]]:
@@ -60,27 +48,38 @@ def apply(
     module `part` alone where it is named, as `named_modules` has it. Raises UserError where peft is not installed or
     the model (its `part`) has none of `target_modules`.
     """
-    lora_config = configuration(lora, task_type)
-    _refuse_unknown(model if part is None else model.get_submodule(part), lora.target_modules)
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise UserError(f"lora: peft is not installed; next: {extras.install('lora')}, or lora=null") from error
+    # peft annotates lora_alpha as an integer, and only divides by it.
+    lora_config = LoraConfig(task_type=task_type, **lora.model_dump(exclude={"export"}))
+    inside = model if part is None else model.get_submodule(part)
+    modules = dict(inside.named_modules())
+    weighted = (path for path, module in modules.items() if getattr(module, "weight", None) is not None)
+    layer_names = {path.rpartition(".")[2] for path in weighted}
+    # peft takes a list with one match, and would train less in silence.
+    for name in lora.target_modules if isinstance(lora.target_modules, list) else ():
+        if name not in layer_names and not any(path == name or path.endswith(f".{name}") for path in modules):
+            allowed = ", ".join(sorted(layer for layer in layer_names if not layer.isdecimal()))
+            told = f"lora.target_modules has '{name}', and {type(inside).__name__} has no such layer"
+            raise UserError(f"{told}; allowed: {ALL_LINEAR}, {allowed}{nearest(name, layer_names)}")
     if part is not None:
         import torch
 
         # peft's pattern (re.fullmatch of a layer's path) for layers below `part`.
-        inside = model.get_submodule(part).named_modules()
-        linear = {path.rpartition(".")[2] for path, one in inside if isinstance(one, torch.nn.Linear)}
+        linear = {path.rpartition(".")[2] for path, one in modules.items() if isinstance(one, torch.nn.Linear)}
         names = linear if isinstance(lora.target_modules, str) else lora.target_modules
         lora_config.target_modules = rf"{re.escape(part)}\.(.*\.)?({'|'.join(map(re.escape, sorted(names)))})"
-    from peft import get_peft_model
-
     adapted = get_peft_model(model, lora_config)
     if checkpointed:
         # A checkpointed block recomputes only where its input needs a gradient, and frozen embeddings give none
         # (transformers#42489). It also keeps LayerNorm's weight gradients right on Metal (pytorch#183825).
         adapted.enable_input_require_grads()
     layers = (path for path, module in adapted.named_modules() if hasattr(module, "lora_A"))
-    modules = sorted({path.rpartition(".")[2] for path in layers})
+    adapted_names = sorted({path.rpartition(".")[2] for path in layers})
     trained, total = adapted.get_nb_trainable_parameters()
-    shown = ", ".join(modules[:SHOWN]) + (", …" if len(modules) > SHOWN else "")
+    shown = ", ".join(adapted_names[:SHOWN]) + (", …" if len(adapted_names) > SHOWN else "")
     which = "every linear layer but the output layer" if lora.target_modules == ALL_LINEAR else "the recipe's layers"
     parameters = f"{trained:,} of {total:,} parameters train ({trained / total:.2%})"
     dropout = f", dropout {lora.lora_dropout:g}" if lora.lora_dropout else ""
@@ -148,19 +147,3 @@ def snippet(lora: Lora, auto_class: str, quantized: str | None = None) -> str | 
         f'model, tokenizer = {kind}.from_pretrained("."{settings}), AutoTokenizer.from_pretrained(".")\n'
         'print(tokenizer.decode(model.generate(**tokenizer("A text", return_tensors="pt"), max_new_tokens=32)[0]))'
     )
-
-
-def _refuse_unknown(model: Any, targets: list[str] | str) -> None:
-    """Raise UserError for a target that no layer matches: peft takes a list with one match, and would train less in
-    silence.
-    """
-    if isinstance(targets, str):
-        return
-    modules = dict(model.named_modules())
-    paths = [path for path, module in modules.items() if getattr(module, "weight", None) is not None]
-    layer_names = {path.rpartition(".")[2] for path in paths}
-    for name in targets:
-        if name not in layer_names and not any(path == name or path.endswith(f".{name}") for path in modules):
-            allowed = ", ".join(sorted(part for part in layer_names if not part.isdecimal()))
-            told = f"lora.target_modules has '{name}', and {type(model).__name__} has no such layer"
-            raise UserError(f"{told}; allowed: {ALL_LINEAR}, {allowed}{nearest(name, layer_names)}")

@@ -13,7 +13,6 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.models.trainer_mixins import KeptInCheckpoints, PlainArguments, QuietTrl
-from hf_mps.metrics.selection import Chosen
 
 
 @dataclass
@@ -47,11 +46,21 @@ class RewardTrainer(KeptInCheckpoints, QuietTrl):
         """Return the loss of a batch, and the rewards of its rows, float32."""
         raise NotImplementedError
 
+    @staticmethod
+    def measured(evaluated: Any) -> dict[str, float]:
+        """Return the measures of a split under TRL's names from its pairs' rewards, shape (pairs, 2)."""
+        better, worse = numpy.asarray(evaluated.predictions, dtype=numpy.float64).T
+        return {
+            "rewards/accuracies": float((better > worse).mean()),
+            "rewards/margins": float((better - worse).mean()),
+        }
+
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return the batch's loss, its rows' rewards, and their labels (without labels, the rewards' first column)."""
         inputs = self._prepare_inputs(inputs)  # type: ignore[attr-defined]
         with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
             loss, rewards = self.rewards(model, inputs)
+        # Trainer computes metrics only where there are labels; nobody reads the pairs' own.
         loss, labels = loss.detach().mean(), inputs["label"] if "label" in inputs else rewards[:, 0]
         return (loss, None, None) if prediction_loss_only else (loss, rewards, labels)
 
@@ -123,6 +132,12 @@ class AnswerTrainer(ReferencedTrainer, KTOTrainer):  # type: ignore[misc]
         with patch.object(args, "train_sampling_strategy", "sequential"):
             super().__init__(model, *arguments, args=args, **settings)
 
+    @staticmethod
+    def measured(evaluated: Any) -> dict[str, float]:
+        """Return the mean reward of a split's wanted answers less that of the others, from rewards (answers,)."""
+        rewards, wanted = numpy.asarray(evaluated.predictions, dtype=numpy.float64), numpy.asarray(evaluated.label_ids)
+        return {"rewards/margins": float(rewards[wanted].mean() - rewards[~wanted].mean())}
+
     def rewards(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the loss, and rewards of shape (answers,)."""
         return self.changes(model, inputs)
@@ -139,18 +154,3 @@ class _LogProbRecorder:
         output = self._model(**inputs)
         self.log_probs = output.log_probs
         return output
-
-
-def measured_pairs(evaluated: Any, chosen: Chosen) -> dict[str, float]:
-    """Return a split's metrics under TRL's names from its pairs' rewards, shape (pairs, 2), every pair weighted
-    alike.
-    """
-    better, worse = numpy.asarray(evaluated.predictions, dtype=numpy.float64).T
-    values = {"rewards/accuracies": float((better > worse).mean()), "rewards/margins": float((better - worse).mean())}
-    return chosen.of(values)
-
-
-def measured_answers(evaluated: Any, chosen: Chosen) -> dict[str, float]:
-    """Return the mean reward of a split's wanted answers less that of the others, from rewards of shape (answers,)."""
-    rewards, wanted = numpy.asarray(evaluated.predictions, dtype=numpy.float64), numpy.asarray(evaluated.label_ids)
-    return chosen.of({"rewards/margins": float(rewards[wanted].mean() - rewards[~wanted].mean())})

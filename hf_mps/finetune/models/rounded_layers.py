@@ -56,6 +56,7 @@ class UnevenLinear4bit(bitsandbytes.nn.Linear4bit):  # type: ignore[misc]
 
 def whole(layer: Any, dtype: Any) -> Any:
     """Return a 4-bit layer's weights as a new tensor, (out_features, in_features) in `dtype`."""
+    # A weight that was converted, as by FSDP, has lost its state; the layer still has it (bitsandbytes' modules.py).
     state = copy.copy(getattr(layer.weight, "quant_state", None) or layer.quant_state)
     shape, state.dtype = state.shape, dtype
     if shape[-1] % BLOCK and not shape.numel() % BLOCK:

@@ -35,6 +35,7 @@ class TokenTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         with torch.no_grad(), self.compute_loss_context_manager():
             sums = row_sums(model, inputs, causal=self._causal)
         loss = sums[:, 0].sum() / sums[:, 1].sum().clamp(min=1)
+        # Trainer computes metrics only where there are labels; nobody reads these.
         return (loss, None, None) if prediction_loss_only else (loss, sums, sums[:, 1])
 
 
@@ -46,6 +47,7 @@ def row_sums(model: Any, inputs: Mapping[str, Any], *, causal: bool) -> Any:
     The result is float32 (B, 3). Where the model computes its loss in chunks, the sums are too, and whole logits never
     exist.
     """
+    # With adapters peft wraps the model, and the loss is set on what it wraps.
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     loss = getattr(inner, "loss_function", None)
     if not isinstance(loss, deferred_head.ChunkedLoss):

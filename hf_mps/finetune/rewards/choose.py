@@ -221,33 +221,6 @@ def declared() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
 
-def refuse_unagreed(rewards: Sequence[Reward], agreed: bool) -> None:
-    """Raise UserError for a reward that could be any code on this machine, unless the user has `agreed` to run it.
-
-    A recipe is a file that people share, and `subprocess.getoutput` is a function that returns something, too.
-    """
-    known = declared()
-    for reward in rewards:
-        package, _, function = reward.name.rpartition(".")
-        if agreed or reward.name in BUILT_IN or reward.name in known or (package == TRL and function.isidentifier()):
-            continue
-        raise UserError(
-            f"rewards has '{reward.name}', which would be imported and called on this machine; allowed without a word"
-            f" of yours: {', '.join(BUILT_IN)}, {TRL}.NAME, and what packages declare as {ENTRY_POINTS}; next, where"
-            f" you trust it: {AGREEMENT}=true on the command line"
-        )
-
-
-def refuse_alike(rewards: Sequence[Reward]) -> None:
-    """Raise ValueError where two rewards have one name, or no weight counts."""
-    names = [one.shown for one in rewards]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"has two rewards called {twice}, which no report could tell apart; give each once")
-    if not any(one.weight for one in rewards):
-        raise ValueError("has no reward with a weight other than 0; give one")
-
-
 def choose(
     rewards: Sequence[Reward], rows: Sequence[Mapping[str, Any]], *, agreed: bool = False
 ) -> tuple[list[Score], Choice[str]]:
@@ -256,9 +229,17 @@ def choose(
     `rows` are a few of the training rows ({prompt, and answer where the data has one}). Raises UserError for a function
     to which the user has not `agreed`, and for a comparison with an answer that is not there.
     """
-    refuse_unagreed(rewards, agreed)
-    scores = []
+    known, scores = declared(), []
     for reward in rewards:
+        package, _, function = reward.name.rpartition(".")
+        harmless = reward.name in BUILT_IN or reward.name in known or (package == TRL and function.isidentifier())
+        if not (agreed or harmless):
+            # A recipe is a file that people share, and `subprocess.getoutput` is a function, too.
+            raise UserError(
+                f"rewards has '{reward.name}', which would be imported and called on this machine; allowed without a"
+                f" word of yours: {', '.join(BUILT_IN)}, {TRL}.NAME, and what packages declare as {ENTRY_POINTS}; next,"
+                f" where you trust it: {AGREEMENT}=true on the command line"
+            )
         if reward.name in WITH_ANSWER and "answer" not in rows[0]:
             problem = f"rewards has {reward.name}, which compares with a reference answer"
             raise UserError(f"{problem}; next: data.columns.answer=COLUMN")

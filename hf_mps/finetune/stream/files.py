@@ -78,9 +78,7 @@ def check(name: str, key: str) -> None:
 
     Raises UserError. Imports nothing heavy.
     """
-    kind = formats.kind(Path(name))
-    if kind not in KINDS:
-        raise UserError(f"{key}: {name}: cannot be streamed; allowed: {formats.allowed(KINDS)}, of text also .gz")
+    _refuse_kind(formats.kind(Path(name)), f"{key}: {name}")
     if remote(name):
         return
     if not _found(path := Path(name).expanduser()):
@@ -112,14 +110,20 @@ def of_hub(source: schema.Source, key: str) -> tuple[File, ...]:
             builder = load_dataset_builder(source.hub, source.config, revision=source.revision)
     except Exception as error:  # the hub's clients raise anything from ConnectionError to plain ValueError
         raise UserError(f"{key}: {where}: cannot be reached: {first_line(error)}; next: files on this disk") from error
-    kind = next((BUILDERS[each.__name__] for each in type(builder).__mro__ if each.__name__ in BUILDERS), None)
-    if kind is None:
-        raise UserError(f"{key}: {where}: its files cannot be streamed; allowed: {formats.allowed(KINDS)}")
+    builders = (BUILDERS[each.__name__] for each in type(builder).__mro__ if each.__name__ in BUILDERS)
+    kind = _refuse_kind(next(builders, None), f"{key}: {where}")
     splits: dict[str, Any] = {str(name): urls for name, urls in (builder.config.data_files or {}).items()}
     if source.split not in splits:
         raise UserError(f"{key}: {source.hub} has no split '{source.split}'; there are: {', '.join(splits)}")
     urls = sorted(map(str, splits[source.split]))
     return tuple(_remote(url, kind, key, True) if remote(url) else _local(Path(url), url, key, True) for url in urls)
+
+
+def _refuse_kind(kind: str | None, where: str) -> str:
+    """Return the format of a file. Raises UserError for one that cannot be streamed."""
+    if kind not in KINDS:
+        raise UserError(f"{where}: cannot be streamed; allowed: {formats.allowed(KINDS)}, of text also .gz")
+    return kind
 
 
 def _found(path: Path) -> list[Path]:
@@ -131,10 +135,7 @@ def _found(path: Path) -> list[Path]:
 
 
 def _local(path: Path, name: str, key: str, header: bool) -> File:
-    kind = formats.kind(path)
-    if kind not in KINDS:
-        raise UserError(f"{key}: {path}: cannot be streamed; allowed: {formats.allowed(KINDS)}")
-    about = path.stat()
+    kind, about = _refuse_kind(formats.kind(path), f"{key}: {path}"), path.stat()
     if about.st_size:
         formats.refuse_disguised(path, str(path))
     file = File(str(path), "jsonl" if kind == "json" else kind, about.st_size, str(about.st_mtime_ns), header)
@@ -150,8 +151,7 @@ def _local(path: Path, name: str, key: str, header: bool) -> File:
 def _remote(url: str, kind: str, key: str, header: bool) -> File:
     import fsspec
 
-    if kind not in KINDS:
-        raise UserError(f"{key}: {url}: cannot be streamed; allowed: {formats.allowed(KINDS)}")
+    _refuse_kind(kind, f"{key}: {url}")
     try:
         system, place = fsspec.core.url_to_fs(url)
         about = system.info(place)

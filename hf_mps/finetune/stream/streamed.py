@@ -20,7 +20,7 @@ from hf_mps.finetune.stream.files import File
 from hf_mps.finetune.stream.readers import Broken, Row
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features
+    from datasets import Dataset
 
 SAMPLE = 1000
 """Rows that lengths, labels and columns are decided from."""
@@ -74,6 +74,8 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     `texts` are the roles that hold text. Raises UserError for files that cannot be read, a column that is not there, a
     split without rows.
     """
+    from datasets import Dataset, Features
+
     columns = data.columns.roles()
     corpora = {split: _corpora(data, split) for split in splits}
     asked = tuple(role for role in columns if role in texts)
@@ -84,7 +86,11 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
         if not rows:
             raise UserError(_unusable(reading, corpus))
         sample += rows
-    kinds = _kinds(reading, sample)
+    kinds = dict(Dataset.from_list([dict(row) for row in sample]).features)
+    first = reading.corpora[0].files[0]
+    if first.kind == "parquet":  # it states the types of columns, and their class names
+        stated = Features.from_arrow_schema(_schema(first))
+        kinds |= {role: stated[column] for role, column in columns.items() if column in stated}
     where = "; ".join(corpus.name for corpus in reading.corpora)
     stream = Stream(reading, data.shuffle_buffer)
     folder = Path(reading.corpora[0].files[0].url).parent
@@ -162,25 +168,13 @@ def _schema(file: File) -> Any:
         return table.schema_arrow
 
 
-def _kinds(reading: Reading, sample: Sequence[Row]) -> Features:
-    """Return the columns' types: those that Parquet states of a column (its class names), else of the sample."""
+def _dataset(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, Any]) -> Dataset:
     from datasets import Dataset, Features
 
-    kinds = dict(Dataset.from_list([dict(row) for row in sample]).features)
-    file = reading.corpora[0].files[0]
-    if file.kind == "parquet":
-        stated = Features.from_arrow_schema(_schema(file))
-        kinds |= {role: stated[column] for role, column in reading.columns.items() if column in stated}
-    return Features(kinds)
+    return Dataset.from_list([dict(row) for row in rows], features=Features(kinds))
 
 
-def _dataset(rows: Sequence[Mapping[str, Any]], kinds: Features) -> Dataset:
-    from datasets import Dataset
-
-    return Dataset.from_list([dict(row) for row in rows], features=kinds)
-
-
-def _evaluated(rows: Sequence[Row], kinds: Features, where: str, most: int, textual: bool) -> Rows:
+def _evaluated(rows: Sequence[Row], kinds: Mapping[str, Any], where: str, most: int, textual: bool) -> Rows:
     """Return the rows of a split that is measured. Raises UserError where there is none."""
     if not rows:
         raise UserError(f"{where}: holds no rows; allowed: at least one; next: a larger data.hold_out, or more rows")

@@ -1,7 +1,7 @@
 """The tasks, a class each: `text_classification.py` holds `TextClassification`, the task `text-classification`.
 
 `hf_mps.finetune.tasks._base.Task` says what a task has and does. Code that several tasks need is beside this package
-(`text`, `media`, `models`, `loss`) or in a base class here (`_text.py`, `_language.py`, `_seq2seq.py`).
+(`text`, `media`, `models`, `loss`) or in a base class here (`_text.py`, `_language.py`, `_preference.py`).
 
 Finding a task imports its file, which must not import torch: a recipe is validated without it.
 """
@@ -14,31 +14,31 @@ from hf_mps.finetune.tasks._base import Task
 
 __all__ = ["TASKS", "Task", "every", "find", "names"]
 
-# The name of each task in a recipe, and its class in the file of the same name.
+# The name of each task in a recipe, its file and its class.
 TASKS = {
-    "causal-lm": "CausalLM",
-    "distill": "Distill",
-    "dpo": "DPO",
-    "grpo": "GRPO",
-    "image-classification": "ImageClassification",
-    "image-segmentation": "ImageSegmentation",
-    "image-text": "ImageText",
-    "kto": "KTO",
-    "masked-lm": "MaskedLM",
-    "multiple-choice": "MultipleChoice",
-    "object-detection": "ObjectDetection",
-    "orpo": "ORPO",
-    "question-answering": "QuestionAnswering",
-    "rerank": "Rerank",
-    "sentence-embeddings": "SentenceEmbeddings",
-    "sft": "SFT",
-    "sparse-embeddings": "SparseEmbeddings",
-    "speech-recognition": "SpeechRecognition",
-    "speech-seq2seq": "SpeechSeq2Seq",
-    "summarization": "Summarization",
-    "text-classification": "TextClassification",
-    "token-classification": "TokenClassification",
-    "translation": "Translation",
+    "causal-lm": "language_modeling.CausalLM",
+    "distill": "distill.Distill",
+    "dpo": "pairs.DPO",
+    "grpo": "grpo.GRPO",
+    "image-classification": "image_classification.ImageClassification",
+    "image-segmentation": "image_segmentation.ImageSegmentation",
+    "image-text": "image_text.ImageText",
+    "kto": "kto.KTO",
+    "masked-lm": "language_modeling.MaskedLM",
+    "multiple-choice": "multiple_choice.MultipleChoice",
+    "object-detection": "object_detection.ObjectDetection",
+    "orpo": "pairs.ORPO",
+    "question-answering": "question_answering.QuestionAnswering",
+    "rerank": "rerank.Rerank",
+    "sentence-embeddings": "sentence_embeddings.SentenceEmbeddings",
+    "sft": "sft.SFT",
+    "sparse-embeddings": "sparse_embeddings.SparseEmbeddings",
+    "speech-recognition": "speech_recognition.SpeechRecognition",
+    "speech-seq2seq": "speech_seq2seq.SpeechSeq2Seq",
+    "summarization": "seq2seq.Summarization",
+    "text-classification": "text_classification.TextClassification",
+    "token-classification": "token_classification.TokenClassification",
+    "translation": "seq2seq.Translation",
 }
 
 
@@ -49,7 +49,8 @@ def names() -> list[str]:
 
 def find(name: str) -> type[Task]:
     """Return the class of the task `name`, one of `names()`."""
-    found: type[Task] = getattr(import_module(f"{__name__}.{name.replace('-', '_')}"), TASKS[name])
+    module, _, kind = TASKS[name].partition(".")
+    found: type[Task] = getattr(import_module(f"{__name__}.{module}"), kind)
     return found
 
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.core.text import counted
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.tasks._base import Dataset, Input, Prepared, Shape, Task
@@ -135,9 +134,7 @@ def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list
 
 def left_out(rows: Mapping[str, Rows], features: Mapping[str, Any], why: str, what: str = "") -> Choice[str]:
     """Describe how many rows each split has, and how many were left out because they are `why`."""
-    left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
-    told = ", ".join(counted(count, f"{split} row") for split, count in left.items() if count)
-    out = f"left out, {why}: {told}" if told else "no row is left out"
+    out = conversations.left_out(rows, features, why) or "no row is left out"
     return Choice(" + ".join(str(len(some)) for some in features.values()), f"{what}{out}")
 
 

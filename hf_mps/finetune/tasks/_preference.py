@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import random
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import language
-from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._language import ChatTask, asked, left_out, mapped
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
-from hf_mps.metrics.selection import Chosen
 
 # TRL's default for all weights; adapters take ten times that (TRL's documentation, "Training adapters").
 RATE, RATE_OF_ADAPTERS = 1e-6, 1e-5
@@ -44,29 +37,25 @@ class PreferenceTask(ChatTask):
     label: ClassVar[tuple[str, ...]] = ()
     """The column that says whether an answer is wanted, where a row has one."""
 
-    @abstractmethod
     def kinds(self) -> tuple[type[Any], type[Any]]:
         """Return the classes of its arguments and its trainer."""
+        raise NotImplementedError
 
-    @abstractmethod
     def answered(self, row: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
         """Return a row's prompt and the answers to it, as in `ids`. Raises chat.ConversationError without them."""
+        raise NotImplementedError
 
-    @abstractmethod
     def make_collator(self, length: lengths.Lengths) -> Any:
         """Return TRL's collator, its batches padded to the lengths."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def judged(self, evaluated: Any, chosen: Chosen) -> dict[str, float]:
-        """Return the metrics of an evaluation."""
-
-    @abstractmethod
     def baseline(self, sizes: Sequence[Sequence[int]]) -> Baseline:
         """Return what a model is measured against; `sizes` has the lengths of the validation rows for each of `ids`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def rewarded(self, row: Mapping[str, Any], reward: Any) -> tuple[dict[str, Any], bool]:
         """Return a row's rewards as predictions.csv has them, and whether they are as the row wants them."""
+        raise NotImplementedError
 
     def begin(self) -> None:
         super().begin()
@@ -100,7 +89,7 @@ class PreferenceTask(ChatTask):
             splits=features,
             collator=self.make_collator(length.value),
             metrics=chosen,
-            compute_metrics=lambda evaluated: self.judged(evaluated, chosen),
+            compute_metrics=lambda evaluated: chosen.of(self.trainer.measured(evaluated)),
             baseline=self.baseline(sizes["validation"]),
             choices={"lengths": length, **loaded.choices, name: self.told(left, features)},
             arguments_defaults={**self.arguments_defaults, "learning_rate": RATE_OF_ADAPTERS if recipe.lora else RATE},
@@ -131,26 +120,23 @@ class PreferenceTask(ChatTask):
             return
         trained = trainer.train_dataset is not None
         if not trained:  # a saved model's own trainer computes no rewards
-            trainer = self._rewarding = self._rewarding or self._rewards(trainer, inputs)
+            if self._rewarding is None:  # beside `trainer`, which has put the model on its device
+                reference = self.reference()
+                self._rewarding = self.trainer(
+                    model=self.model,
+                    args=trainer.args,
+                    data_collator=self.make_collator(self.length),
+                    train_dataset=inputs,
+                    processing_class=trainer.processing_class,
+                    **({} if reference is None else {"ref_model": reference}),
+                )
+            trainer = self._rewarding
         decode = self.loaded.tokenizer.decode
         for row, reward in zip(inputs, trainer.predict(inputs).predictions.tolist(), strict=True):
             texts = {name.removesuffix("_ids"): decode(row[name], skip_special_tokens=True) for name in self.ids}
             rewards, right = self.rewarded(row, reward)
             known = {**{name: row[name] for name in self.label}, "right": right} if trained else {}
             yield {**texts, **rewards, **known}
-
-    def _rewards(self, trainer: Any, features: Dataset) -> Any:
-        """Return the trainer that rewards, beside `trainer`, which has put the model on its device."""
-        reference = self.reference()
-        assert self.trainer is not None
-        return self.trainer(
-            model=self.model,
-            args=trainer.args,
-            data_collator=self.make_collator(self.length),
-            train_dataset=features,
-            processing_class=trainer.processing_class,
-            **({} if reference is None else {"ref_model": reference}),
-        )
 
     def _tokenised(self, rows: Rows) -> Dataset:
         """Return prompt and answers of one split as ids, cut at their ends; rows whose prompt fills the length are
@@ -173,91 +159,9 @@ class PreferenceTask(ChatTask):
         return mapped(rows, loaded, (self.name, loaded.longest), columns, make, empty)
 
 
-class PairColumns(schema.Columns):
-    """The two answers, and the prompt where they do not hold it: texts, messages, or whole conversations."""
-
-    prompt: str | None = None
-    """The column of the prompt."""
-    chosen: str = "chosen"
-    """The column of the better answer."""
-    rejected: str = "rejected"
-    """The column of the worse answer."""
-
-
-class PairData(schema.Data):
-    """Adds the columns."""
-
-    columns: PairColumns = PairColumns()
-
-
-class PairRecipe(language.Chat):
-    """What a recipe of pairs has."""
-
-    data: PairData
-
-
-class PairTask(PreferenceTask):
-    """Learns to prefer one of two answers. A saved model rewards pairs of answers, or answers prompts alone."""
-
-    metrics = ("rewards/accuracies", "rewards/margins")
-    # A row to be answered has a pair, whose rewards are measured, or a prompt alone.
-    optional = ("prompt", "chosen", "rejected")
-    ids = ("prompt_ids", "chosen_ids", "rejected_ids")
-    shapes = (("chosen", "rejected"),)
-    counted = ("pairs", "pairs of answers to one prompt")
-
-    def answered(self, row: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
-        prompt, *answers = conversation(row)
-        return prompt, answers
-
-    def make_collator(self, length: lengths.Lengths) -> Any:
-        from trl.trainer.dpo_trainer import DataCollatorForPreference
-
-        inner = DataCollatorForPreference(self.loaded.tokenizer.pad_token_id)
-        return length.collator(inner, self.loaded.tokenizer, filled={"completion_mask": 0})
-
-    def judged(self, evaluated: Any, chosen: Chosen) -> dict[str, float]:
-        from hf_mps.finetune.models.preference_trainer import measured_pairs
-
-        return measured_pairs(evaluated, chosen)
-
-    def baseline(self, sizes: Sequence[Sequence[int]]) -> Baseline:
-        # The habit that preferences teach most easily.
-        longer = [better > worse for _, better, worse in zip(*sizes, strict=True)]
-        return Baseline("always prefers the longer answer", {"rewards/accuracies": sum(longer) / len(longer)})
-
-    def rewarded(self, row: Mapping[str, Any], reward: Any) -> tuple[dict[str, Any], bool]:
-        better, worse = reward
-        return {"reward_chosen": better, "reward_rejected": worse}, better > worse
-
-    @staticmethod
-    def smoke_rows(recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return made-up sentences: the chosen answer is another sentence, the rejected one its words in disorder."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-
-        def row(question: str, answer: str) -> dict[str, Any]:
-            asked = {"role": "user", "content": f"Say it in other words: {question}"}
-            sides = {named.chosen: answer, named.rejected: disordered(answer)}
-            if named.prompt:
-                return {named.prompt: asked["content"], **sides}
-            return {side: [asked, {"role": "assistant", "content": text}] for side, text in sides.items()}
-
-        return {
-            split: [row(*synthetic.sentences(draw, 2)) for _ in range(n)] for split, n in synthetic.splits().items()
-        }
-
-
 def disordered(answer: str) -> str:
     """Return the words of an answer in the order of the alphabet."""
     return " ".join(sorted(answer.split()))
-
-
-def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str]:
-    """Return a row's prompt messages and its two answers. Raises chat.ConversationError for a row without them."""
-    (before, answer), (other, worse) = (said(row, side) for side in ("chosen", "rejected"))
-    if before != other:
-        raise chat.ConversationError("has answers to two different prompts")
-    return before or prompted(row), answer, worse
 
 
 def said(row: Mapping[str, Any], side: str) -> tuple[list[dict[str, str]], str]:

@@ -57,13 +57,20 @@ class Distill(sft.SFT):
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         self.refuse_without_trl()
+        import transformers
+
         from hf_mps.finetune.models.distill_trainer import DistillTrainer
 
         recipe: Any = self.recipe
         if recipe.distillation.lmbda:
             self.recipe = recipe.model_copy(update={"packing": False})
         made = super().prepare(rows)
-        teacher = self._teacher()
+        source = self.checkpoint.beside(recipe.teacher)
+        if source.tokenizer().get_vocab() != self.loaded.tokenizer.get_vocab():
+            told = f"its tokenizer has other words than that of {recipe.model}, and they are compared word by word"
+            raise UserError(f"teacher {recipe.teacher}: {told}; give a larger model of the same family: teacher=NAME")
+        teacher, told_of = source.model(getattr(transformers, self.auto_class))
+        made.choices["teacher"] = Choice(told_of.value, f"{told_of.reason}; it is asked, and does not learn")
         made.trainer = DistillTrainer
         made.trainer_settings |= {"ref_model": teacher, "distillation": recipe.distillation}
         return made
@@ -71,16 +78,3 @@ class Distill(sft.SFT):
     def load_language(self, **settings: Any) -> None:
         """Load the model with whole logits, which are compared."""
         super().load_language(**{**settings, "chunks": False})
-
-    def _teacher(self) -> Any:
-        """Return the teacher. Raises UserError for one with another vocabulary."""
-        import transformers
-
-        recipe: Any = self.recipe
-        source = self.checkpoint.beside(recipe.teacher)
-        if source.tokenizer().get_vocab() != self.loaded.tokenizer.get_vocab():
-            told = f"its tokenizer has other words than that of {recipe.model}, and they are compared word by word"
-            raise UserError(f"teacher {recipe.teacher}: {told}; give a larger model of the same family: teacher=NAME")
-        model, told_of = source.model(getattr(transformers, self.auto_class))
-        self.loaded.choices["teacher"] = Choice(told_of.value, f"{told_of.reason}; it is asked, and does not learn")
-        return model

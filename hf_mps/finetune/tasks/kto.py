@@ -19,7 +19,6 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._preference import SETTLED, WHOLE, PreferenceTask, disordered, prompted, said
 from hf_mps.finetune.text import lengths
 from hf_mps.metrics import Baseline
-from hf_mps.metrics.selection import Chosen
 
 SINGLE, PAIR = ("prompt", "completion", "label"), ("chosen", "rejected")
 KEPT = "each prompt is paired with another answer of its batch; leave it out"
@@ -133,11 +132,6 @@ class KTO(PreferenceTask):
 
         inner = DataCollatorForUnpairedPreference(self.loaded.tokenizer.pad_token_id, max_length=self.loaded.longest)
         return Mismatched(length.collator(inner, self.loaded.tokenizer, filled={"completion_mask": 0}))
-
-    def judged(self, evaluated: Any, chosen: Chosen) -> dict[str, float]:
-        from hf_mps.finetune.models.preference_trainer import measured_answers
-
-        return measured_answers(evaluated, chosen)
 
     def baseline(self, sizes: Sequence[Sequence[int]]) -> Baseline:
         return Baseline("is the model before its first step, which rewards all alike", {"rewards/margins": 0.0})

@@ -116,12 +116,15 @@ class QuestionAnswering(TextTask):
     def tokenizer_of(self) -> Any:
         """Return the checkpoint's tokenizer, which must tell the place of each token in the text."""
         tokenizer = self.checkpoint.tokenizer()
-        windows.refuse_slow(tokenizer, self.checkpoint.name)
+        if not getattr(tokenizer, "is_fast", False):
+            told = "its tokenizer gives no character offsets; allowed: one with a tokenizer.json"
+            raise UserError(f"model {self.checkpoint.name}: {told}")
         return tokenizer
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe = self.recipe
-        windows.check({split: rows[split] for split in SPLITS})
+        for split in SPLITS:
+            windows.refuse_other_than_squads(rows[split])
         negative = _negative(recipe, rows)
         self.negative = negative.value
         own = ["squad_v2", "squad"] if negative.value else ["squad"]
@@ -156,7 +159,7 @@ class QuestionAnswering(TextTask):
         self.negative = bool(chosen.get("questions_without_answer", self.recipe.version_2_with_negative))
 
     def inputs(self, rows: Rows) -> Dataset:
-        windows.check_texts(rows)
+        tokens.refuse_other_than_text(rows, ["context", "question"])
         return self._windowing().windows(rows)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
@@ -191,12 +194,16 @@ class QuestionAnswering(TextTask):
 
 def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
     """Whether a question may have no answer."""
-    empty = {split: windows.unanswered(rows[split]) for split in ("train", "validation")}
+    empty = {
+        split: [number for number, texts in enumerate(windows.truths(rows[split])) if not texts] for split in SPLITS
+    }
     if recipe.version_2_with_negative is None:
         some = len(empty["train"])
         return Choice(bool(some), f"{some} of {len(rows['train'].dataset)} training rows have no answer")
-    if not recipe.version_2_with_negative:
-        windows.refuse_unanswered(rows, empty)
+    for split, numbers in empty.items():
+        if numbers and not recipe.version_2_with_negative:
+            place = rows[split].place(numbers[0])
+            raise UserError(f"{place} has no answer; allowed with version_2_with_negative=true")
     return Choice(recipe.version_2_with_negative, "version_2_with_negative in the recipe")
 
 

@@ -116,8 +116,12 @@ class Rerank(SentenceTask):
         measured = choose(recipe.metrics or usual, allowed, recipe.task)
         loss = recipe.loss or ("BinaryCrossEntropyLoss" if recipe.data.columns.text_pair else "ListNetLoss")
         listed = loss in reranking.LISTED
-        if not listed:
-            _refuse_out_of_range(rows, found, loss)
+        for split, some in found.items():
+            for query in some if not listed else ():
+                if (most := max(query.relevance)) > 1:  # the loss takes it for a probability
+                    told = f"row {query.number} has the label {most:g}, and {loss} takes 0 to 1"
+                    way_on = "next: labels of that range, or for lists of documents loss=LambdaLoss"
+                    raise UserError(f"{rows[split].where}: {told}; {way_on}")
         self.begin(self._opened())
         self.model.max_length = self.longest
         encoded = {split: _encoded(rows[split], found[split], self.tokenizer, self.longest) for split in rows}
@@ -207,17 +211,6 @@ def _described(train: Sequence[reranking.Query], without: int) -> Choice[str]:
     if without:
         reason += f"; {without} of the validation queries have no order to measure, with all documents alike"
     return Choice(f"{len(train)} with {documents / len(train):.1f} documents each", reason)
-
-
-def _refuse_out_of_range(rows: Mapping[str, Rows], found: Mapping[str, Sequence[reranking.Query]], loss: str) -> None:
-    """Raise UserError for a relevance above 1, which `loss` takes for a probability."""
-    for split, some in found.items():
-        for query in some:
-            if (most := max(query.relevance)) > 1:
-                raise UserError(
-                    f"{rows[split].where}: row {query.number} has the label {most:g}, and {loss} takes 0 to 1; next:"
-                    " labels of that range, or for lists of documents loss=LambdaLoss"
-                )
 
 
 def _encoded(rows: Rows, found: Sequence[reranking.Query], tokenizer: Any, longest: int) -> Dataset:

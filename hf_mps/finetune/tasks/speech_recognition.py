@@ -77,7 +77,14 @@ class SpeechRecognition(Task):
         spelling = ctc_vocabulary.decide(recipe, rows, self.checkpoint, config)
         self.tokenizer = spelling.tokenizer
         self.choices |= spelling.choices
-        self.choices["ctc"] = _configure(config, recipe, self.tokenizer)
+        config.vocab_size, config.pad_token_id = len(self.tokenizer), self.tokenizer.pad_token_id
+        config.ctc_loss_reduction = "mean"
+        # A text with more letters than the sound has frames has no alignment; its infinite loss is left out.
+        config.ctc_zero_infinity = True
+        config.layerdrop = 0.0
+        labels.override(config, recipe.config_overrides)
+        reason = "mean over the batch, rows with more letters than frames left out, no layer dropped"
+        self.choices["ctc"] = Choice(f"{config.vocab_size} letters and signs", reason)
         rate = extractor.sampling_rate
         encoded = {split: _encoded(rows[split], spelling, rate) for split in SPLITS}
         counts = {split: encoded[split]["samples"][:] for split in SPLITS}
@@ -169,19 +176,6 @@ def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:
 
     key = ("speech-recognition", spelling.case, spelling.ignored, rate)
     return transcripts.encoded(rows, spelling.tokenizer, key, ids, rate)
-
-
-def _configure(config: Any, recipe: Recipe, tokenizer: Any) -> Choice[str]:
-    """Set what CTC needs; the recipe's `config_overrides` win."""
-    config.vocab_size = len(tokenizer)
-    config.pad_token_id = tokenizer.pad_token_id
-    config.ctc_loss_reduction = "mean"
-    # A text with more letters than the sound has frames has no alignment; its infinite loss is left out.
-    config.ctc_zero_infinity = True
-    config.layerdrop = 0.0
-    labels.override(config, recipe.config_overrides)
-    reason = "mean over the batch, rows with more letters than frames left out, no layer dropped"
-    return Choice(f"{config.vocab_size} letters and signs", reason)
 
 
 class ASREvaluator:

@@ -21,7 +21,7 @@ from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import GENERATES, Prepared, Task
-from hf_mps.finetune.tasks._seq2seq import SETTLED, SOURCE
+from hf_mps.finetune.tasks.seq2seq import SETTLED, SOURCE
 from hf_mps.finetune.text import lengths, tokens
 
 SpeechTask = Literal["transcribe", "translate"]

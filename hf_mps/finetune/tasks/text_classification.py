@@ -113,7 +113,10 @@ class TextClassification(TextTask):
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, train = self.recipe, rows["train"]
         classes = self.classes = self._labels(train, [some for split, some in rows.items() if split != "train"])
-        classification.refuse_smoothing(recipe.training, classes.problem_type)
+        if recipe.training.get("label_smoothing_factor") and classes.problem_type != "single_label_classification":
+            kind = "several labels" if classes.names else "numbers"
+            told = f"training.label_smoothing_factor is for one class a row, and these have {kind}; leave it out"
+            raise UserError(told)
         self.least = classification.threshold(recipe.threshold)
         if recipe.data.columns.text_pair:
             self.snippet = snippets()[f"{self.name} pair"]
@@ -160,7 +163,8 @@ class TextClassification(TextTask):
         given = list(rows.dataset.select_columns(_texts(rows)))
         logits, truths = classification.logits_of(evaluated.predictions), evaluated.label_ids
         if isinstance(classes, label_sets.LabelSets):
-            return classification.set_rows(given, truths, logits, classes, self.least.value, every=every)
+            least = self.least.value
+            return classification.rows(given, truths, logits, classes.names, least=least, every=every)
         if classes.names:
             return classification.rows(given, truths, logits, classes.names, every=every)
         known = [{}] * len(given) if truths is None else [{"label": float(truth)} for truth in truths]
@@ -185,7 +189,7 @@ class TextClassification(TextTask):
         Several labels a row come as a table of that shape.
         """
         if isinstance(self.classes, label_sets.LabelSets):
-            return classification.set_answers(logits, self.least.value)
+            return classification.sigmoids(logits) >= self.least.value
         return logits.argmax(axis=-1) if self.classes.names else logits.squeeze(-1)
 
     def _streamed(self, rows: Rows, sample: Dataset) -> Any:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.text import lengths, tokens
 
@@ -134,12 +132,3 @@ def decide(
         return length, Choice(f"streamed + {len(counts['validation']):,} blocks", reason)
     reason = f"{joined}, then cut every {longest} tokens, {sum(counts['train']):,} to train on; nothing is dropped"
     return length, Choice(f"{shown} blocks", reason)
-
-
-def smoke_rows(data: Data, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Return made-up sentences under the recipe's own column, eight to a row."""
-    draw = random.Random(seed)
-    return {
-        split: [{data.columns.text: " ".join(synthetic.sentences(draw, 8))} for _ in range(count)]
-        for split, count in synthetic.splits().items()
-    }

@@ -190,28 +190,24 @@ def _spans(tokenizer: Any, conversation: Sequence[Message], text: str) -> list[t
         if message["role"] != "assistant":
             continue
         prompt = render(tokenizer, conversation[:turn], prompt=True) if turn else ""
-        spans.append(_span(tokenizer, conversation, turn, text, prompt))
-    return spans
-
-
-def _span(tokenizer: Any, conversation: Sequence[Message], turn: int, text: str, prompt: str) -> tuple[int, int]:
-    """Return [start, end) of message number `turn`; `prompt` is the text that asks for it."""
-    message = conversation[turn]
-    content, in_parts = message["content"], not isinstance(message["content"], str)
-    stands_in = [{"type": "text", "text": _STAND_IN}] if in_parts else _STAND_IN
-    replaced = [*conversation[:turn], {**message, "content": stands_in}, *conversation[turn + 1 :]]
-    before, _, after = render(tokenizer, replaced).partition(_STAND_IN)
-    content = "".join(part["text"] for part in content) if in_parts else content
-    for words in (content, content.strip(), content.lstrip(), content.rstrip()):
-        if before + words + after == text:
+        content, in_parts = message["content"], not isinstance(message["content"], str)
+        stands_in = [{"type": "text", "text": _STAND_IN}] if in_parts else _STAND_IN
+        replaced = [*conversation[:turn], {**message, "content": stands_in}, *conversation[turn + 1 :]]
+        before, _, after = render(tokenizer, replaced).partition(_STAND_IN)
+        content = "".join(part["text"] for part in content) if in_parts else content
+        written = (content, content.strip(), content.lstrip(), content.rstrip())
+        words = next((one for one in written if before + one + after == text), None)
+        if words is not None:
             # A template without a generation prompt writes the role's heading in the turn; the heading is not learned.
             asks = bool(prompt) and prompt != render(tokenizer, conversation[:turn])
             start = len(prompt) if asks and before.startswith(prompt) else len(before)
-            return start, len(before) + len(words)
-    if turn == len(conversation) - 1 and prompt and text.startswith(prompt):
-        # All that follows the prompt is the last turn: some templates set reasoning apart from the answer.
-        return len(prompt), len(text.rstrip())
-    raise ConversationError(f"has words of the assistant that the chat template changes (message {turn + 1})")
+            spans.append((start, len(before) + len(words)))
+        elif turn == len(conversation) - 1 and prompt and text.startswith(prompt):
+            # All that follows the prompt is the last turn: some templates set reasoning apart from the answer.
+            spans.append((len(prompt), len(text.rstrip())))
+        else:
+            raise ConversationError(f"has words of the assistant that the chat template changes (message {turn + 1})")
+    return spans
 
 
 def _assistant_mask(

@@ -88,10 +88,16 @@ def learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice
 
     labels = numpy.concatenate([numpy.asarray(row) for row in features["train"].with_format("numpy")["labels"]])
     share = float((labels != IGNORED).mean())
+    out = left_out(rows, features, "their prompt alone is max_length or longer")
+    told = f"{share:.0%} of the training tokens; the others are read, not learned{f'; {out}' if out else ''}"
+    return Choice("the assistant's words", told)
+
+
+def left_out(rows: Mapping[str, Rows], features: Mapping[str, Any], why: str) -> str:
+    """Say how many rows of each split were left out because they are `why`; empty where none was."""
     left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
     told = ", ".join(counted(count, f"{split} row") for split, count in left.items() if count)
-    out = f"; left out, their prompt alone is max_length or longer: {told}" if told else ""
-    return Choice("the assistant's words", f"{share:.0%} of the training tokens; the others are read, not learned{out}")
+    return f"left out, {why}: {told}" if told else ""
 
 
 def smoke_row(columns: Columns, question: str, answer: str) -> dict[str, Any]:

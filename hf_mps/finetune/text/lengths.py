@@ -161,15 +161,13 @@ def decided() -> Mapping[str, Any]:
     return _chosen.get()
 
 
-def kept(
-    recipe: Padded, chosen: Mapping[str, Any], tokenizer: Any, config: Any, name: str = "lengths"
-) -> Choice[Lengths]:
-    """Return what a saved model's rows are cut and padded to: what its run chose under `name`.
+def kept(recipe: Padded, chosen: Mapping[str, Any], tokenizer: Any, config: Any) -> Choice[Lengths]:
+    """Return what a saved model's rows are cut and padded to: what its run chose.
 
     `chosen` are the values of that run's choices. A model without a run reads as many tokens as it has positions, or
     UNSAID where it knows no limit, in steps of STEP. Raises UserError as `limit`.
     """
-    if (said := of_a_run(chosen, name)) is not None:
+    if (said := of_a_run(chosen)) is not None:
         return Choice(Lengths(**said), KEPT)
     most = positions(tokenizer, config)
     longest = limit(recipe, tokenizer, config, most if most < UNLIMITED else UNSAID)
@@ -182,18 +180,15 @@ def decide(
     longest: int,
     *,
     others: Iterable[int] = (),
-    batch: int = DEFAULT_BATCH,
     grouped: bool | None = None,
-    most: int = SHAPES,
-    step: int = STEP,
     name: str = "lengths",
 ) -> Choice[Lengths]:
     """Choose what batches are padded to, from the length of each training row in `counts`, at most `longest`.
 
-    `others` are lengths of further rows that the list must hold (validation). `batch` is the batch size where the
-    recipe's `training` names none; `grouped` says whether rows of like length share a batch, and defaults to what
-    `buckets.decide` chooses. The list has at most `most` lengths, all multiples of `step` but the last, which never
-    exceeds `longest`. Within `those_of` it is what that run chose under `name`.
+    `others` are lengths of further rows that the list must hold (validation). `grouped` says whether rows of like
+    length share a batch, and defaults to what `buckets.decide` chooses. The list has at most SHAPES lengths, all
+    multiples of STEP but the last, which never exceeds `longest`. Within `those_of` it is what that run chose under
+    `name`.
     """
     if (said := of_a_run(decided(), name)) is not None:
         return Choice(Lengths(**said), KEPT)
@@ -209,10 +204,10 @@ def decide(
     if recipe.padding is None and choose().value == "cpu":
         reason = "a CPU compiles nothing for a new shape, so each batch goes to its own longest row"
         return Choice(Lengths(longest, "longest"), f"{reason}; {rows}")
-    size = recipe.training.get("per_device_train_batch_size") or batch
+    size = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, size)) if grouped is None else grouped
     top = max([*counts, *others])
-    shapes = optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=most, step=step)
+    shapes = optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=SHAPES, step=STEP)
     listed = Lengths(longest, "list", shapes)
     # What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes.
     tokens = (

@@ -45,8 +45,6 @@ class Packed:
         columns = [name for name in ("input_ids", "labels") if name in features.column_names]
         self._features, self._capacity, self._filler = features.select_columns(columns), capacity, filler
         self.rows = best_fit(counts, capacity)
-        self.waste = 1 - sum(counts) / (len(self.rows) * capacity)
-        """The share of padding, 0 to 1."""
         self.examples = len(counts) / len(self.rows)
         """Examples in a row, on average."""
 
@@ -153,6 +151,7 @@ def packing_obstacle(model: Any) -> str:
             alone = inner(input_ids=second, use_cache=False).logits.float()
     finally:
         inner.train(training)
+    # In 16 bits the two passes round their sums differently.
     tolerance = 1e-3 if inner.dtype == torch.float32 else 5e-2
     if torch.allclose(together, alone, rtol=tolerance, atol=tolerance * float(alone.abs().max())):
         return ""

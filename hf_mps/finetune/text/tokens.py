@@ -30,6 +30,7 @@ def digest(tokenizer: Any) -> str:
     """
     from datasets.fingerprint import Hasher
 
+    # A fast tokenizer tells all of itself as JSON; of a slow one there are the words and what it was made with.
     backend = getattr(tokenizer, "backend_tokenizer", None)
     own = backend.to_str() if backend is not None else (tokenizer.get_vocab(), tokenizer.init_kwargs)
     return str(Hasher.hash((type(tokenizer).__name__, own, getattr(tokenizer, "chat_template", None))))

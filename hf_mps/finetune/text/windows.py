@@ -123,44 +123,19 @@ def token_span(starts: Sequence[int], ends: Sequence[int], span: tuple[int, int]
     return (begin, end) if begin <= end else (begin, begin)
 
 
-def check(rows: Mapping[str, Rows]) -> None:
+def refuse_other_than_squads(rows: Rows) -> None:
     """Raise UserError where questions or texts are no text, or answers do not have SQuAD's form."""
-    for split in rows.values():
-        check_texts(split)
-        kind = split.dataset.features["answers"]
-        inside = getattr(kind, "feature", kind)
-        if not isinstance(inside, dict) or not {"text", "answer_start"} <= set(inside):
-            allowed = 'SQuAD\'s {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}'
-            raise UserError(f"{split.where}: data.columns.answers names a column of {kind}; allowed: {allowed}")
-
-
-def check_texts(rows: Rows) -> None:
-    """Raise UserError where questions or texts are no text."""
     tokens.refuse_other_than_text(rows, ["context", "question"])
-
-
-def refuse_slow(tokenizer: Any, model: str) -> None:
-    """Raise UserError for a tokenizer that does not tell which characters a token covers."""
-    if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"model {model}: its tokenizer gives no character offsets; allowed: one with a tokenizer.json")
+    kind = rows.dataset.features["answers"]
+    inside = getattr(kind, "feature", kind)
+    if not isinstance(inside, dict) or not {"text", "answer_start"} <= set(inside):
+        allowed = 'SQuAD\'s {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}'
+        raise UserError(f"{rows.where}: data.columns.answers names a column of {kind}; allowed: {allowed}")
 
 
 def truths(rows: Rows) -> list[list[str]]:
     """Return each question's answers, in the order of the rows."""
     return [_answers(value)[0] for value in rows.dataset["answers"]]
-
-
-def unanswered(rows: Rows) -> list[int]:
-    """Return the numbers of the rows without an answer."""
-    return [number for number, texts in enumerate(truths(rows)) if not texts]
-
-
-def refuse_unanswered(rows: Mapping[str, Rows], empty: Mapping[str, Sequence[int]]) -> None:
-    """Raise UserError for the first row without an answer."""
-    for split, numbers in empty.items():
-        if numbers:
-            row = rows[split].number(numbers[0])
-            raise UserError(f"{rows[split].where}: row {row} has no answer; allowed with version_2_with_negative=true")
 
 
 def summary(windows: Mapping[str, Dataset], rows: Mapping[str, Rows], stride: int) -> Choice[str]:
@@ -229,7 +204,6 @@ class Answer:
     start: int
     probability: float
     null_margin: float
-    spans: tuple[Span, ...]
 
 
 def best_spans(window: Window, count: int, longest: int) -> list[Span]:
@@ -281,11 +255,11 @@ def answer(
                 seen[place] = span
     ordered = sorted(seen.values(), key=lambda span: (-span.score, span.start, span.end))[:count]
     if not ordered:
-        return Answer("", -1, 1.0, math.inf, ())
+        return Answer("", -1, 1.0, math.inf)
     margin = null - ordered[0].score
     scores = numpy.array([span.score for span in ordered] + ([null] if nothing else []))
     powers = numpy.exp(scores - scores.max())
     shares = (powers / powers.sum()).tolist()
     if nothing and margin > threshold:
-        return Answer("", -1, shares[-1], margin, tuple(ordered))
-    return Answer(text[ordered[0].start : ordered[0].end], ordered[0].start, shares[0], margin, tuple(ordered))
+        return Answer("", -1, shares[-1], margin)
+    return Answer(text[ordered[0].start : ordered[0].end], ordered[0].start, shares[0], margin)

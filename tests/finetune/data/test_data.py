@@ -10,6 +10,7 @@ import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, whi
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
 from tests.finetune.readers import loaded
 
 SQUAD = {
@@ -119,6 +120,10 @@ def test_further_splits_are_read_and_cut_as_validation_is(tmp_path: Path) -> Non
     assert list(found) == ["train", "validation", "test"]
 
 
+def content(rows: Rows, role: str) -> bytes:
+    return rows.content_of(rows.dataset[0][role], 0, role)
+
+
 def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -130,7 +135,7 @@ def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
     first = found["train"].dataset[0]
     file = tmp_path / "animals/train/cat/1.png"
     assert first == {"image": str(file.resolve()), "label": "cat"}
-    assert found["train"].content(0, "image") == file.read_bytes()
+    assert content(found["train"], "image") == file.read_bytes()
     assert found["validation"].where == "animals/test"
 
     speech = tmp_path / "speech" / "train"
@@ -142,7 +147,7 @@ def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
     (tmp_path / "speech" / "val" / "metadata.csv").write_text("file_name,text\ntwo.wav,you\n", encoding="utf-8")
     found = loaded({"folder": "speech"}, {"audio": "audio", "text": "text"})
     assert found["train"].dataset["text"][:] == ["hello"]
-    assert found["validation"].content(0, "audio") == b"RIFF2"
+    assert content(found["validation"], "audio") == b"RIFF2"
     assert found["validation"].textual
     (tmp_path / "speech" / "val" / "metadata.csv").write_text("file,text\ntwo.wav,you\n", encoding="utf-8")
     with pytest.raises(UserError) as raised:
@@ -158,7 +163,7 @@ def test_sound_in_a_folder_for_each_class_needs_no_decoder(tmp_path: Path) -> No
         (tmp_path / "sounds" / split / "yes" / "1.wav").write_bytes(b"RIFF")
     found = loaded({"folder": "sounds"}, {"audio": "audio", "label": "label"})
     assert found["train"].dataset["label"][:] == ["yes"]
-    assert found["train"].content(0, "audio") == b"RIFF"
+    assert content(found["train"], "audio") == b"RIFF"
 
 
 def test_a_folder_without_images_or_sound_is_refused(tmp_path: Path) -> None:

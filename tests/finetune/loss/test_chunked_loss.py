@@ -164,13 +164,6 @@ def test_outputs_hold_no_hidden_states_in_the_place_of_logits() -> None:
     torch.testing.assert_close(model(input_ids=inputs["input_ids"]).logits, plain)
 
 
-def test_metrics_that_need_logits_get_them_in_evaluation() -> None:
-    model = made("llama")
-    deferred_head.install(model, logits_in_evaluation=True)
-    assert model.train()(**batch("cpu")).logits is None
-    assert model.eval()(**batch("cpu")).logits.shape == (3, 20, WORDS)
-
-
 def test_a_copy_of_the_model_stands_on_its_own() -> None:
     model = made("qwen3")
     deferred_head.install(model)

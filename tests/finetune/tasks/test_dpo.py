@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.tasks._preference import conversation
+from hf_mps.finetune.tasks.pairs import conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 
@@ -160,9 +160,14 @@ def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], problem: str) -> 
     assert str(raised.value) == problem
 
 
-def test_trl_absent_is_one_line(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("task", ["dpo", "grpo"])
+def test_trl_absent_is_one_line(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     from hf_mps.finetune.tasks import _language
 
     monkeypatch.setattr(_language, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"task dpo: trl is not installed; next: pip install 'peft>=0.15' 'trl>=1.16'"):
-        builders.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100)
+    rows = str(tiny.write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4))
+    data: dict[str, Any] = {"files": {"train": rows, "validation": rows}}
+    more = {"rewards": "tests.finetune.rewards.functions.low", "trust_reward_code": True} if task == "grpo" else {}
+    told = rf"task {task}: trl is not installed; next: pip install 'peft>=0.15' 'trl>=1.16'"
+    with pytest.raises(UserError, match=told):
+        builders.prepare(task=task, model=place, data=data, max_length=100, **more)

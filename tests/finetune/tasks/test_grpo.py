@@ -325,7 +325,7 @@ def test_the_fields_are_those_of_trl(tmp_path: Path) -> None:
     from trl import GRPOConfig
 
     from hf_mps.finetune.models.group_trainer import Arguments
-    from hf_mps.finetune.models.groups import SETTLED
+    from hf_mps.finetune.tasks.grpo import SETTLED
 
     ours = Arguments(output_dir=str(tmp_path))
     assert not ours.bf16
@@ -334,11 +334,3 @@ def test_the_fields_are_those_of_trl(tmp_path: Path) -> None:
     assert set(Arguments.__dataclass_fields__) == fields
     assert all(fnmatch.filter(fields, pattern) for pattern in SETTLED)
     assert {name for name in fields if "vllm" in name} <= set(training_section.set_elsewhere(SETTLED, fields))
-
-
-def test_trl_absent_is_one_line(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.tasks import _language
-
-    monkeypatch.setattr(_language, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"task grpo: trl is not installed; next: pip install 'peft>=0.15' 'trl>=1.16'"):
-        prepared(place, tmp_path)

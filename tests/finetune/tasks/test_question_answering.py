@@ -13,7 +13,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.text.windows import NOWHERE, QAWindowing, check, token_span
+from hf_mps.finetune.text.windows import NOWHERE, QAWindowing, refuse_other_than_squads, token_span
 from hf_mps.metrics import squad
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
@@ -224,7 +224,7 @@ def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_
 def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: QAWindowing) -> None:
     row = {"context": "the cat is good", "question": "good", "answers": [{"text": "cat", "answer_start": 4}]}
     lines = dataset([row])
-    check({"train": lines})
+    refuse_other_than_squads(lines)
     made = cut.windows(lines)
     [one] = made
     assert one["start_positions"] == one["end_positions"]
@@ -233,7 +233,7 @@ def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: QAWindowing) -> 
 
 def test_another_answers_column_is_refused() -> None:
     with pytest.raises(UserError, match=r"^here: data.columns.answers names a column of .*; allowed: SQuAD's"):
-        check({"train": dataset([{"context": "a", "question": "b", "answers": "c"}])})
+        refuse_other_than_squads(dataset([{"context": "a", "question": "b", "answers": "c"}]))
 
 
 def test_an_answer_that_begins_or_ends_inside_a_token_takes_the_whole_token() -> None:

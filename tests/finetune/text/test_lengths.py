@@ -101,7 +101,8 @@ def padding(rows: list[int], order: list[int], target: Callable[[int], int]) -> 
 @pytest.mark.parametrize("number", [10, 16, 40, 130, 200, 3000])
 def test_the_padding_that_the_reason_tells_is_what_batches_then_hold(number: int, grouped: bool) -> None:
     rows = counts(number)
-    choice = lengths.decide(recipe(), rows, 96, grouped=grouped, batch=16)
+    made = recipe(training={"per_device_train_batch_size": 16})
+    choice = lengths.decide(made, rows, 96, grouped=grouped)
     told = [int(figure) for figure in re.findall(r"(\d+)%", choice.reason)]
     told = told * 2 if len(told) == 1 else told  # one figure: the list is no worse and no better
     shuffled = [random.Random(seed).sample(range(number), number) for seed in range(200 if number < 1000 else 5)]

@@ -1,16 +1,19 @@
-"""What summarization and translation share: the model reads one text, generates another, and is measured on that."""
+"""Summarization and translation: the model reads one text, generates another, and is measured on that."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, nearest
+from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.language import Loaded
@@ -18,6 +21,7 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import lengths, tokens
+from hf_mps.metrics.texts import sentences
 
 SOURCE = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
 SETTLED = {
@@ -36,7 +40,7 @@ class Columns(schema.Columns):
     """The column of the target text."""
 
 
-class Recipe(language.Recipe):
+class Seq2SeqRecipe(language.Recipe):
     """Adds the prefix of each source, and the longest target in tokens (128 where the model has the positions).
 
     `source_prefix` defaults to the checkpoint's own for the task (T5's configurations have them).
@@ -64,7 +68,7 @@ class Seq2SeqTask(LanguageTask):
     unsharded = GENERATES
     untrained: ClassVar[tuple[str, Callable[[str], str]]]
     """The baseline in words, and its answer to a source."""
-    recipe: Recipe
+    recipe: Seq2SeqRecipe
 
     @property
     def prefix_key(self) -> str:
@@ -185,3 +189,140 @@ def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> 
     key = ("seq2seq", longest, longest_target, prefix, languages)
     kinds = Features({name: List(Value("int32")) for name in names})
     return tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
+
+
+LEAD = 3
+
+
+class SummarizationColumns(Columns):
+    """The document and its summary."""
+
+    source: str = "document"
+    """The column of the source text."""
+    target: str = "summary"
+    """The column of the target text."""
+
+
+class SummarizationData(schema.Data):
+    """Adds the columns."""
+
+    columns: SummarizationColumns = SummarizationColumns()
+
+
+class SummarizationRecipe(Seq2SeqRecipe):
+    """`source_prefix` is `summarize: ` for the first T5 models."""
+
+    task: Literal["summarization"]
+    """What the model learns to do."""
+    data: SummarizationData
+
+
+class Summarization(Seq2SeqTask):
+    """Learns to write a short text that says what a document says."""
+
+    name = "summarization"
+    recipe_class = SummarizationRecipe
+    architectures = ("ForConditionalGeneration",)
+    metrics = ("rouge",)
+    untrained = (
+        f"answers with the first {LEAD} sentences of the document",
+        lambda text: " ".join(sentences(text)[:LEAD]),
+    )
+
+    @staticmethod
+    def smoke_rows(recipe: SummarizationRecipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return made-up documents of eight sentences, the first of which is the summary."""
+        draw, (source, target) = random.Random(recipe.seed), recipe.data.columns.roles().values()
+
+        def row() -> dict[str, Any]:
+            written = synthetic.sentences(draw, 8)
+            return {source: " ".join(written), target: written[0]}
+
+        return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
+
+
+class TranslationData(schema.Data):
+    """Adds the columns: `translation.en` and `translation.ro` where a row is {"translation": {"en": …, "ro": …}}."""
+
+    columns: Columns
+
+
+class TranslationRecipe(Seq2SeqRecipe):
+    """Adds `src_lang` and `tgt_lang`, as the tokenizers of multilingual models name languages (`en_XX`, `ron_Latn`)."""
+
+    task: Literal["translation"]
+    """What the model learns to do."""
+    data: TranslationData
+    src_lang: str | None = None
+    """The source's language, for a model that knows many."""
+    tgt_lang: str | None = None
+    """The target's language, for a model that knows many."""
+
+    @model_validator(mode="after")
+    def _both_languages(self) -> TranslationRecipe:
+        if (self.src_lang is None) != (self.tgt_lang is None):
+            raise ValueError("has one of src_lang and tgt_lang; give both, or neither")
+        return self
+
+
+class Translation(Seq2SeqTask):
+    """Learns to write a text in another language."""
+
+    name = "translation"
+    recipe_class = TranslationRecipe
+    architectures = ("MTModel", "M2M100ForConditionalGeneration")
+    default_columns: ClassVar[Mapping[str, str]] = {"source": "source", "target": "target"}
+    metrics = ("sacrebleu", "chrf", "bleu")
+    untrained = ("answers with the source itself", str)
+    recipe: TranslationRecipe
+
+    @property
+    def prefix_key(self) -> str:
+        """The name of the source's prefix in T5's configurations: languages as the columns are called."""
+        source, target = (name.rpartition(".")[2] for name in self.recipe.data.columns.roles().values())
+        return f"translation_{source}_to_{target}"
+
+    def settle(self, tokenizer: Any, model: Any) -> None:
+        """Set a multilingual tokenizer's languages, and the token with which the model begins its translations."""
+        recipe = self.recipe
+        multilingual = hasattr(tokenizer, "src_lang") and hasattr(tokenizer, "tgt_lang")
+        if recipe.tgt_lang is None:
+            if multilingual:
+                raise UserError(
+                    f"model {recipe.model} knows many languages; give src_lang and tgt_lang, as its tokenizer has them"
+                )
+            return
+        if not multilingual:
+            raise UserError(
+                f"src_lang: model {recipe.model} has no languages to choose from; leave src_lang and tgt_lang out"
+            )
+        codes = getattr(tokenizer, "lang_code_to_token", None)  # M2M100 writes `ro` as __ro__; the others as it is
+        known = codes if codes is not None else {token: token for token in tokenizer.all_special_tokens}
+        for key in ("src_lang", "tgt_lang"):
+            name = getattr(recipe, key)
+            if name not in known:
+                raise UserError(f"{key} is '{name}', which the tokenizer does not know{nearest(name, known)}")
+            setattr(tokenizer, key, name)
+        if model is not None:
+            first = tokenizer.convert_tokens_to_ids(known[recipe.tgt_lang])
+            model.generation_config.forced_bos_token_id = first
+
+    @staticmethod
+    def smoke_rows(recipe: TranslationRecipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return made-up sentences; the target has the words in reverse order."""
+        draw, columns = random.Random(recipe.seed), recipe.data.columns.roles().values()
+
+        def row(source: str) -> dict[str, Any]:
+            made: dict[str, Any] = {}
+            for column, text in zip(columns, (source, " ".join(reversed(source.split()))), strict=True):
+                *outer, last = column.split(".")
+                here = made
+                for name in outer:
+                    here = here.setdefault(name, {})
+                here[last] = text
+            return made
+
+        return {
+            split: [row(text) for text in synthetic.sentences(draw, count)]
+            for split, count in synthetic.splits().items()
+        }
