@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hf_mps.core import source_digest
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.data.cache import code_digest
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.tasks._base import Dataset, Prepared
@@ -216,6 +216,6 @@ class MaskedLM(BlockTask):
             made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]
             return {name: [one[name][0].tolist() for one in made] for name in ("input_ids", "labels")}
 
-        said = ("gaps", source_digest.digest(gaps), self.recipe.mlm_probability, self.recipe.seed, self.loaded.content)
+        said = ("gaps", code_digest(gaps), self.recipe.mlm_probability, self.recipe.seed, self.loaded.content)
         mark = Hasher.hash((features._fingerprint, *said))
         return features.map(gaps, batched=True, features=language.labelled(), new_fingerprint=mark)
