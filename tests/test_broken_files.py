@@ -21,7 +21,7 @@ from hf_mps.core.checkpoint_files import torn
 from hf_mps.core.errors import UserError
 from hf_mps.metal.kernels.metallib import BrokenLibrary, libraries
 from hf_mps.metal.kernels.metallib import Library as Metallib
-from hf_mps.metal.kernels.release import _packed, _unpacked
+from hf_mps.metal.kernels.release import Objects
 from hf_mps.metal.kernels.signature import Signature
 from hf_mps.metal.operators import table
 from hf_mps.tools.saved.run import ADAPTER, read_adapter
@@ -59,8 +59,17 @@ def adapter_settings(data: bytes, folder: Path) -> None:
     read_adapter("somewhere", folder)
 
 
-def compiled_kernel(data: bytes, _: Path) -> None:
-    _unpacked(data)
+def compiled_kernel(data: bytes, folder: Path) -> None:
+    folder.chmod(0o700)
+    (folder / "name.kernel").write_bytes(data)
+    Objects(folder).read("name")
+
+
+def _compiled_kernel(folder: Path) -> bytes:
+    folder.chmod(0o700)
+    Objects(folder).write("name", Signature("name", (), (), frozenset(), 64), 0, b"code")
+    assert Objects(folder).read("name") is not None
+    return (folder / "name.kernel").read_bytes()
 
 
 def operator_table(data: bytes, folder: Path) -> None:
@@ -86,12 +95,7 @@ READERS: dict[str, tuple[Callable[[bytes, Path], None], Callable[[Path], bytes],
         lambda _: json.dumps({"base_model_name_or_path": "nowhere", "r": 8}).encode(),
         (UserError,),
     ),
-    # What the cache's own reader turns into "none is kept".
-    "compiled kernel": (
-        compiled_kernel,
-        lambda _: _packed(Signature("name", (), (), frozenset(), 64), 0, b"code"),
-        (OSError, ValueError, KeyError, TypeError, struct.error),
-    ),
+    "compiled kernel": (compiled_kernel, _compiled_kernel, ()),
     "operator table": (operator_table, lambda _: b'{"native": ["aten::mm"]}', ()),
 }
 

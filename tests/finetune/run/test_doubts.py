@@ -79,7 +79,7 @@ def test_labels_of_thousands_of_digits_are_classes_as_any_other_name() -> None:
     long = "9" * 5000
     found = labels.decide(rows([long, "2", "10", long, "2", "10"]), [])
     assert found.names == ("2", "10", long)
-    assert len(labels.described(found).value) < 200
+    assert len(labels.choices(found)["labels"].value) < 200
 
 
 def test_doubts_stand_in_the_header_with_the_labels(desk: Path, finetune: Command) -> None:
