@@ -40,6 +40,10 @@ CONSTRAINTS := constraints.txt
 export HF_MPS_SIMULATE ?= 1
 endif
 
+# Where the variable is set, every process compiles what it imports anew: `from transformers import Trainer` takes three
+# times as long. Empty, it is off.
+export PYTHONDONTWRITEBYTECODE :=
+
 CHOSEN ?= -m "not nightly"
 # Parts of the suite at a time, with a thread each: most of a test's time is one core's. A part takes up to 2.5 GiB.
 CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
