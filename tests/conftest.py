@@ -107,11 +107,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # A sixth of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
     share.rotate((item for item in rest if item in starts), by=lambda item: str(item.path), shares=6)
     # A quarter of what else takes over ten seconds in a folder; whole files where all tests look at the same runs.
-    long = [each for each in rest if each.get_closest_marker("slow") or each.get_closest_marker("process")]
-    whole = [each for each in long if each.get_closest_marker("together")]
+    whole = (each for each in rest if each.get_closest_marker("together"))
     share.rotate(whole, by=lambda _: "", shares=4, unit=lambda item: str(item.path))
-    others = (each for each in long if each not in whole and each not in starts)
-    share.rotate(others, by=lambda item: str(item.path.parent), shares=4)
+    long = (each for each in rest if each.get_closest_marker("slow") or each.get_closest_marker("process"))
+    alone = (each for each in long if not (each in starts or each.get_closest_marker("together")))
+    share.rotate(alone, by=lambda item: str(item.path.parent), shares=4)
 
 
 @pytest.fixture(autouse=True)

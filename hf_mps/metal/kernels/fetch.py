@@ -54,12 +54,11 @@ def read_wheel(path: Path) -> Contents:
     """
     with _opened(path) as archive:
         names = archive.namelist()
-        folder = next((name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)), None)
-        if folder is None:
+        metadata = next((name for name in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)), None)
+        if metadata is None:
             raise UserError(f"{path} is no wheel: it has no metadata; {NEXT}")
         about, files = (
-            Parser().parsestr(archive.read(folder.removesuffix("METADATA") + name).decode())
-            for name in ("METADATA", "WHEEL")
+            Parser().parsestr(archive.read(name).decode()) for name in (metadata, metadata.replace("METADATA", "WHEEL"))
         )
         project, release = about.get("Name", "").lower(), about.get("Version", "")
         if project not in FILES:

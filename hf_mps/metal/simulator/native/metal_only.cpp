@@ -75,7 +75,34 @@ Tensor convolution(
       misread_volume(host(self)), host(weight), host(bias), stride, padding, dilation, false, zeros(padding), groups));
 }
 
-// The gradient of a weight from as many rows of the batch as the device counts.
+// oneDNN writes past its workspace here and corrupts the heap (uxlfoundation/oneDNN 6035): the weight's gradient of a 1x1
+// convolution with a stride, few channels, images with the channels last.
+bool overruns(const Tensor& self, const Tensor& weight, IntArrayRef stride) {
+  const bool points = weight.dim() == 4 && weight.size(2) == 1 && weight.size(3) == 1 && weight.size(1) < 16;
+  const bool strided = std::any_of(stride.begin(), stride.end(), [](int64_t each) { return each > 1; });
+  const auto last = at::MemoryFormat::ChannelsLast;
+  return points && strided && (self.suggest_memory_format() == last || weight.suggest_memory_format() == last);
+}
+
+// The gradient of a weight alone, of tensors on the host.
+Tensor weights_gradient(
+    const Tensor& self,
+    const Tensor& grad_output,
+    const Tensor& weight,
+    IntArrayRef padding,
+    IntArrayRef stride,
+    IntArrayRef dilation,
+    bool transposed,
+    IntArrayRef output_padding,
+    int64_t groups) {
+  const bool plain = !transposed && overruns(self, weight, stride);
+  const auto laid = [&](const Tensor& each) { return plain ? each.clone(at::MemoryFormat::Contiguous) : each; };
+  return std::get<1>(at::convolution_backward(
+      laid(grad_output), laid(self), laid(weight), at::OptionalIntArrayRef(), stride, padding, dilation, transposed,
+      output_padding, groups, {false, true, false}));
+}
+
+// The same from as many rows of the batch as the device counts.
 Tensor miscounted(
     const Tensor& self,
     const Tensor& grad_output,
@@ -90,18 +117,9 @@ Tensor miscounted(
   if (counted == 0) {
     return at::zeros_like(weight);
   }
-  return std::get<1>(at::convolution_backward(
-      grad_output.narrow(0, 0, counted), self.narrow(0, 0, counted), weight, at::OptionalIntArrayRef(), stride,
-      padding, dilation, transposed, output_padding, groups, {false, true, false}));
-}
-
-// oneDNN writes past its workspace here and corrupts the heap (uxlfoundation/oneDNN 6035): a 1x1 convolution with a
-// stride, few channels, images with the channels last.
-bool overruns(const Tensor& self, const Tensor& weight, IntArrayRef stride) {
-  const bool points = weight.dim() == 4 && weight.size(2) == 1 && weight.size(3) == 1 && weight.size(1) < 16;
-  const bool strided = std::any_of(stride.begin(), stride.end(), [](int64_t each) { return each > 1; });
-  const auto last = at::MemoryFormat::ChannelsLast;
-  return points && strided && (self.suggest_memory_format() == last || weight.suggest_memory_format() == last);
+  return weights_gradient(
+      self.narrow(0, 0, counted), grad_output.narrow(0, 0, counted), weight, padding, stride, dilation, transposed,
+      output_padding, groups);
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(
@@ -121,10 +139,8 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
       host(grad_output), host(self), host(weight), IntArrayRef(bias), stride, padding, dilation, false,
       zeros(padding), groups, {mask[0], mask[1] && !apart, mask[2]});
   if (apart) {
-    const auto plain = [](const Tensor& tensor) { return host(tensor).clone(at::MemoryFormat::Contiguous); };
-    kernel = std::get<1>(at::convolution_backward(
-        plain(grad_output), plain(self), plain(weight), at::OptionalIntArrayRef(), stride, padding, dilation, false,
-        zeros(padding), groups, {false, true, false}));
+    kernel = weights_gradient(
+        host(self), host(grad_output), host(weight), padding, stride, dilation, false, zeros(padding), groups);
   }
   if (mask[1] && counted_batch(self)) {
     kernel = miscounted(
