@@ -35,13 +35,14 @@ class DistillTrainer(TokenTrainer):
         super().__init__(*arguments, **settings)
         self.ref_model = self.accelerator.prepare_model(ref_model.eval().requires_grad_(False), evaluation_mode=True)
         self.distillation = distillation
+        self.own_answers: float = distillation.lmbda
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Take a step on the batch, or as often as `lmbda` says on the model's own answers to its prompts."""
         # One draw a batch, as TRL has it, from Python's generator, which checkpoints hold. A step that is traced has no
         # numbers to answer by (`hf-mps plan`).
-        answers = self.distillation.lmbda and type(inputs["input_ids"]) is Tensor
-        if answers and random.random() <= self.distillation.lmbda:
+        answers = self.own_answers and type(inputs["input_ids"]) is Tensor
+        if answers and random.random() <= self.own_answers:
             inputs = self._own_answers(model, self._prepare_inputs(inputs))
         return super().training_step(model, inputs, num_items_in_batch)
 

@@ -211,6 +211,8 @@ def make(
     # Nothing is recorded of a step that is looked at.
     choices = {name: choice for name, choice in plan.choices.items() if name != cuda_graphs.KEY}
     plan = replace(plan, arguments=arguments, choices=choices)
+    for model in models_of(prepared):
+        _forget_preparation(model)
     if fake is None:
         trainer = make_trainer(plan, prepared, Stopwatch())
     else:
@@ -227,6 +229,13 @@ def make(
         reason = "of each completion the first and the last are looked at; those between are like the last"
         facts["generation"] = Choice(f"2 of {trainer.args.max_completion_length} passes", reason)
     return TrainingStep(trainer, [], ModuleTracker(), fake, facts)
+
+
+def _forget_preparation(model: torch.nn.Module) -> None:
+    # Accelerate returns a model that it has prepared as it is: on another step's device, with its autocast or none.
+    model.__dict__.pop("_is_accelerate_prepared", None)
+    if "_original_forward" in model.__dict__:
+        model.forward = model.__dict__.pop("_original_forward")
 
 
 QUIET = {

@@ -10,7 +10,9 @@ from hf_mps.core.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+    from hf_mps.finetune.run.stages import PreparedRun
     from hf_mps.tools.dryrun.parity.compare import Parity
+    from hf_mps.tools.dryrun.parity.trace import Trace
     from hf_mps.tools.dryrun.resolve import Target
     from hf_mps.tools.dryrun.step import TrainingStep
 
@@ -42,14 +44,19 @@ def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple
         # One set of rows and weights for both: a tokenizer that is trained on the spot comes out otherwise each time.
         start, seed = Weights(parts.prepared), parts.recipe.seed
 
-        def make(where: Choice[str], changes: dict[str, Any]) -> TrainingStep:
-            start.restore()
-            step = prepare.step(parts, where, fake=False, changes=changes, rows=rows, steps=steps)
-            facts.update(step.facts)
-            return step
+        def trace(where: Choice[str], run: PreparedRun) -> Trace:
+            def make() -> TrainingStep:
+                start.restore()
+                step = prepare.step(replace(parts, run=run), where, fake=False, rows=rows, steps=steps)
+                facts.update(step.facts)
+                return step
 
-        reference = trace_steps(lambda: make(REFERENCE, IN_FLOAT32), "cpu", steps, seed)
-        metal_trace, again = once_or_twice(reference, lambda: trace_steps(lambda: make(device, {}), "mps", steps, seed))
+            return trace_steps(make, where.value, steps, seed)
+
+        recipe = parts.run.resolved.recipe
+        exact = recipe.model_copy(update={"training": {**recipe.training, **IN_FLOAT32}})
+        reference = trace(REFERENCE, replace(parts.run, resolved=replace(parts.run.resolved, recipe=exact)))
+        metal_trace, again = once_or_twice(reference, lambda: trace(device, parts.run))
     facts = {"device": device, **facts, "dropout": NO_DROPOUT}
     return compare(reference, metal_trace, str(facts["precision"].value), again), facts
 

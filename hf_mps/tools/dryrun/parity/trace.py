@@ -199,6 +199,8 @@ def trace_steps(make: Callable[[], TrainingStep], device: str, steps: int, seed:
     set_seed(seed)
     step = make()
     without_dropout(step.model)
+    if hasattr(step.trainer, "own_answers"):
+        step.trainer.own_answers = 0.0  # the model draws them too
     result = Trace(device)
     recorder = Recorder(step.model, result)
     accelerator = step.trainer.accelerator

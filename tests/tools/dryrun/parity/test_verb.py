@@ -66,6 +66,16 @@ def test_every_recipe_agrees_on_both_devices(each_recipe: str, capsys: pytest.Ca
     assert all(step["off"] < found["tolerance"]["value"] for step in found["steps"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_compared_with_the_cpus_float32(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["parity", "glue/mrpc", f"training.{precision}=true", "--steps", "2", "--rows", "2", "--json"]
+    assert main(words) == 0, capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert found["facts"]["precision"]["value"] == precision
+    assert 1e-5 < max(step["off"] for step in found["steps"]) < found["tolerance"]["value"]
+
+
 CLASSIFY = """
 task: text-classification
 model: google-bert/bert-base-cased
