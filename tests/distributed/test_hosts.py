@@ -69,8 +69,9 @@ def test_each_host_keeps_its_checkpoints_and_the_model(place: Path, killed: list
     }
 
 
-def test_the_header_says_that_each_host_keeps_its_own(place: Path, killed: list[Ranks]) -> None:
-    assert "the hosts share no folder, so each keeps checkpoints and model" in " ".join(killed[1].out[0].split())
+def test_the_choice_of_the_folder_says_that_each_host_keeps_its_own(place: Path, killed: list[Ranks]) -> None:
+    output = results(place / "mac-0" / "killed")["choices"]["output"]
+    assert output["reason"].endswith("the hosts share no folder, so each keeps checkpoints and model")
 
 
 def test_all_end_with_the_best_weights(place: Path, killed: list[Ranks]) -> None:

@@ -30,6 +30,17 @@ def test_its_last_step_makes_the_device_and_says_so(action: dict[str, Any], tmp_
     assert output.read_text().startswith("device=mps (Metal passed its probe on Apple M2 Pro (simulated)")
 
 
+@pytest.mark.process
+def test_it_fails_where_the_tests_would_run_on_another_device(action: dict[str, Any], tmp_path: Path) -> None:
+    step = action["runs"]["steps"][-1]
+    given = {"PYTHON": sys.executable, "KERNELS": "", "HF_MPS_DEVICE": "cpu", "GITHUB_OUTPUT": str(tmp_path / "output")}
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]], env={**os.environ, **given}, stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 1
+    assert "::error::the tests would run on cpu" in done.stdout
+
+
 def test_steps_get_inputs_as_variables_and_never_as_text_of_a_script(action: dict[str, Any]) -> None:
     for step in action["runs"]["steps"]:
         script = step.get("run", "")

@@ -101,11 +101,11 @@ def states():
     return [random.getstate(), numpy.random.get_state()[1].tolist(), on_cpu, on_device]
 
 from hf_mps.core import import_hooks as watch
-def checked(module, name, room, stock=watch._apply):  # libraries may draw in their own imports; datasets does
+def checked(module, who, arm, stock=watch.apply):  # libraries may draw in their own imports; datasets does
     before = states()
-    stock(module, name, room)
-    assert states() == before, (name, room)
-watch._apply = checked
+    stock(module, who, arm)
+    assert states() == before, (module.__name__, who)
+watch.apply = checked
 for name in ("transformers.trainer", "accelerate", "datasets", "lightning.pytorch"):
     __import__(name)
 assert set(watch.applied.values()) == {"on"}, watch.applied
