@@ -50,7 +50,6 @@ def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def desk(_tiny_model: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder: `my.yaml`, `model/`, `train.csv` (48 rows), `dev.csv` (16 rows) and caches of its own."""
-    monkeypatch.setattr("hf_mps.finetune.cuda_graphs.precision.kept_in", lambda: own_cache / "precision")
     place = tmp_path / "desk"
     place.mkdir()
     shutil.copytree(_tiny_model, place / "model")

@@ -48,8 +48,6 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(self) -> None:
         self.seconds = 0.0
         self.first_step = 0
-        self.before = 0.0
-        """Seconds of what a run tries out before its first step; they count."""
         self.sent_before: tuple[int, Traffic] = (0, Traffic())
         """The step at which this part of the run began, and what collectives on mps had moved by then."""
         self._mark = 0.0
@@ -61,7 +59,7 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         name = type(self).__name__
         stored = state.stateful_callbacks.get(name) if state.global_step else None
-        before = stored["attributes"] if stored else {"seconds": self.before, "first_step": state.global_step}
+        before = stored["attributes"] if stored else {"seconds": 0.0, "first_step": state.global_step}
         self.seconds, self.first_step = before["seconds"], before["first_step"]
         state.stateful_callbacks.setdefault(name, self.state())  # Trainer saves only the callbacks listed there
         self.sent_before = (state.global_step, traffic())

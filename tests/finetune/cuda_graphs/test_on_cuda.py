@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from hf_mps.finetune.cuda_graphs import precision
 from hf_mps.finetune.cuda_graphs.graphs import Graphs, RecordingFailed
 from hf_mps.layer.fused_step import joint_projections, spans, switch
 from tests.distributed.launching import launch
@@ -115,22 +114,6 @@ def test_a_replay_draws_what_an_eager_pass_draws() -> None:
         found, *_ = graphs.run("k", {"x": x}, lambda inputs: (torch.nn.functional.dropout(inputs["x"]),))
         assert found is not None
         assert torch.equal(found, expected)
-
-
-def test_a_trial_leaves_no_trace() -> None:
-    device = torch.device("cuda", 0)
-    made = model().to(device)
-    before = weights(type("Made", (), {"model": made}))
-    batch = {"input_ids": torch.randint(5, 50, (4, 8)), "labels": torch.tensor([0, 1, 0, 1])}
-    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.manual_seed(1)
-    expected = torch.rand(3, device=device)
-    torch.manual_seed(1)
-    trials = precision.measure(made, batch, graphs=Graphs, device=device)
-    assert [(one.name, one.recorded) for one in trials] == [("bf16", True), ("tf32", True)]
-    assert torch.equal(torch.rand(3, device=device), expected)
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == flags
-    torch.testing.assert_close(weights(type("Made", (), {"model": made})), before, rtol=0, atol=0)
 
 
 def test_queries_keys_and_values_as_one_product_train_alike_within_a_graph(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ def main() -> None:
     import torch
     import transformers.trainer  # noqa: F401  slow, and needed by every child
 
-    from hf_mps.finetune.cuda_graphs import precision
     from hf_mps.finetune.report import plot
     from hf_mps.finetune.run import runner, stages, sweep  # noqa: F401
 
@@ -43,9 +42,7 @@ def main() -> None:
     gc.freeze()
     for line in sys.stdin:
         asked = json.loads(line)
-        cache = Path(asked["cwd"]) / "cache"
-        datasets.config.HF_DATASETS_CACHE = cache
-        precision.kept_in = lambda cache=cache: cache / "precision"  # type: ignore[misc]  # nothing in the user's
+        datasets.config.HF_DATASETS_CACHE = Path(asked["cwd"]) / "cache"
         print(json.dumps(group(**asked)), flush=True)
         _import(Path(asked["cwd"]) / MODULES)
 
