@@ -90,7 +90,10 @@ def environment() -> dict[str, str]:
 
 
 def explained(cells: Sequence[Cell], entries: Sequence[dict[str, Any]]) -> tuple[list[Cell], list[dict[str, Any]]]:
-    """The differences that no entry names, and the entries that name none of the cells' differences."""
+    """The differences that no entry names, and the entries that name none of the cells' differences.
+
+    An entry that is true `sometimes`, as an order of sums is drawn, may name none.
+    """
     used: set[int] = set()
     unexplained = []
     for cell in (cell for cell in cells if cell.counted and not cell.agrees):
@@ -102,7 +105,9 @@ def explained(cells: Sequence[Cell], entries: Sequence[dict[str, Any]]) -> tuple
     needless = [
         entry
         for i, entry in enumerate(entries)
-        if i not in used and any(names(entry, Cell(name, dtype, entry["listed"], "")) for name, dtype in ran)
+        if i not in used
+        and not entry.get("sometimes")
+        and any(names(entry, Cell(name, dtype, entry["listed"], "")) for name, dtype in ran)
     ]
     return unexplained, needless
 
