@@ -172,13 +172,11 @@ def calls() -> list[Callable[[], Any]]:
         result.backward(torch.ones_like(result) + result.detach())
 
     def activated(kind: str, given: Any, bias: Any) -> None:
-        leaves = [each.detach().clone().requires_grad_() for each in (given, bias)]
-        halves = torch.cat((given, given + 1), -1).chunk(2, -1)
-        sides = [each.detach().requires_grad_() for each in halves]
+        leaves = [each.detach().clone().requires_grad_() for each in (given, bias, given + 1)]
         for result in (
-            activations.activated(*leaves, kind),
+            activations.activated(*leaves[:2], kind),
             activations.activated(leaves[0], None, kind),
-            activations.gated(*sides, kind),
+            activations.gated(leaves[0], leaves[2], kind),
         ):
             result.backward(torch.ones_like(result) + result.detach())
 

@@ -74,10 +74,13 @@ class ModelCode(Part):
 
 
 def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
-    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's."""
+    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's.
+
+    The package kernels, where it is installed, makes modules of such functions (its `use_kernel_forward_from_hub`).
+    """
     owner, _, name = path.rpartition(".")
     if not owner:
-        if inspect.isfunction(vars(module).get(name)):
+        if callable(vars(module).get(name)):
             yield module, name
         return
     kind = re.sub("^(Llama|T5|Bert|ViT)", "", owner)
