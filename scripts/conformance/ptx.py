@@ -152,7 +152,7 @@ def sources() -> list[str]:
 
 def calls() -> list[Callable[[], Any]]:
     """Return calls of every kernel's function, each for SHAPES shapes in each dtype."""
-    from hf_mps.metal.training_kernels import adam_8bit, attention, clip, cross_entropy, norms, rotary
+    from hf_mps.metal.training_kernels import activations, adam_8bit, attention, clip, cross_entropy, norms, rotary
 
     draw, found = random.Random(0), []
     torch.manual_seed(0)
@@ -171,8 +171,18 @@ def calls() -> list[Callable[[], Any]]:
         result = attention.attention(*(each.detach().clone().requires_grad_() for each in given), call)
         result.backward(torch.ones_like(result) + result.detach())
 
+    def activated(kind: str, given: Any, bias: Any) -> None:
+        leaves = [each.detach().clone().requires_grad_() for each in (given, bias, given + 1)]
+        for result in (
+            activations.activated(*leaves[:2], kind),
+            activations.activated(leaves[0], None, kind),
+            activations.gated(leaves[0], leaves[2], kind),
+        ):
+            result.backward(torch.ones_like(result) + result.detach())
+
+    kinds = tuple(activations.WRITTEN_OUT)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for _ in range(SHAPES):
+        for number in range(SHAPES):
             rows, columns = draw.randint(1, 30), draw.choice((1, 7, 32, 100, 384, 1000, 1024, 2050))
             sizes = [draw.choice((1, 5, 300, 3_000)) for _ in range(draw.randint(2, 60))]
             given = values(rows, columns, dtype=dtype)
@@ -185,6 +195,7 @@ def calls() -> list[Callable[[], Any]]:
                 partial(both_ways, norms.layer_norm, given, *weights),
                 partial(both_ways, norms.rms_norm, given, weights[0]),
                 partial(both_ways, partial(norms.residual_norm, dropout=0.1), given, given + 1, *weights),
+                partial(activated, kinds[number % len(kinds)], given, weights[0]),
                 partial(adam_8bit._two_steps, adam_8bit.adam, given, given + 1),
                 partial(cross_entropy.losses_in_place, logits, labels.to("mps"), -100, 2.0),
             ]

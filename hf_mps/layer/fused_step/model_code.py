@@ -53,8 +53,9 @@ class ModelCode(Part):
         return self.answered(owner, where, stock, wrapper)
 
     def _made(self, stock: OriginalCall, model: Any, *args: Any, **kwargs: Any) -> Any:
+        result = stock(model, *args, **kwargs)  # first, so that what was armed before is inside here too
         self._look_through(sys.modules[type(model).__module__])
-        return stock(model, *args, **kwargs)
+        return result
 
     def _look_through(self, module: ModuleType) -> None:
         for piece, method in self.shorter.items():
@@ -73,13 +74,16 @@ class ModelCode(Part):
 
 
 def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
-    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's."""
+    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's.
+
+    The package kernels, where it is installed, makes modules of such functions (its `use_kernel_forward_from_hub`).
+    """
     owner, _, name = path.rpartition(".")
     if not owner:
-        if inspect.isfunction(vars(module).get(name)):
+        if callable(vars(module).get(name)):
             yield module, name
         return
-    kind = re.sub("^(Llama|T5)", "", owner)
+    kind = re.sub("^(Llama|T5|Bert|ViT)", "", owner)
     for value in tuple(vars(module).values()):
         here = isinstance(value, type) and value.__module__ == module.__name__
         if here and value.__name__.endswith(kind) and inspect.isfunction(vars(value).get(name)):

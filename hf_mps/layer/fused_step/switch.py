@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,15 +45,21 @@ def arm() -> None:
             registry().install(PARTS.kind, sys.modules[name])
 
 
-def for_scripts(device_type: str = "mps") -> str:
-    """Switch on, for the rest of the process, what saves time on `device_type`; returns what that changes."""
+def for_scripts(
+    device_type: str = "mps", *, asked: str = "HF_MPS_FUSED_STEP=1", names: Collection[str] = PARTS.names
+) -> str:
+    """Switch on, for the rest of the process, what saves time on `device_type`; returns what that changes.
+
+    `asked` is what the script said for it, `names` the parts that this means; what is on stays as it is.
+    """
     arm()
-    acting = [part for part in parts() if part.pays(device_type)]
+    off = (part for part in parts() if part.name in names and device_type not in part.devices)
+    acting = [part for part in off if part.pays(device_type)]
     changed = "; ".join(part.what for part in acting)
     for part in acting:
         part.devices |= {device_type}
         part.by_script = True
-        part.line = f"HF_MPS_FUSED_STEP=1: training steps on {device_type} launch less: {changed}"
+        part.line = f"{asked}: training steps on {device_type} launch less: {changed}"
     return changed
 
 

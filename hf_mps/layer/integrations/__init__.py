@@ -45,7 +45,7 @@ INTEGRATIONS = Catalogue(
         "lightning_fabric.strategies.ddp": ("lightning",),
         "lightning.pytorch.strategies.ddp": ("lightning",),
         "pytorch_lightning.strategies.ddp": ("lightning",),
-        "transformers.modeling_utils": ("attention",),
+        "transformers.modeling_utils": ("attention", "hub_kernels"),
         "transformers.trainer": ("trainer_logs",),
         "accelerate.launchers": ("trainer_logs",),
         "torch._dynamo.variables.torch": ("compiler",),

@@ -7,14 +7,14 @@ of a dozen operators (aten/src/ATen/native/mps/operations/Normalization.mm, RMSN
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_mps.metal.training_kernels.library import Source, differentiated, kept, threshold, width
-from hf_mps.metal.training_kernels.trial import Case
+from hf_mps.metal.training_kernels.trial import Case, both_ways
 
 SOURCE = Source("norms.metal", needs="random.metal")
 WIDEST = 8 * 1024
@@ -177,21 +177,14 @@ def cases(name: str) -> Iterator[Case]:
             mask = kept(seed.to(given.device), 0.1, 1, *given.shape)[0]
             return _stock("layer_norm", EPSILON, given * mask / 0.9 + residual, weight, bias)
 
-        both = functools.partial(_both_ways, joined), functools.partial(_both_ways, apart)
+        both = functools.partial(both_ways, joined), functools.partial(both_ways, apart)
         yield Case("256 x 384, dropout, float32", inputs, *both)
         return
     norm: Callable[..., Tensor] = layer_norm if name == "layer-norm" else rms_norm
-    ours = functools.partial(_both_ways, functools.partial(norm, epsilon=EPSILON))
-    stock = functools.partial(_both_ways, functools.partial(_stock, name.replace("-", "_"), EPSILON))
+    ours = functools.partial(both_ways, functools.partial(norm, epsilon=EPSILON))
+    stock = functools.partial(both_ways, functools.partial(_stock, name.replace("-", "_"), EPSILON))
     for rows, columns, dtype in ((256, 384, torch.float32), (512, 1024, torch.bfloat16)):
         given, upstream = (torch.randn(rows, columns, generator=draw) for _ in range(2))
         weights = [torch.randn(columns, generator=draw) for _ in range(2 if name == "layer-norm" else 1)]
         inputs = [each.to(dtype) for each in (given * 2 + 0.5, *weights, upstream)]
         yield Case(f"{rows} x {columns}, {str(dtype).removeprefix('torch.')}", inputs, ours, stock)
-
-
-def _both_ways(norm: Callable[..., Tensor], *given: Tensor) -> Sequence[Tensor]:
-    *inputs, upstream = (each.detach() for each in given)
-    inputs = [each.requires_grad_() for each in inputs]
-    found = norm(*inputs)
-    return found.detach(), *torch.autograd.grad(found, inputs, upstream)

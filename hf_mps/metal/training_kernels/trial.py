@@ -37,6 +37,8 @@ FAMILIES = {
     "attention": "attention",
     "adam-8bit": "adam_8bit",
     "rotary": "rotary",
+    "gelu": "activations",
+    "swiglu": "activations",
 }
 """Each kernel's name, and the module in this folder that has it."""
 VARIABLE = "HF_MPS_TRAINING_KERNELS"
@@ -57,6 +59,14 @@ class Case:
     inputs: Sequence[Tensor]
     ours: Callable[..., Sequence[Tensor]]
     stock: Callable[..., Sequence[Tensor]]
+
+
+def both_ways(compute: Callable[..., Tensor], *given: Tensor) -> Sequence[Tensor]:
+    """Return what a function makes of all tensors but the last, and their gradients where the last one arrives."""
+    *inputs, upstream = (each.detach() for each in given)
+    inputs = [each.requires_grad_() for each in inputs]
+    found = compute(*inputs)
+    return found.detach(), *torch.autograd.grad(found, inputs, upstream)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -81,6 +82,28 @@ def test_a_model_that_is_made_later_has_them_too(fused: Fused) -> None:
         assert DECODER_PIECES.words(made, "mps") == DECODER_PIECES.what
         launches, _, _ = trained(made, nullcontext())
     assert launches < trained(made, nullcontext())[0]
+
+
+def test_a_rotation_that_the_package_kernels_has_made_a_module_is_found(
+    fused: Fused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `use_kernel_forward_from_hub` does so with functions (kernels/layer/layer.py, _create_func_module)."""
+    from transformers.models.mistral import modeling_mistral
+
+    stock = inspect.unwrap(modeling_mistral.apply_rotary_pos_emb)
+
+    class Func(torch.nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return stock(*args, **kwargs)
+
+    monkeypatch.setattr(modeling_mistral, "apply_rotary_pos_emb", Func())
+    launches, loss, _ = trained(model("mistral"), nullcontext())
+    with fused():
+        fewer, found, _ = trained(model("mistral"), nullcontext())
+        monkeypatch.setattr(modeling_mistral, "apply_rotary_pos_emb", stock)
+        as_function, _, _ = trained(model("mistral"), nullcontext())
+    assert found == pytest.approx(loss, rel=1e-6)
+    assert fewer == as_function < launches
 
 
 @pytest.mark.parametrize(

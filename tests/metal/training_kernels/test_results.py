@@ -55,6 +55,21 @@ MUTATIONS["rotary"] = [
     ("one >= call.heads", "one > call.heads"),
     ("second * far_cosine", "second * cosine"),
 ]
+MUTATIONS["gelu"] = [
+    ("number % sizes.x", "(number + 1) % sizes.x"),
+    ("0.044715f * x * x);\n    slope", "0.0447f * x * x);\n    slope"),
+    ("1.421413741f", "1.421f"),
+    ("0.134145f", "0.044715f"),
+    ("sum += arrived;", "sum = half(sum + arrived);"),
+    ("threadgroup_barrier", "simdgroup_barrier"),
+    ("row += width / SIMDGROUP", "row += width / SIMDGROUP + 1"),
+]
+MUTATIONS["swiglu"] = [
+    ("float(gate[row * rows.gate + column]);", "float(gate[row * rows.gate + column + 1]);"),
+    ("of_up[row * rows.of_up + column] = T(arrived * x", "of_up[row * rows.of_up + column] = T(arrived * x * x"),
+    ("const float part = ", "const half part = "),
+    ("(1.0f - part) * slope", "part * slope"),
+]
 
 
 @pytest.mark.parametrize("name", trial.FAMILIES)
