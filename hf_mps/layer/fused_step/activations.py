@@ -21,6 +21,12 @@ from hf_mps.metal.training_kernels.library import ordinary
 GATED, DENSE, FIRST = "llama.modeling_llama:LlamaMLP", "bert.modeling_bert:BertIntermediate", "vit.modeling_vit:ViTMLP"
 ACTIVATION = {GATED: "act_fn", DENSE: "intermediate_act_fn", FIRST: "activation_fn"}
 """What the layers that have a shorter way call their activation."""
+WRITTEN: dict[str, Callable[[Any, Any], Any]] = {
+    GATED: lambda layer, x: layer.down_proj(layer.act_fn(layer.gate_proj(x)) * layer.up_proj(x)),
+    DENSE: lambda layer, x: layer.intermediate_act_fn(layer.dense(x)),
+    FIRST: lambda layer, x: layer.fc2(layer.activation_fn(layer.fc1(x))),
+}
+"""What these layers do; three models need not be imported to know a fourth by it."""
 KINDS = {
     "GELUActivation": "gelu",
     "GELUTanh": "tanh",
@@ -71,6 +77,10 @@ class Activations(ModelCode):
             for each in layers
             for piece in pieces
         )
+
+    def original(self, piece: str) -> Any:
+        """Return what is written here."""
+        return WRITTEN[piece.removesuffix(".forward")]
 
     def sample(self, function: Callable[..., Any]) -> list[Any]:
         """Return what a layer's `forward` makes where each of its parts does something else."""

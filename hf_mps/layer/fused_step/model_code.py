@@ -65,8 +65,12 @@ class ModelCode(Part):
 
     def is_copy(self, function: Any, piece: str) -> bool:
         """Return whether a function computes what a piece does."""
+        return _computes(function, self.original(piece), self.sample)
+
+    def original(self, piece: str) -> Any:
+        """Return the function that a piece is, or one that computes the same."""
         place, name = located(f"{MODELS}{piece}")
-        return _computes(function, getattr(place, name), self.sample)
+        return getattr(place, name)
 
     def sample(self, function: Callable[..., Any]) -> list[Any]:
         """Return what a function of a piece's kind makes of a few small tensors on the CPU, to be compared."""
