@@ -211,7 +211,7 @@ def page(found: dict[str, Row]) -> str:
 
 
 def times(names: dict[str, str], file: Path, jobs: int) -> None:
-    """Write to `file` how long plan and audit of architectures and recipes take, as many at once as there are `jobs`."""
+    """Write to `file` how long plan and audit of some architectures and recipes take, `jobs` of them at once."""
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(jobs) as pool:
         each = {}
@@ -270,7 +270,9 @@ def main() -> int:
     from hf_mps.tools.dryrun import metal_device
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a model_type; default all; with --times a recipe's name too")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a model_type, or with --times a recipe; default: see above"
+    )
     parser.add_argument("--times", type=Path, metavar="JSON", help="measure how long plan and audit take")
     parser.add_argument("--jobs", type=int, default=1, help="with --times, how many at once; default 1")
     given = parser.parse_args()

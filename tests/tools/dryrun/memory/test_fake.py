@@ -69,7 +69,19 @@ def test_what_is_computed_of_the_batch_alone_is_known(read: Callable[[Any], Any]
         lambda one, other: one.max(dim=1).values,
         lambda one, other: torch.nn.functional.layer_norm(one, (256,)),
     ],
-    ids=["two", "a number", "in place", "a dtype", "whole numbers", "a view", "views", "a shape", "a list", "several", "a norm"],
+    ids=[
+        "two",
+        "a number",
+        "in place",
+        "a dtype",
+        "whole numbers",
+        "a view",
+        "views",
+        "a shape",
+        "a list",
+        "several",
+        "a norm",
+    ],
 )
 def test_a_result_that_was_made_before_is_like_the_operator_s(operator: Callable[[Any, Any], Any]) -> None:
     first, second = torch.randn(64, 256), torch.randn(64, 256)
