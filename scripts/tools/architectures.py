@@ -6,9 +6,10 @@
 Writes docs/architectures.json and its summary, docs/architectures.md; with names, only the rows of these. Each
 architecture is given as a folder with nothing but a small configuration, as a person may have one.
 
---times measures instead how long `plan` and `audit` take of TIMED architectures (or the named ones) in the size that
-their configurations have by default, each in a process; a JSON file has seconds by the clock and of the processor,
-the exit code, and the last line of what failed. It is written after each; --jobs measures so many at once.
+--times measures instead how long `plan` and `audit` take of every recipe and of TIMED architectures in the size that
+their configurations have by default (or of the named ones), each in a process; a JSON file has seconds by the clock and
+of the processor, the exit code, and the last line of what failed. It is written after each; --jobs measures so many at
+once. At the end it prints a table of the processor's seconds, the slowest first.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.smoke import processors
 
 # The task that an architecture is looked at with: the first whose mapping in transformers has it, but for OTHERWISE.
@@ -59,6 +61,7 @@ WITHOUT_LENGTH = (
     "speech-seq2seq",
 )
 ROWS, LENGTH = 2, 16
+VERBS, RECIPE = ("plan", "audit"), "recipe"
 TIMED, LIMIT = 60, 600
 """Architectures whose plan and audit are timed, and the seconds after which one is ended."""
 WORDS = {"vocab_size": 1000, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -208,20 +211,24 @@ def page(found: dict[str, Row]) -> str:
 
 
 def times(names: dict[str, str], file: Path, jobs: int) -> None:
-    """Write to `file` how long plan and audit of some architectures take, as many at once as there are `jobs`."""
+    """Write to `file` how long plan and audit of some architectures and recipes take, `jobs` of them at once."""
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(jobs) as pool:
         each = {}
         for name, task in names.items():
-            place = full_size(name, Path(folder))
-            for verb in ("plan", "audit"):
-                words = ["-m", "hf_mps", verb, str(place), "--task", task, "--json"]
+            target = [str(full_size(name, Path(folder))), "--task", task] if task != RECIPE else [name]
+            for verb in VERBS:
+                words = ["-m", "hf_mps", verb, *target, "--json"]
                 each[pool.submit(timed, [sys.executable, *words])] = name, verb
         for done in as_completed(each):
             name, verb = each[done]
             found.setdefault(name, {"task": names[name]})[verb] = done.result()
             print(name, verb, done.result(), sep="  ", flush=True)
             file.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", encoding="utf-8")
+    seconds = {name: [each[verb]["processor"] for verb in VERBS] for name, each in found.items()}
+    print(f"{'seconds of the processor':<44}{'plan':>7}{'audit':>7}")
+    for name in sorted(seconds, key=lambda name: -max(seconds[name])):
+        print(f"{name:<44}" + "".join(f"{one:>7.1f}" for one in seconds[name]))
 
 
 def timed(command: list[str]) -> dict[str, Any]:
@@ -263,16 +270,21 @@ def main() -> int:
     from hf_mps.tools.dryrun import metal_device
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a model_type; default all, with --times some")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a model_type, or with --times a recipe; default: see above"
+    )
     parser.add_argument("--times", type=Path, metavar="JSON", help="measure how long plan and audit take")
     parser.add_argument("--jobs", type=int, default=1, help="with --times, how many at once; default 1")
     given = parser.parse_args()
     every = architectures()
+    if given.times:
+        every |= {entry.name: RECIPE for entry in catalogue.entries()}
     if unknown := [name for name in given.names if name not in every]:
-        parser.error(f"{unknown[0]} is no architecture that a task trains")
+        parser.error(f"{unknown[0]} is no architecture that a task trains" + " and no recipe" * bool(given.times))
     if given.times:
         # Spread over the alphabet, and so over families and tasks.
-        some = given.names or [list(every)[place * len(every) // TIMED] for place in range(TIMED)]
+        kinds = list(architectures())
+        some = given.names or [kinds[place * len(kinds) // TIMED] for place in range(TIMED)] + list(every)[len(kinds) :]
         times({name: every[name] for name in some}, given.times, given.jobs)
         return 0
     metal_device()

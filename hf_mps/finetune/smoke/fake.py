@@ -29,11 +29,9 @@ LOSSES, PAIRING = "transformers.loss.", "linear_sum_assignment"
 BY_MASKS = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 # PyTorch asks a fake tensor for its device twice an operator, through every mode.
 DEVICE = torch.ops.prim.device.default
-# Their result depends on a tensor's shape alone.
-OF_A_SHAPE = (
-    *(_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default),
-    *(_aten.new_ones.default, _aten.new_zeros.default, _aten.new_full.default),
-)
+# Their result depends on a tensor's shape alone, or on a size that is given beside it.
+OF_A_SHAPE = (_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like.default)
+OF_A_SIZE = (_aten.new_ones.default, _aten.new_zeros.default, _aten.new_full.default)
 
 
 class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -113,12 +111,12 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._real[result] = torch.ones((), dtype=torch.bool)
             return result
         with unset_fake_temporarily():
-            real = func(*tree_map(self._counterpart, args), **tree_map(self._counterpart, kwargs))
+            real = func(*map(self._counterpart, args), **{n: self._counterpart(one) for n, one in kwargs.items()})
         if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
             device = tensors_of(args, kwargs)[0].device
             result = tree_map(lambda tensor: _like(tensor, device), real)
         else:
-            result = func(*args, **kwargs)
+            result = shaped(func, args, kwargs)
         for fake, tensor in zip(tree_leaves(result), tree_leaves(real), strict=True):
             if isinstance(fake, torch.Tensor) and tensor.numel() <= self._most:
                 self._real[fake] = tensor
@@ -126,8 +124,9 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether all values of a call are known: its tensors' are, and it draws no random numbers."""
-        if func in OF_A_SHAPE:
-            return _followed(args[0].numel(), kwargs.get("dtype") or args[0].dtype)
+        if func in OF_A_SHAPE or func in OF_A_SIZE:
+            size = args[0].shape if func in OF_A_SHAPE else torch.Size(args[1])
+            return _followed(size.numel(), kwargs.get("dtype") or args[0].dtype)
         leaves = tensors_of(args, kwargs)
         if (
             not all(leaf in self._real or _is_real(leaf) for leaf in leaves)
@@ -181,6 +180,8 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if value in self._real or _is_real(value):
                 return self._real.get(value, value)
             return torch.zeros((), dtype=value.dtype).expand(value.shape)
+        if isinstance(value, (list, tuple)):
+            return [*map(self._counterpart, value)]
         return CPU if isinstance(value, torch.device) else value
 
 
@@ -195,6 +196,8 @@ def shaped(func: Any, args: Any, kwargs: Any) -> Any:
     FakeTensorMode keeps such results too, but takes longer to look one up than the rest of a trace. Here what it keeps
     is made at once the next time: PyTorch has then found that the result follows from the arguments alone.
     """
+    if func is _aten._unsafe_view.default:  # a view, which FakeTensorMode does not keep
+        func = _aten.view.default
     key: list[Any] = [func, torch.get_default_dtype()]
     fakes: list[FakeTensor] = []
     if not (_add(key, fakes, args) and (not kwargs or _add(key, fakes, tuple(kwargs.items()))) and fakes):

@@ -372,6 +372,8 @@ class Tracer:
         trained: Collection[str] = (),
     ) -> None:
         self._parts, self._device = parts, device
+        # Once: a step sets the layers that it has to training, and those it lacks would be of another kind then.
+        self._cut = layers.cut(*models_of(parts.prepared))
         self._record = record
         self._recorded: OperatorRecorder | None = None
         self.wide = batch.width(parts.whole, parts.prepared, length)
@@ -422,9 +424,8 @@ class Tracer:
         Those of a model with many layers that are alike are told by traces of a few, but not where a step generates:
         its keys and values are kept for as many layers as the configuration says.
         """
-        models = models_of(self._parts.prepared)
-        cut = layers.cut(*models)
-        with layers.few(cut.base if cut else {}, *models):
+        cut = self._cut
+        with layers.few(cut.base if cut else {}, *models_of(self._parts.prepared)):
             step = self._step(1, rows)
             generating = generates(step.trainer)
             if not (self._trained or generating):

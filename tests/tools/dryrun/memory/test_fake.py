@@ -64,11 +64,24 @@ def test_what_is_computed_of_the_batch_alone_is_known(read: Callable[[Any], Any]
         lambda one, other: (one > 0) / 2,
         lambda one, other: one.transpose(0, 1)[1:],
         lambda one, other: one.unbind(0)[1],
+        lambda one, other: torch.ops.aten._unsafe_view(one, (256, 64)),
         lambda one, other: torch.cat([one, other]),
         lambda one, other: one.max(dim=1).values,
         lambda one, other: torch.nn.functional.layer_norm(one, (256,)),
     ],
-    ids=["two", "a number", "in place", "a dtype", "whole numbers", "a view", "views", "a list", "several", "a norm"],
+    ids=[
+        "two",
+        "a number",
+        "in place",
+        "a dtype",
+        "whole numbers",
+        "a view",
+        "views",
+        "a shape",
+        "a list",
+        "several",
+        "a norm",
+    ],
 )
 def test_a_result_that_was_made_before_is_like_the_operator_s(operator: Callable[[Any, Any], Any]) -> None:
     first, second = torch.randn(64, 256), torch.randn(64, 256)
@@ -82,6 +95,13 @@ def test_a_result_that_was_made_before_is_like_the_operator_s(operator: Callable
     memory = {one.untyped_storage()._cdata for one in (*found, *made)}
     shares = real.untyped_storage()._cdata in (first.untyped_storage()._cdata, second.untyped_storage()._cdata)
     assert len(memory) == (2 if shares else 6)
+
+
+def test_zeros_of_a_given_size_have_no_memory_however_small_the_tensor_beside_it() -> None:
+    with fakes(MASK) as (mask,):
+        assert mask.new_zeros(2, 3).tolist() == [[0] * 3] * 2
+        assert mask.new_zeros(2**40).shape == (2**40,)  # 8 TiB
+        assert mask.float().new_full((2**40, 4), 1.0).shape == (2**40, 4)
 
 
 def test_what_depends_on_the_weights_is_not() -> None:

@@ -86,6 +86,24 @@ def test_a_few_layers_tell_the_peak_and_the_launches_of_all(
     assert launches.values() == every.values()
 
 
+@pytest.mark.slow
+def test_every_batch_of_a_search_is_traced_in_the_same_few_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, words, config = MODELS["a teacher"]
+    AutoConfig.for_model(**config).save_pretrained(tmp_path)
+    kept: list[Any] = []
+    few = layers.few
+    monkeypatch.setattr(layers, "few", lambda each, *models: kept.append(dict(each)) or few(each, *models))
+    with prepare.weightless(resolve_target(str(tmp_path), words, task)) as parts:
+        tracer = Tracer(parts, metal_device(), 16)
+        tracer(2)
+        first = kept.copy()
+        tracer(3)
+    assert {len(numbers) for numbers in first[0].values()} == {3}
+    assert kept[len(first) :] == first
+
+
 def model(*sizes: int) -> torch.nn.Module:
     made = torch.nn.Module()
     made.layers = torch.nn.ModuleList(torch.nn.Linear(8, size) for size in sizes)
