@@ -128,6 +128,20 @@ class Task:
         """
         raise NotImplementedError
 
+    @classmethod
+    def size(cls, recipe: Any) -> tuple[Any, Choice[str]]:
+        """Return the configuration of the recipe's model in its real size, and where it comes from."""
+        from hf_mps.finetune.models import known_configs
+
+        return known_configs.config(recipe)
+
+    @classmethod
+    def smoke_model(cls, recipe: Any, family: Any, folder: Path, texts: Sequence[str], seed: int) -> None:
+        """Write a tiny `family` with random weights into `folder`, for the recipe's model; `texts` are the rows' words."""
+        from hf_mps.finetune.smoke import tiny_model
+
+        tiny_model.write(family, folder, texts, seed)
+
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         """Make features, model, collator and metrics. Raises UserError for what cannot be used."""
         raise NotImplementedError
