@@ -20,7 +20,9 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
     predicted (arXiv 2303.09556); None by 1. An evaluation draws each row's noise and timestep from its number.
     """
 
-    def __init__(self, *arguments: Any, scheduler: Any, scaling: float, snr_gamma: float | None, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, scheduler: Any, scaling: float, snr_gamma: float | None, **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
         # A UNet's forward takes no number of items, and its loss is a mean over rows.
         self.model_accepts_loss_kwargs = False

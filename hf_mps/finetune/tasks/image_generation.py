@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,7 +29,7 @@ class Columns(schema.Columns):
 
     image: str = "image"
     """The column of the image: a path, or bytes."""
-    text: str | None = "text"
+    text: str | None = None
     """The column of the caption."""
 
 
@@ -74,7 +74,7 @@ class Generate(schema.Section):
 class Recipe(schema.Recipe):
     """Adds what trains (`lora`), and the pictures that a run makes.
 
-    `prompt` is the caption of every image, as DreamBooth has it ("a photo of sks dog"); `data.columns.text` is then null.
+    `prompt` is the caption of every image, as DreamBooth has it ("a photo of sks dog"), in place of the column `text`.
     Images are cut to a square of `image_size` pixels in their middle. `snr_gamma` (5 is usual) weighs timesteps.
     """
 
@@ -100,8 +100,10 @@ class Recipe(schema.Recipe):
     @model_validator(mode="after")
     def _one_caption(self) -> Recipe:
         if (self.prompt is None) == (self.data.columns.text is None):
-            given = "has neither prompt nor data.columns.text" if self.prompt is None else "has prompt and data.columns.text"
-            raise ValueError(f"{given}; give one: prompt with data.columns.text=null, or a column of captions")
+            given = "neither prompt nor" if self.prompt is None else "prompt and"
+            raise ValueError(
+                f"has {given} data.columns.text; give one of them: a prompt for all images, or their column"
+            )
         return self
 
 
@@ -115,11 +117,13 @@ class ImageGeneration(Task):
     library = "diffusers"
     metrics = ("mse",)
     truth = ("image",)
-    asked = {"text": "text"}  # noqa: RUF012  as the base class declares it
+    asked: ClassVar[Mapping[str, str]] = {"text": "text"}
+    default_columns: ClassVar[Mapping[str, str]] = {"text": "text"}
     at_a_time = 16  # pictures take long, and each should be there soon
     unsharded = "diffusers' models name no layers at which they could be divided"
     family = ("stable-diffusion", "text")
     recipe: Recipe
+    _encoders: Any = None
 
     @classmethod
     def size(cls, recipe: Any) -> tuple[Any, Choice[str]]:
@@ -134,7 +138,9 @@ class ImageGeneration(Task):
         if not names:
             raise UserError(f"model_type is {kind}; allowed: stable-diffusion, stable-diffusion-xl")
         named = recipe.model if recipe.model in names else names[0]
-        return dict(known_configs.KNOWN[named][1]), Choice(recipe.model, f"a UNet in the size of {named}, without weights")
+        return dict(known_configs.KNOWN[named][1]), Choice(
+            recipe.model, f"a UNet in the size of {named}, without weights"
+        )
 
     @classmethod
     def smoke_model(cls, recipe: Any, family: Any, folder: Path, texts: Sequence[str], seed: int) -> None:
@@ -147,15 +153,16 @@ class ImageGeneration(Task):
 
         diffusers, recipe = diffusion.library(), self.recipe
         chosen = self.measures()
-        self._encoders: Any = self.checkpoint.encoders()
+        pipeline = self.encoders()
         splits = {split: self.inputs(some) for split, some in rows.items()}
-        kind, scaling = type(self._encoders), self._encoders.vae.config.scaling_factor
-        scheduler = diffusers.DDPMScheduler.from_config(self._encoders.scheduler.config)
+        kind, scaling = type(pipeline), pipeline.vae.config.scaling_factor
+        scheduler = diffusers.DDPMScheduler.from_config(pipeline.scheduler.config)
         if (says := scheduler.config.prediction_type) not in ("epsilon", "v_prediction"):
             raise UserError(f"model {recipe.model}: it predicts {says}; allowed: epsilon, v_prediction")
-        self._encoders = None  # they are done, and leave their memory to the UNet
+        self._encoders = pipeline = None  # they are done, and leave their memory to the UNet
         self.model, self.choices["model"] = self.checkpoint.unet()
-        self.model, self.choices["lora"] = lora.apply(self.model, recipe.lora, None)
+        if recipe.lora is not None:  # a saved model is measured with the adapters that it has
+            self.model, self.choices["lora"] = lora.apply(self.model, recipe.lora, None)
         arguments, untrained = language.untrained(recipe)
         caption = f"one prompt for all: {recipe.prompt}" if recipe.prompt else f"the column {recipe.data.columns.text}"
         self.snippet = snippets()[self.name].format(base=recipe.model)
@@ -166,14 +173,21 @@ class ImageGeneration(Task):
             compute_metrics=lambda evaluated: chosen.of({"mse": float(evaluated.predictions.mean())}),
             baseline=untrained,
             choices={
-                "images": Choice(f"{recipe.image_size} x {recipe.image_size} pixels", "image_size; cut in their middle"),
+                "images": Choice(
+                    f"{recipe.image_size} x {recipe.image_size} pixels", "image_size; cut in their middle"
+                ),
                 "captions": Choice(caption, f"cut to {diffusion.TOKENS} tokens"),
                 "latents": Choice("kept on disk", "images and captions are encoded once, before the UNet is loaded"),
                 "loss": Choice(says, self._weighed()),
                 **self.choices,
             },
             trainer=DiffusionTrainer,
-            trainer_settings={"scheduler": scheduler, "scaling": scaling, "snr_gamma": recipe.snr_gamma, "untrained": untrained},
+            trainer_settings={
+                "scheduler": scheduler,
+                "scaling": scaling,
+                "snr_gamma": recipe.snr_gamma,
+                "untrained": untrained,
+            },
             arguments_defaults={"remove_unused_columns": False, **arguments},
             save=lambda trainer, folder: diffusion.save(trainer, folder, kind),
             predict=self._predict(rows["validation"]),
@@ -182,10 +196,11 @@ class ImageGeneration(Task):
 
     def _weighed(self) -> str:
         gamma = self.recipe.snr_gamma
-        return "the scheduler's prediction_type; " + (f"min-SNR weights, gamma {gamma:g}" if gamma else "timesteps count alike")
+        return "the scheduler's prediction_type; " + (
+            f"min-SNR weights, gamma {gamma:g}" if gamma else "timesteps count alike"
+        )
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        self._encoders = None
         self.model, self.choices["model"] = self.checkpoint.unet()
         return self.made()
 
@@ -193,12 +208,14 @@ class ImageGeneration(Task):
         """Return the rows' latents and captions; nothing of rows without images."""
         if "image" not in rows.dataset.column_names:
             return None
+        size, prompt = self.recipe.image_size, self.recipe.prompt
+        return diffusion.Latents(diffusion.encoded(rows, self.encoders(), size, prompt, self.device))
+
+    def encoders(self) -> Any:
+        """Return the pipeline without its UNet, loaded where it is needed."""
         if self._encoders is None:
             self._encoders = self.checkpoint.encoders()
-        recipe = self.recipe
-        return diffusion.Latents(
-            diffusion.encoded(rows, self._encoders, recipe.image_size, recipe.prompt, self.device)
-        )
+        return self._encoders
 
     def _predict(self, rows: Rows) -> Any:
         """Return `Prepared.predict`: pictures of the recipe's prompts, or of the first validation rows' captions."""
@@ -216,9 +233,7 @@ class ImageGeneration(Task):
 
         recipe, model = self.recipe, trainer.accelerator.unwrap_model(trainer.model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
-        if self._encoders is None:
-            self._encoders = self.checkpoint.encoders()
-        pipeline = self._encoders.to(self.device, model.dtype)
+        pipeline = self.encoders().to(self.device, model.dtype)
         pipeline.register_modules(unet=model.eval())
         columns = rows.dataset.column_names
         batch, each = rows.dataset[:] if "text" in columns else {}, range(len(rows.dataset))
