@@ -34,7 +34,7 @@ def library() -> Any:
 
 
 def encoders(source: str, dtype: Any) -> Any:
-    """Load a pipeline without its UNet: text encoders in `dtype`, the VAE in float32, in which SDXL's does not overflow.
+    """Load a pipeline without its UNet: text encoders in `dtype`, the VAE in float32, as diffusers' scripts have it.
 
     Raises UserError for another kind of pipeline.
     """
@@ -45,7 +45,7 @@ def encoders(source: str, dtype: Any) -> Any:
     kind = index["_class_name"]
     if kind not in PIPELINES:
         raise UserError(f"model {source}: it is a {kind}; allowed: {', '.join(PIPELINES)}")
-    # The filter would blacken pictures while they are looked at; what is saved are adapters, and a pipeline keeps its own.
+    # The filter blackens pictures, a run's among them; a pipeline that loads the adapters has its own.
     left_out = dict.fromkeys({"unet", "safety_checker", "image_encoder"} & index.keys())
     kinds = {"vae": torch.float32, "default": dtype}
     pipeline = getattr(diffusers, kind).from_pretrained(source, dtype=kinds, use_safetensors=True, **left_out)
@@ -74,8 +74,8 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
     """Return rows of one column, `row`: tensors as safetensors, made once and then found again on the disk.
 
     `moments` is what the VAE says of the image, cut to `size` pixels (mean and logarithm of the variance, float32 of
-    shape (2 x LATENTS, side, side)), `embeds` the caption's (TOKENS, width); SDXL's have `pooled` (width,) and `time_ids`
-    (6,): height and width of the image before it was cut, upper and left edge, height and width now.
+    shape (2 x LATENTS, side, side)), `embeds` the caption's (TOKENS, width). SDXL's have `pooled` (width,) and
+    `time_ids` (6,): height and width of the image before it was cut, upper and left edge, height and width now.
     """
     import torch
     from datasets import Features, Value
@@ -157,7 +157,7 @@ class Latents:
 
 
 def save(trainer: Any, folder: Path, kind: Any) -> None:
-    """Write a trainer's adapters into `folder`, as peft reads them and as `load_lora_weights` of the pipeline class `kind`.
+    """Write a trainer's adapters into `folder`, for peft, and for `load_lora_weights` of pipelines of the class `kind`.
 
     The second file holds the same numbers under diffusers' names, with peft's settings beside them.
     """
@@ -171,7 +171,7 @@ def save(trainer: Any, folder: Path, kind: Any) -> None:
 
 
 def write_tiny(size: Mapping[str, Any], folder: Path, seed: int) -> None:
-    """Write a tiny pipeline into `folder` whose parts fit a UNet of the configuration `size`: equal widths between them.
+    """Write a tiny pipeline into `folder` whose parts fit a UNet of the configuration `size`.
 
     Its tokenizer knows letters alone.
     """

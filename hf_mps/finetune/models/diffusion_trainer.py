@@ -1,4 +1,4 @@
-"""transformers' Trainer for a UNet that learns to tell an image's noise: the loss of diffusers' own training scripts."""
+"""transformers' Trainer for a UNet that learns to tell an image's noise, with the loss of diffusers' own scripts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from hf_mps.finetune.models.trainer_mixins import MeasuredBefore
 class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
     """Trains on rows of `hf_mps.finetune.models.diffusion.Latents`, whose latents are multiplied by `scaling`.
 
-    `scheduler` is a DDPMScheduler. `snr_gamma` weighs a row by min(SNR, snr_gamma) / SNR, by SNR + 1 where velocities are
-    predicted (arXiv 2303.09556); None by 1. An evaluation draws each row's noise and timestep from its number.
+    `scheduler` is a DDPMScheduler. `snr_gamma` weighs a row by min(SNR, snr_gamma) / SNR, or / (SNR + 1) where
+    velocities are predicted (arXiv 2303.09556); None by 1. An evaluation draws each row's noise and timestep
+    from its number.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
     def _errors(
         self, model: Any, inputs: Mapping[str, Tensor], numbers: Sequence[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean squared error of each row, (B,), and its weight; of rows with `numbers` the noise is theirs."""
+        """Return each row's mean squared error, (B,), and its weight; rows with `numbers` have noise of their own."""
         moments, scheduler = inputs["moments"], self._scheduler
         mean, logarithm = moments.chunk(2, dim=1)
         spread, noise, timesteps = self._drawn(mean.shape, numbers)
@@ -64,7 +65,7 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         errors = torch.nn.functional.mse_loss(told.float(), target.float(), reduction="none").mean(dim=(1, 2, 3))
         if self._snr_gamma is None:
             return errors, torch.ones_like(errors)
-        snr = compute_snr(scheduler, timesteps)
+        snr = compute_snr(scheduler, timesteps)  # type: ignore[no-untyped-call]
         return errors, snr.clamp(max=self._snr_gamma) / (snr + 1 if velocity else snr)
 
     def _drawn(self, shape: Sequence[int], numbers: Sequence[int] | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -137,7 +137,7 @@ class Task:
 
     @classmethod
     def smoke_model(cls, recipe: Any, family: Any, folder: Path, texts: Sequence[str], seed: int) -> None:
-        """Write a tiny `family` with random weights into `folder`, for the recipe's model; `texts` are the rows' words."""
+        """Write a tiny `family` with random weights into `folder`; its tokenizer learns its words from `texts`."""
         from hf_mps.finetune.smoke import tiny_model
 
         tiny_model.write(family, folder, texts, seed)

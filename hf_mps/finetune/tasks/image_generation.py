@@ -1,4 +1,4 @@
-"""Image generation: a diffusion model learns a style from images with captions, or one subject by a prompt (DreamBooth)."""
+"""Image generation: a diffusion model learns from images with captions, or one subject by a prompt (DreamBooth)."""
 
 from __future__ import annotations
 
@@ -39,23 +39,21 @@ class Data(schema.Data):
     columns: Columns = Columns()
 
 
-class Lora(schema.Section):
-    """Keys of peft's LoraConfig under their own names, with the values of diffusers' scripts."""
+class Lora(lora.Lora):
+    """Keys of peft's LoraConfig under their own names, with the values of diffusers' scripts; a pipeline loads the
+    adapter.
+    """
 
     r: int = Field(default=4, ge=1)
     """The rank of the adapters."""
     lora_alpha: float = Field(default=4, gt=0)
     """The adapters are scaled by lora_alpha / r."""
-    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Dropout before the adapters."""
-    target_modules: list[str] = ["to_k", "to_q", "to_v", "to_out.0"]
+    target_modules: list[str] = Field(default=["to_k", "to_q", "to_v", "to_out.0"])  # type: ignore[assignment]
     """The layers that get adapters."""
-    use_rslora: bool = False
-    """true scales by lora_alpha / sqrt(r)."""
     init_lora_weights: Literal["gaussian"] | bool = "gaussian"
     """How adapters begin: gaussian as in diffusers' scripts, true as peft has it."""
-    export: Literal["adapter"] = "adapter"
-    """What is saved: the adapter alone, which a pipeline loads."""
+    export: Literal["adapter"] = "adapter"  # type: ignore[assignment]
+    """What is saved: the adapter alone."""
 
 
 class Generate(schema.Section):
