@@ -48,11 +48,11 @@ class Lora(lora.Lora):
     """The rank of the adapters."""
     lora_alpha: float = Field(default=4, gt=0)
     """The adapters are scaled by lora_alpha / r."""
-    target_modules: list[str] = Field(default=["to_k", "to_q", "to_v", "to_out.0"])  # type: ignore[assignment]
+    target_modules: list[str] = Field(default=["to_k", "to_q", "to_v", "to_out.0"])
     """The layers that get adapters."""
     init_lora_weights: Literal["gaussian"] | bool = "gaussian"
     """How adapters begin: gaussian as in diffusers' scripts, true as peft has it."""
-    export: Literal["adapter"] = "adapter"  # type: ignore[assignment]
+    export: Literal["adapter"] = "adapter"
     """What is saved: the adapter alone."""
 
 
