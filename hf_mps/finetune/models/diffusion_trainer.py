@@ -14,7 +14,7 @@ from hf_mps.finetune.models.trainer_mixins import MeasuredBefore
 
 
 class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
-    """Trains on rows of `hf_mps.finetune.models.diffusion.Latents`, whose latents are multiplied by `scaling`.
+    """Trains on rows of `hf_mps.finetune.media.latents.Latents`, whose latents are multiplied by `scaling`.
 
     `scheduler` is a DDPMScheduler. `snr_gamma` weighs a row by min(SNR, snr_gamma) / SNR, or / (SNR + 1) where
     velocities are predicted (arXiv 2303.09556); None by 1. An evaluation draws each row's noise and timestep

@@ -13,6 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.media import latents
 from hf_mps.finetune.models import diffusion, known_configs, language, lora
 from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.recipe import schema
@@ -207,7 +208,7 @@ class ImageGeneration(Task):
         if "image" not in rows.dataset.column_names:
             return None
         size, prompt = self.recipe.image_size, self.recipe.prompt
-        return diffusion.Latents(diffusion.encoded(rows, self.encoders(), size, prompt, self.device))
+        return latents.Latents(latents.encoded(rows, self.encoders(), size, prompt, self.device))
 
     def encoders(self) -> Any:
         """Return the pipeline without its UNet, loaded where it is needed."""
@@ -235,7 +236,7 @@ class ImageGeneration(Task):
         pipeline.register_modules(unet=model.eval())
         columns = rows.dataset.column_names
         batch, each = rows.dataset[:] if "text" in columns else {}, range(len(rows.dataset))
-        prompts = diffusion.captions(rows, None if "text" in columns else recipe.prompt, batch, each)
+        prompts = latents.captions(rows, None if "text" in columns else recipe.prompt, batch, each)
         for at, prompt in enumerate(prompts):
             generator = torch.Generator("cpu").manual_seed(recipe.seed + rows.number(at))
             image = pipeline(
