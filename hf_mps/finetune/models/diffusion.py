@@ -9,13 +9,11 @@ from typing import Any
 from hf_mps.core import extras
 from hf_mps.core.errors import UserError
 
-INDEX = "model_index.json"
-"""The file that names a pipeline's class and its parts."""
 PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 TOKENS = 77
 """CLIP's tokens of a caption; longer ones are cut."""
-LATENTS, FACTOR = 4, 8
-"""Channels of a latent, and pixels of an image's side for each of it."""
+LATENTS = 4
+"""Channels of a latent."""
 
 
 def library() -> Any:

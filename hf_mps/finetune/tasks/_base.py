@@ -136,11 +136,9 @@ class Task:
         return known_configs.config(recipe)
 
     @classmethod
-    def smoke_model(cls, recipe: Any, family: Any, folder: Path, texts: Sequence[str], seed: int) -> None:
-        """Write a tiny `family` with random weights into `folder`; its tokenizer learns its words from `texts`."""
-        from hf_mps.finetune.smoke import tiny_model
-
-        tiny_model.write(family, folder, texts, seed)
+    def smoke_model(cls, recipe: Any, folder: Path) -> bool:
+        """Write a tiny model with random weights into `folder`, and return True; False where transformers' will do."""
+        return False
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         """Make features, model, collator and metrics. Raises UserError for what cannot be used."""

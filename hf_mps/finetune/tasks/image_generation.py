@@ -142,8 +142,9 @@ class ImageGeneration(Task):
         )
 
     @classmethod
-    def smoke_model(cls, recipe: Any, family: Any, folder: Path, texts: Sequence[str], seed: int) -> None:
-        diffusion.write_tiny(cls.size(recipe)[0], folder, seed)
+    def smoke_model(cls, recipe: Any, folder: Path) -> bool:
+        diffusion.write_tiny(cls.size(recipe)[0], folder, recipe.seed)
+        return True
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         from transformers import default_data_collator
