@@ -150,6 +150,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "image_size": 32,
         "data": {"columns": {"image": "image", "objects": "objects"}, "labels": ["red", "blue"]},
     },
+    "pictures": {
+        "task": "image-generation",
+        "model": "painter",
+        "image_size": 64,
+        "lora": {"lora_dropout": 0.1},
+        "generate": {"rows": 1, "num_inference_steps": 2},
+        "data": {"columns": {"image": "image", "text": "text"}},
+    },
     "questions": {
         "task": "image-text",
         "model": "smol",
@@ -183,6 +191,8 @@ def write(folder: Path, names: Iterable[str], dropout: float) -> None:
 
 def _set_dropout(place: Path, share: float) -> None:
     path = place / "config.json"
+    if not path.is_file():  # a pipeline's parts have theirs in folders, and its adapters' dropout is the recipe's
+        return
 
     def said(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -242,10 +252,12 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "segformer": senses.segformer,
     "yolos": senses.yolos,
     "smol": senses.smol,
+    "painter": senses.painter,
 }
 ROWS: dict[str, Callable[[Path], dict[str, list[dict[str, Any]]]]] = {
     "ear": _spoken,
     "segformer": lambda folder: _seen(folder, senses.masked),
     "yolos": lambda folder: _seen(folder, senses.boxed),
+    "painter": lambda folder: _seen(folder, senses.captioned),
     "smol": lambda folder: _seen(folder, lambda folder, number: senses.questions(folder, 1, number)[0]),
 }

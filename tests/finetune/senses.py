@@ -53,6 +53,14 @@ def smol(place: Path, kind: str = "idefics3") -> Path:
     return place
 
 
+def painter(place: Path) -> Path:
+    """A Stable Diffusion, and its VAE and text encoder."""
+    from hf_mps.finetune.models import diffusion, known_configs
+
+    diffusion.write_tiny(known_configs.KNOWN["stable-diffusion-v1-5/stable-diffusion-v1-5"][1], place, 1)
+    return place
+
+
 def ear(place: Path) -> Path:
     """A Whisper that takes two seconds, and its processor."""
     from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperProcessor
@@ -81,6 +89,11 @@ def masked(folder: Path, number: int) -> dict[str, Any]:
     Image.fromarray(pixels).save(folder / f"{number}.png")
     Image.fromarray(mask).save(folder / f"{number}-mask.png")
     return {"image": f"{number}.png", "mask": f"{number}-mask.png"}
+
+
+def captioned(folder: Path, number: int) -> dict[str, Any]:
+    """Write the image of `masked`; return its row with a caption."""
+    return {"image": masked(folder, number)["image"], "text": f"rectangle {number}"}
 
 
 def boxed(folder: Path, number: int) -> dict[str, Any]:

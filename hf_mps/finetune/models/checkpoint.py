@@ -193,6 +193,23 @@ class Checkpoint:
         head = f"; new, to be trained from scratch: {', '.join(parts)}" if parts else ""
         return model, Choice(self.name, f"{type(model).__name__}, {size} parameters{head}")
 
+    def encoders(self) -> Any:
+        """Load diffusers' pipeline without its UNet. Raises UserError where it is missing or cannot be read."""
+        import torch
+
+        from hf_mps.finetune.models import diffusion
+
+        return self._load("pipeline", diffusion.encoders, dtype=getattr(torch, self.dtype))
+
+    def unet(self) -> tuple[Any, Choice[str]]:
+        """Load the UNet of diffusers' pipeline in `dtype`. Raises UserError where it is missing or cannot be read."""
+        import torch
+
+        from hf_mps.finetune.models import diffusion
+
+        model = self._load("UNet", diffusion.unet, dtype=getattr(torch, self.dtype))
+        return model, Choice(self.name, f"{type(model).__name__}, {model.num_parameters() / 1e6:.1f} M parameters")
+
     def sentence_transformer(self, device: str) -> Any:
         """Load sentence-transformers' model in `dtype`. Raises UserError where it is missing or cannot be read."""
         from sentence_transformers import SentenceTransformer
@@ -269,7 +286,7 @@ def resolve(model: str) -> Checkpoint:
         return Checkpoint(model, str(complete[0]), local=True)
     path = user_path(model)
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not any((path / name).is_file() for name in ("config.json", "model_index.json")):
             raise UserError(f"model {model}: it has no config.json; allowed: a folder that save_pretrained wrote")
         return Checkpoint(model, str(path), local=True)
     if not HUB_ID.fullmatch(model):

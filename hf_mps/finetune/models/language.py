@@ -167,7 +167,7 @@ def saved(recipe: Recipe, auto_class: str = AUTO_CLASS) -> dict[str, Any]:
     return {"save": write, **({} if needed is None else {"snippet": needed})}
 
 
-def untrained(recipe: lengths.Padded) -> tuple[dict[str, Any], Baseline | None]:
+def untrained(recipe: schema.Recipe) -> tuple[dict[str, Any], Baseline | None]:
     """Return the arguments that evaluate the model before its first step, and the baseline that this fills.
 
     The baseline is None where the recipe's `training` says `eval_on_start: false`.

@@ -40,7 +40,7 @@ class Lora(schema.Section):
 
 
 def apply(
-    model: Any, lora: Lora, task_type: str, *, checkpointed: bool = False, part: str | None = None
+    model: Any, lora: Lora, task_type: str | None, *, checkpointed: bool = False, part: str | None = None
 ) -> tuple[Any, Choice[str]]:
     """Return the model with adapters, its own weights frozen, and a choice that names the adapted layers.
 

@@ -157,6 +157,35 @@ def masks(scenes: Sequence[Scene], names: Sequence[str]) -> dict[str, bytes]:
     return {"masks.png": _scenes(scenes, [name for number, name in enumerate(names) if number in there], paint)}
 
 
+def grid(drawn: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return generated.png: the PNGs of `drawn` side by side, each below its prompt."""
+    import io
+
+    from PIL import Image
+
+    across = min(len(drawn), SCENES)
+    down = -(-len(drawn) // across)
+
+    def draw(figure: Any) -> None:
+        for at, axes in enumerate(figure.subplots(down, across, squeeze=False).flat):
+            axes.set_axis_off()
+            if at < len(drawn):
+                prompt, picture = drawn[at]
+                axes.imshow(Image.open(io.BytesIO(picture)))
+                axes.set_title(brief(prompt).replace("$", r"\$"), fontsize=8, wrap=True)
+
+    return {"generated.png": png((3 * across, 3.3 * down), draw, layout="constrained")}
+
+
+def encoded(image: Any) -> bytes:
+    """Return the PNG of a PIL image."""
+    import io
+
+    written = io.BytesIO()
+    image.save(written, format="PNG")
+    return written.getvalue()
+
+
 def _scenes(
     scenes: Sequence[Scene], names: Sequence[str], paint: Callable[[Any, Any, Mapping[str, Any]], None]
 ) -> bytes:

@@ -114,7 +114,7 @@ RECIPE = "recipe.yaml"
 # What a run leaves before its first step.
 OURS = (RECIPE, DIGESTS)
 # What makes a folder a model to `from_pretrained`, by kind of model: moved in last of all.
-MODEL_FILES = ("config.json", "adapter_config.json", "modules.json")
+MODEL_FILES = ("config.json", "adapter_config.json", "modules.json", "model_index.json")
 STATE = "trainer_state.json"
 """The file that Trainer writes last of all into a checkpoint."""
 # What may differ between two calls of one run: its folder, its expectation, its trackers.

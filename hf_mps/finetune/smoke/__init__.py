@@ -76,7 +76,8 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
         said = list(texts(rows["train"]))
         with no_bars(), errors_only():
             if weights:
-                tiny_model.write(family, folder / "model", said, whole.recipe.seed)
+                if not task.smoke_model(whole.recipe, folder / "model"):
+                    tiny_model.write(family, folder / "model", said, whole.recipe.seed)
                 if hasattr(whole.recipe, TEACHER):
                     tiny_model.write(family, folder / TEACHER, said, whole.recipe.seed + 1)
             else:

@@ -21,6 +21,7 @@ TASKS = {
     "dpo": "pairs.DPO",
     "grpo": "grpo.GRPO",
     "image-classification": "image_classification.ImageClassification",
+    "image-generation": "image_generation.ImageGeneration",
     "image-segmentation": "image_segmentation.ImageSegmentation",
     "image-text": "image_text.ImageText",
     "kto": "kto.KTO",

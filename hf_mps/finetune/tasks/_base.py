@@ -128,6 +128,18 @@ class Task:
         """
         raise NotImplementedError
 
+    @classmethod
+    def size(cls, recipe: Any) -> tuple[Any, Choice[str]]:
+        """Return the configuration of the recipe's model in its real size, and where it comes from."""
+        from hf_mps.finetune.models import known_configs
+
+        return known_configs.config(recipe)
+
+    @classmethod
+    def smoke_model(cls, recipe: Any, folder: Path) -> bool:
+        """Write a tiny model with random weights into `folder`, and return True; False where transformers' will do."""
+        return False
+
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         """Make features, model, collator and metrics. Raises UserError for what cannot be used."""
         raise NotImplementedError

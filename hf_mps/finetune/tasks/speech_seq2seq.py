@@ -110,7 +110,7 @@ class SpeechSeq2Seq(Task):
         self.choices |= {"target_lengths": shapes, **transcripts.left_out(missing)}
         valid = heard["validation"]
         transcriber = Transcriber(rows["validation"], valid.kept, valid.seconds, truths, tokenizer, clean)
-        defaults, baseline = language.untrained(recipe)  # type: ignore[arg-type]
+        defaults, baseline = language.untrained(recipe)
         sounds = {
             split: audio.Sounds(rows[split], one.labels, one.kept, self.extractor) for split, one in heard.items()
         }

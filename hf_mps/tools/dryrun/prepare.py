@@ -12,10 +12,9 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
 from hf_mps.finetune.data import load
-from hf_mps.finetune.models import checkpoint, known_configs, quantization
+from hf_mps.finetune.models import checkpoint, quantization
 from hf_mps.finetune.run.stages import PreparedRun, prepare_run
 from hf_mps.finetune.smoke import smoke_recipe
-from hf_mps.finetune.tasks._base import SENTENCE_TRANSFORMERS
 from hf_mps.tools.dryrun import batch
 from hf_mps.tools.dryrun.resolve import Target
 
@@ -63,10 +62,10 @@ def weightless(
     from hf_mps.tools.dryrun.meta_model import MetaCheckpoint
 
     whole = target.resolved.recipe
-    # sentence-transformers opens a whole model's folder, whose parts are then exchanged.
-    of_a_folder = tasks.find(whole.task).library == SENTENCE_TRANSFORMERS
-    with smoke_recipe(target.resolved, weights=of_a_folder) as small, no_bars(), errors_only():
-        size, told = known_configs.config(whole)
+    task = tasks.find(whole.task)
+    # Other libraries open a whole model's folder, whose parts are then exchanged.
+    with smoke_recipe(target.resolved, weights=task.library != "transformers") as small, no_bars(), errors_only():
+        size, told = task.size(whole)
         changes = {key: getattr(whole, key) for key in OF_THE_WHOLE if hasattr(whole, key)}
         changes["training"] = whole.training if training is None else training
         # A recipe that is only the frame of a model may say more tokens than that has positions.

@@ -54,12 +54,21 @@ class Adapter(Checkpoint):
 
     def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
         """Load the base model, and the adapter onto it. Raises UserError as `Checkpoint.model`, and without peft."""
+        return self._adapted(*self.base.model(auto_class, **settings))
+
+    def encoders(self) -> Any:
+        return self.base.encoders()
+
+    def unet(self) -> tuple[Any, Choice[str]]:
+        return self._adapted(*self.base.unet())
+
+    def _adapted(self, model: Any, loaded: Choice[str]) -> tuple[Any, Choice[str]]:
+        """Return a base model with the adapter. Raises UserError without peft."""
         try:
             from peft import PeftModel
         except ImportError as error:
             install = extras.install("lora")
             raise UserError(f"model {self.name} is an adapter, and peft is not installed; next: {install}") from error
-        model, loaded = self.base.model(auto_class, **settings)
         with errors_only():
             adapted = self._load("adapter", lambda source: PeftModel.from_pretrained(model, source))
         return adapted, Choice(self.name, f"an adapter of {loaded.value}: {loaded.reason}")

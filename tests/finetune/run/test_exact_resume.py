@@ -22,7 +22,7 @@ pytest.importorskip("sentence_transformers")
 
 # Other tests hold it for GRPO (test_grpo.py), quantized weights (test_quantized.py) and the tasks of one label a row.
 NAMES = (
-    *("several-labels", "lists", "sparse", "speech", "masks", "boxes", "questions"),
+    *("several-labels", "lists", "sparse", "speech", "masks", "boxes", "questions", "pictures"),
     *("taught", "preferences", "odds", "wanted"),
 )
 TIMED = ("runtime", "per_second", "preparation_time", "memory")
@@ -49,8 +49,10 @@ def left(run: Path) -> dict[str, Any]:
     from safetensors.numpy import load_file
 
     said = results(run)
+    whole = run / "model.safetensors"
+    weights = load_file(whole if whole.is_file() else run / "adapter_model.safetensors")
     return {
-        "weights": {name: digest(weight) for name, weight in load_file(run / "model.safetensors").items()},
+        "weights": {name: digest(weight) for name, weight in weights.items()},
         "log": [{k: v for k, v in one.items() if not any(word in k for word in TIMED)} for one in said["log_history"]],
         "metrics": said["metrics"],
         "baseline": said["baseline"],

@@ -148,6 +148,7 @@ def test_a_recipe_of_the_project_names_a_model_whose_architecture_is_known() -> 
         ("speech-recognition/librispeech", "wav2vec2"),
         ("image-classification", "vit"),
         ("image-text/vqa", "idefics3"),
+        ("image-generation/lora", "stable-diffusion"),
         ("image-segmentation", "segformer"),
         ("object-detection", "yolos"),
     ],

@@ -106,10 +106,10 @@ def test_a_recipe_is_measured_in_real_size_by_the_runners_own_step(
             ["--model", "gpt2"],
             snapshot(
                 "hf-mps: --model needs a task; next: --task with one of causal-lm, distill, dpo, grpo,"
-                " image-classification, image-segmentation, image-text, kto, masked-lm, multiple-choice,"
-                " object-detection, orpo, question-answering, rerank, sentence-embeddings, sft, sparse-embeddings,"
-                " speech-recognition, speech-seq2seq, summarization, text-classification, token-classification,"
-                " translation\n"
+                " image-classification, image-generation, image-segmentation, image-text, kto, masked-lm,"
+                " multiple-choice, object-detection, orpo, question-answering, rerank, sentence-embeddings, sft,"
+                " sparse-embeddings, speech-recognition, speech-seq2seq, summarization, text-classification,"
+                " token-classification, translation\n"
             ),
         ),
         (

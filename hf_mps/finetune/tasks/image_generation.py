@@ -1,0 +1,273 @@
+"""Image generation: a diffusion model learns from images with captions, or one subject by a prompt (DreamBooth)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.media import latents
+from hf_mps.finetune.models import diffusion, known_configs, language, lora
+from hf_mps.finetune.models.checkpoint import resolve
+from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks._base import Picture, Prepared, Task, snippets
+
+# Sides of the images of a smoke run, in pixels, and the colours that their captions name.
+SMOKE_SIZE = (160, 128)
+COLOURS = {"red": (200, 40, 40), "blue": (40, 80, 200), "green": (40, 180, 60), "yellow": (220, 200, 40)}
+
+
+class Columns(schema.Columns):
+    """The columns of the data by their roles; `image` holds paths, or images as Parquet and the hub have them."""
+
+    image: str = "image"
+    """The column of the image: a path, or bytes."""
+    text: str | None = None
+    """The column of the caption."""
+
+
+class Data(schema.Data):
+    """Adds the columns."""
+
+    columns: Columns = Columns()
+
+
+class Lora(lora.Lora):
+    """Keys of peft's LoraConfig under their own names, with the values of diffusers' scripts; a pipeline loads the
+    adapter.
+    """
+
+    r: int = Field(default=4, ge=1)
+    """The rank of the adapters."""
+    lora_alpha: float = Field(default=4, gt=0)
+    """The adapters are scaled by lora_alpha / r."""
+    target_modules: list[str] = Field(default=["to_k", "to_q", "to_v", "to_out.0"])
+    """The layers that get adapters."""
+    init_lora_weights: Literal["gaussian"] | bool = "gaussian"
+    """How adapters begin: gaussian as in diffusers' scripts, true as peft has it."""
+    export: Literal["adapter"] = "adapter"
+    """What is saved: the adapter alone."""
+
+
+class Generate(schema.Section):
+    """The pictures of predictions.csv: of `prompts`, or of the captions of the first validation rows."""
+
+    prompts: list[str] | None = Field(default=None, min_length=1)
+    """What the pictures of a run show; by default the captions of validation rows."""
+    rows: int = Field(default=4, ge=0)
+    """How many validation rows the model answers in predictions.csv."""
+    num_inference_steps: int = Field(default=30, ge=1)
+    """The steps in which a picture is made."""
+    guidance_scale: float = Field(default=7.5, ge=0)
+    """How closely a picture follows its prompt; up to 1 leaves the comparison with no prompt out."""
+
+
+class Recipe(schema.Recipe):
+    """Adds what trains (`lora`), and the pictures that a run makes.
+
+    `prompt` is the caption of every image, as DreamBooth has it ("a photo of sks dog"), in place of the column `text`.
+    Images are cut to a square of `image_size` pixels in their middle. `snr_gamma` (5 is usual) weighs timesteps.
+    """
+
+    task: Literal["image-generation"]
+    """What the model learns to do."""
+    data: Data
+    lora: Lora = Lora()
+    prompt: str | None = Field(default=None, min_length=1)
+    """The caption of every image, in place of a column."""
+    image_size: int = Field(default=512, ge=64)
+    """The sides of the images in pixels."""
+    snr_gamma: float | None = Field(default=None, gt=0)
+    """Weighs a timestep by min(SNR, snr_gamma) / SNR; null weighs all alike."""
+    generate: Generate = Generate()
+
+    @field_validator("image_size")
+    @classmethod
+    def _latent(cls, value: int) -> int:
+        if value % 64:
+            raise ValueError(f"is {value}; allowed: a multiple of 64, which a UNet can halve three times in latents")
+        return value
+
+    @model_validator(mode="after")
+    def _one_caption(self) -> Recipe:
+        if (self.prompt is None) == (self.data.columns.text is None):
+            given = "neither prompt nor" if self.prompt is None else "prompt and"
+            raise ValueError(
+                f"has {given} data.columns.text; give one of them: a prompt for all images, or their column"
+            )
+        return self
+
+
+class ImageGeneration(Task):
+    """Learns a style or a subject. A saved model makes a picture of each prompt."""
+
+    name = "image-generation"
+    recipe_class = Recipe
+    auto_class = "DiffusionPipeline"
+    pipeline_tag = "text-to-image"
+    library = "diffusers"
+    metrics = ("mse",)
+    truth = ("image",)
+    asked: ClassVar[Mapping[str, str]] = {"text": "text"}
+    default_columns: ClassVar[Mapping[str, str]] = {"text": "text"}
+    at_a_time = 16  # pictures take long, and each should be there soon
+    unsharded = "diffusers' models name no layers at which they could be divided"
+    family = ("stable-diffusion", "text")
+    recipe: Recipe
+    _encoders: Any = None
+
+    @classmethod
+    def size(cls, recipe: Any) -> tuple[Any, Choice[str]]:
+        """Return the configuration of the UNet in its real size, and where it comes from."""
+        source = resolve(recipe.model)
+        kind = known_configs.model_type(recipe.model, recipe.model_type, {}) or cls.family[0]
+        if source.local:
+            return diffusion.library().UNet2DConditionModel.load_config(source.source, subfolder="unet"), Choice(
+                recipe.model, "the UNet of the model itself, without its weights"
+            )
+        names = [name for name, (other, _) in known_configs.KNOWN.items() if other == kind]
+        if not names:
+            raise UserError(f"model_type is {kind}; allowed: stable-diffusion, stable-diffusion-xl")
+        named = recipe.model if recipe.model in names else names[0]
+        return dict(known_configs.KNOWN[named][1]), Choice(
+            recipe.model, f"a UNet in the size of {named}, without weights"
+        )
+
+    @classmethod
+    def smoke_model(cls, recipe: Any, folder: Path) -> bool:
+        diffusion.write_tiny(cls.size(recipe)[0], folder, recipe.seed)
+        return True
+
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        from transformers import default_data_collator
+
+        from hf_mps.finetune.models.diffusion_trainer import DiffusionTrainer
+
+        diffusers, recipe = diffusion.library(), self.recipe
+        chosen = self.measures()
+        pipeline = self.encoders()
+        splits = {split: self.inputs(some) for split, some in rows.items()}
+        kind, scaling = type(pipeline), pipeline.vae.config.scaling_factor
+        scheduler = diffusers.DDPMScheduler.from_config(pipeline.scheduler.config)
+        if (says := scheduler.config.prediction_type) not in ("epsilon", "v_prediction"):
+            raise UserError(f"model {recipe.model}: it predicts {says}; allowed: epsilon, v_prediction")
+        self._encoders = pipeline = None  # they are done, and leave their memory to the UNet
+        self.model, self.choices["model"] = self.checkpoint.unet()
+        if recipe.lora is not None:  # a saved model is measured with the adapters that it has
+            self.model, self.choices["lora"] = lora.apply(self.model, recipe.lora, None)
+        arguments, untrained = language.untrained(recipe)
+        caption = f"one prompt for all: {recipe.prompt}" if recipe.prompt else f"the column {recipe.data.columns.text}"
+        self.snippet = snippets()[self.name].format(base=recipe.model)
+        return self.made(
+            splits=splits,
+            collator=default_data_collator,
+            metrics=chosen,
+            compute_metrics=lambda evaluated: chosen.of({"mse": float(evaluated.predictions.mean())}),
+            baseline=untrained,
+            choices={
+                "images": Choice(
+                    f"{recipe.image_size} x {recipe.image_size} pixels", "image_size; cut in their middle"
+                ),
+                "captions": Choice(caption, f"cut to {diffusion.TOKENS} tokens"),
+                "latents": Choice("kept on disk", "images and captions are encoded once, before the UNet is loaded"),
+                "loss": Choice(says, self._weighed()),
+                **self.choices,
+            },
+            trainer=DiffusionTrainer,
+            trainer_settings={
+                "scheduler": scheduler,
+                "scaling": scaling,
+                "snr_gamma": recipe.snr_gamma,
+                "untrained": untrained,
+            },
+            arguments_defaults={"remove_unused_columns": False, **arguments},
+            save=lambda trainer, folder: diffusion.save(trainer, folder, kind),
+            predict=self._predict(rows["validation"]),
+            figures=_figures,
+        )
+
+    def _weighed(self) -> str:
+        gamma = self.recipe.snr_gamma
+        return "the scheduler's prediction_type; " + (
+            f"min-SNR weights, gamma {gamma:g}" if gamma else "timesteps count alike"
+        )
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        self.model, self.choices["model"] = self.checkpoint.unet()
+        return self.made()
+
+    def inputs(self, rows: Rows) -> Any:
+        """Return the rows' latents and captions; nothing of rows without images."""
+        if "image" not in rows.dataset.column_names:
+            return None
+        size, prompt = self.recipe.image_size, self.recipe.prompt
+        return latents.Latents(latents.encoded(rows, self.encoders(), size, prompt, self.device))
+
+    def encoders(self) -> Any:
+        """Return the pipeline without its UNet, loaded where it is needed."""
+        if self._encoders is None:
+            self._encoders = self.checkpoint.encoders()
+        return self._encoders
+
+    def _predict(self, rows: Rows) -> Any:
+        """Return `Prepared.predict`: pictures of the recipe's prompts, or of the first validation rows' captions."""
+        from datasets import Dataset
+
+        asked = self.recipe.generate
+        some = rows.sample(list(range(min(asked.rows, len(rows.dataset)))))
+        if asked.prompts is not None:
+            some = Rows(Dataset.from_dict({"text": asked.prompts}), "generate.prompts")
+        return (lambda trainer: self.answers(trainer, some, None)) if len(some.dataset) else None
+
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield each row's prompt and its picture, whose noise depends on seed and row alone."""
+        import torch
+
+        recipe, model = self.recipe, trainer.accelerator.unwrap_model(trainer.model)
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        pipeline = self.encoders().to(self.device, model.dtype)
+        pipeline.register_modules(unet=model.eval())
+        columns = rows.dataset.column_names
+        batch, each = rows.dataset[:] if "text" in columns else {}, range(len(rows.dataset))
+        prompts = latents.captions(rows, None if "text" in columns else recipe.prompt, batch, each)
+        for at, prompt in enumerate(prompts):
+            generator = torch.Generator("cpu").manual_seed(recipe.seed + rows.number(at))
+            image = pipeline(
+                prompt,
+                height=recipe.image_size,
+                width=recipe.image_size,
+                num_inference_steps=recipe.generate.num_inference_steps,
+                guidance_scale=recipe.generate.guidance_scale,
+                generator=generator,
+            ).images[0]
+            yield {"row": rows.number(at), "prompt": prompt, "picture": Picture(pictures.encoded(image))}
+
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Write images of one colour into `folder`, which their captions name."""
+        from PIL import Image
+
+        draw, named = random.Random(recipe.seed), recipe.data.columns.roles()
+
+        def row(split: str, number: int) -> dict[str, Any]:
+            colour = draw.choice(list(COLOURS))
+            file = folder / split / f"{number:03}.png"
+            file.parent.mkdir(exist_ok=True)
+            Image.new("RGB", SMOKE_SIZE, COLOURS[colour]).save(file)
+            values = {"image": f"{split}/{file.name}", "text": f"a {colour} picture"}
+            return {column: values[role] for role, column in named.items()}
+
+        rows = synthetic.splits_of(recipe.data)
+        return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
+
+
+def _figures(predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    return pictures.grid([(row["prompt"], row["picture"]) for row in predicted])
