@@ -71,8 +71,9 @@ class Activations(ModelCode):
 
     def _has(self, layers: list[Any], *pieces: str) -> bool:
         return any(
-            _kind(getattr(each, ACTIVATION[piece], None))
-            and type(each).__module__.startswith(MODELS)
+            # First the module: diffusers' models warn of an attribute that is read.
+            type(each).__module__.startswith(MODELS)
+            and _kind(getattr(each, ACTIVATION[piece], None))
             and self.is_copy(type(each).forward, f"{piece}.forward")
             for each in layers
             for piece in pieces

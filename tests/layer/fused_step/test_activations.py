@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from hf_mps.layer.fused_step.activations import ACTIVATIONS
+from hf_mps.layer.fused_step.activations import ACTIVATION, ACTIVATIONS
 from hf_mps.metal import simulator
 from tests.layer.fused_step.conftest import Fused
 
@@ -188,3 +188,15 @@ def test_a_gated_unit_keeps_a_tensor_less_for_the_backward_pass(fused: Fused) ->
             return torch.mps.current_allocated_memory() - before - found.nbytes
 
     assert held(nullcontext()) - held(fused()) >= 1000 * WIDE * 4
+
+
+class Asked(torch.nn.Module):
+    """As a model of diffusers, it warns of an attribute that its configuration has."""
+
+    def __getattr__(self, name: str) -> Any:
+        assert name not in ACTIVATION.values()
+        return super().__getattr__(name)
+
+
+def test_models_of_other_libraries_are_not_asked_for_an_activation() -> None:
+    assert ACTIVATIONS.words(Asked(), "mps") == ""
