@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_mps.core import extras
+from hf_mps.core import extras, notices
 from hf_mps.core.errors import UserError
 
 PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 TOKENS = 77
 """CLIP's tokens of a caption; longer ones are cut."""
+OF_THE_HUB = "The `local_dir_use_symlinks` argument"
+"""What huggingface_hub 2 warns of whenever diffusers 0.42 loads a configuration (configuration_utils.py)."""
 LATENTS = 4
 """Channels of a latent."""
 
@@ -35,14 +37,16 @@ def encoders(source: str, dtype: Any) -> Any:
     import torch
 
     diffusers = library()
-    index = diffusers.DiffusionPipeline.load_config(source)
+    with notices.ignoring(UserWarning, OF_THE_HUB):
+        index = diffusers.DiffusionPipeline.load_config(source)
     kind = index["_class_name"]
     if kind not in PIPELINES:
         raise UserError(f"model {source}: it is a {kind}; allowed: {', '.join(PIPELINES)}")
     # The filter blackens pictures, a run's among them; a pipeline that loads the adapters has its own.
     left_out = dict.fromkeys({"unet", "safety_checker", "image_encoder"} & index.keys())
     kinds = {"vae": torch.float32, "default": dtype}
-    pipeline = getattr(diffusers, kind).from_pretrained(source, dtype=kinds, use_safetensors=True, **left_out)
+    with notices.ignoring(UserWarning, OF_THE_HUB):
+        pipeline = getattr(diffusers, kind).from_pretrained(source, dtype=kinds, use_safetensors=True, **left_out)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -50,7 +54,8 @@ def encoders(source: str, dtype: Any) -> Any:
 def unet(source: str, dtype: Any) -> Any:
     """Load a pipeline's UNet in `dtype`."""
     kind = library().UNet2DConditionModel
-    return trainable(kind.from_pretrained(source, subfolder="unet", dtype=dtype, use_safetensors=True))
+    with notices.ignoring(UserWarning, OF_THE_HUB):
+        return trainable(kind.from_pretrained(source, subfolder="unet", dtype=dtype, use_safetensors=True))
 
 
 def trainable(model: Any) -> Any:

@@ -15,6 +15,8 @@ from inline_snapshot import snapshot
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from PIL import Image
 
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.recipe import catalogue
 from tests.finetune import builders
 from tests.finetune.run_files import results
@@ -330,3 +332,12 @@ def test_what_is_refused(models: Path, photos: Path, finetune: Command) -> None:
             " StableDiffusionXLPipeline",
         }
     )
+
+
+def test_a_model_that_is_not_there_is_one_line(recwarn: pytest.WarningsRecorder) -> None:
+    """The hub's client warns of an argument that diffusers gives it."""
+    missing = resolve("nobody/nothing")
+    for load in (missing.unet, missing.encoders):
+        with pytest.raises(UserError, match=r"model nobody/nothing is not in the local cache"):
+            load()
+    assert not [one for one in recwarn if "local_dir_use_symlinks" in str(one.message)]
