@@ -61,9 +61,10 @@ def apply(
     # peft takes a list with one match, and would train less in silence.
     for name in lora.target_modules if isinstance(lora.target_modules, list) else ():
         if name not in layer_names and not any(path == name or path.endswith(f".{name}") for path in modules):
-            allowed = ", ".join(sorted(layer for layer in layer_names if not layer.isdecimal()))
+            every = [] if type(lora).model_fields["target_modules"].annotation == list[str] else [ALL_LINEAR]
+            allowed = ", ".join(every + sorted(layer for layer in layer_names if not layer.isdecimal()))
             told = f"lora.target_modules has '{name}', and {type(inside).__name__} has no such layer"
-            raise UserError(f"{told}; allowed: {ALL_LINEAR}, {allowed}{nearest(name, layer_names)}")
+            raise UserError(f"{told}; allowed: {allowed}{nearest(name, layer_names)}")
     if part is not None:
         import torch
 

@@ -325,7 +325,7 @@ def test_what_is_refused(models: Path, photos: Path, finetune: Command) -> None:
             "no whole latents": "command line: image_size is 100; allowed: a multiple of 64, which a UNet can halve"
             " three times in latents",
             "no such layer": "lora.target_modules has 'to_x', and UNet2DConditionModel has no such layer; allowed:"
-            " all-linear, conv, conv1, conv2, conv_in, conv_norm_out, conv_out, conv_shortcut, linear_1, linear_2,"
+            " conv, conv1, conv2, conv_in, conv_norm_out, conv_out, conv_shortcut, linear_1, linear_2,"
             " norm, norm1, norm2, norm3, proj, proj_in, proj_out, time_emb_proj, to_k, to_q, to_v; did you mean"
             " 'to_v'?",
             "another pipeline": "model another: it is a FluxPipeline; allowed: StableDiffusionPipeline,"
