@@ -30,7 +30,7 @@ def test_an_unknown_extra_is_an_error_of_ours() -> None:
 def test_what_recipes_say_to_install_is_what_an_extra_brings() -> None:
     brought = {
         re.split(r"[<>=!~]", need)[0]
-        for extra in ("audio", "embeddings", "generation", "lora", "preference", "quantized")
+        for extra in ("audio", "diffusion", "embeddings", "generation", "lora", "preference", "quantized")
         for need in shlex.split(extras.install(extra))[2:]
     }
     said = set()

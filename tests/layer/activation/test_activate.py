@@ -34,7 +34,7 @@ def test_it_says_the_device_and_each_part_with_its_reason() -> None:
         "torch.backends.mps.is_available: on (answers with HF_MPS_DEVICE and, in virtual machines, with a real probe, "
         "and torch.accelerator with it; "
     )
-    libraries = ["accelerate", "transformers", "shims", "lightning", "attention", "compiler"]
+    libraries = ["accelerate", "transformers", "shims", "lightning", "attention", "hub_kernels", "compiler"]
     assert [line.partition(":")[0] for line in lines[2:]] == [
         "fallback",
         "guards",
@@ -74,10 +74,11 @@ def test_libraries_wait_for_their_import_and_are_on_afterwards(run_python) -> No
         "shims: off (waits for its import)",
         "lightning: off (waits for its import)",
         "attention: off (waits for its import)",
+        "hub_kernels: off (waits for its import)",
         "compiler: off (waits for its import)",
     ]
     states = [line.split(" (")[0] for line in then[5:]]
-    assert [state for state in states if not state.startswith(("shims", "attention", "compiler"))] == [
+    assert [state for state in states if not state.startswith(("shims", "attention", "hub_kernels", "compiler"))] == [
         "accelerate: on",
         "transformers: off",
         "lightning: on",
