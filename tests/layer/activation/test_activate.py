@@ -10,6 +10,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
+from hf_mps.layer import integrations
 from hf_mps.layer.activation import activate
 from hf_mps.metal import device
 
@@ -84,6 +85,10 @@ def test_libraries_wait_for_their_import_and_are_on_afterwards(run_python) -> No
         "lightning: on",
     ]
     assert same
+
+
+def test_every_integration_has_its_reason() -> None:
+    assert all(len(integrations.reason(name).split()) > 5 for name in [*integrations.INTEGRATIONS.names, "shims"])
 
 
 def test_asking_what_is_on_does_not_touch_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
