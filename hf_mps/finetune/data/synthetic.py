@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from hf_mps.finetune.data import load
 from hf_mps.finetune.recipe import schema
@@ -18,6 +19,7 @@ WORDS = (
 )
 THINGS = ("kite", "drum", "boat", "lamp", "tent", "coin")
 DOINGS = ("bought", "painted", "lost", "sold")
+COLOURS = {"red": (200, 40, 40), "blue": (40, 80, 200), "green": (40, 180, 60), "yellow": (220, 200, 40)}
 # Rows of a smoke run: enough for a few steps and an evaluation.
 ROWS = {"train": 32, "validation": 16}
 
@@ -35,6 +37,17 @@ def splits_of(data: schema.Data) -> dict[str, int]:
 def word(draw: random.Random, kind: int) -> str:
     """Return a word of class `kind`; past the lists' end, each class has one numbered word."""
     return draw.choice(WORDS[kind]) if kind < len(WORDS) else f"kind{kind}"
+
+
+def plain_image(draw: random.Random, folder: Path, name: str, size: tuple[int, int]) -> str:
+    """Write an image of one colour, of `size` (width, height) in pixels, to `name` in `folder`; return the colour."""
+    from PIL import Image
+
+    colour = draw.choice(list(COLOURS))
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    Image.new("RGB", size, COLOURS[colour]).save(file)
+    return colour
 
 
 def sentence(draw: random.Random, kind: int) -> str:

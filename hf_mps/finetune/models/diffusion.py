@@ -39,13 +39,12 @@ def encoders(source: str, dtype: Any) -> Any:
     diffusers = library()
     with notices.ignoring(UserWarning, OF_THE_HUB):
         index = diffusers.DiffusionPipeline.load_config(source)
-    kind = index["_class_name"]
-    if kind not in PIPELINES:
-        raise UserError(f"model {source}: it is a {kind}; allowed: {', '.join(PIPELINES)}")
-    # The filter blackens pictures, a run's among them; a pipeline that loads the adapters has its own.
-    left_out = dict.fromkeys({"unet", "safety_checker", "image_encoder"} & index.keys())
-    kinds = {"vae": torch.float32, "default": dtype}
-    with notices.ignoring(UserWarning, OF_THE_HUB):
+        kind = index["_class_name"]
+        if kind not in PIPELINES:
+            raise UserError(f"model {source}: it is a {kind}; allowed: {', '.join(PIPELINES)}")
+        # The filter blackens pictures, a run's among them; a pipeline that loads the adapters has its own.
+        left_out = dict.fromkeys({"unet", "safety_checker", "image_encoder"} & index.keys())
+        kinds = {"vae": torch.float32, "default": dtype}
         pipeline = getattr(diffusers, kind).from_pretrained(source, dtype=kinds, use_safetensors=True, **left_out)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ class Lora(schema.Section):
     """The adapters are scaled by lora_alpha / r."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout before the adapters."""
+    every: ClassVar[tuple[str, ...]] = (ALL_LINEAR,)
+    """What stands for every linear layer."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
     """The layers that get adapters."""
     use_rslora: bool = False
@@ -61,8 +63,7 @@ def apply(
     # peft takes a list with one match, and would train less in silence.
     for name in lora.target_modules if isinstance(lora.target_modules, list) else ():
         if name not in layer_names and not any(path == name or path.endswith(f".{name}") for path in modules):
-            every = [] if type(lora).model_fields["target_modules"].annotation == list[str] else [ALL_LINEAR]
-            allowed = ", ".join(every + sorted(layer for layer in layer_names if not layer.isdecimal()))
+            allowed = ", ".join([*lora.every, *sorted(layer for layer in layer_names if not layer.isdecimal())])
             told = f"lora.target_modules has '{name}', and {type(inside).__name__} has no such layer"
             raise UserError(f"{told}; allowed: {allowed}{nearest(name, layer_names)}")
     if part is not None:

@@ -20,9 +20,8 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Picture, Prepared, Task, snippets
 
-# Sides of the images of a smoke run, in pixels, and the colours that their captions name.
+# Sides of the images of a smoke run, in pixels.
 SMOKE_SIZE = (160, 128)
-COLOURS = {"red": (200, 40, 40), "blue": (40, 80, 200), "green": (40, 180, 60), "yellow": (220, 200, 40)}
 
 
 class Columns(schema.Columns):
@@ -49,6 +48,7 @@ class Lora(lora.Lora):
     """The rank of the adapters."""
     lora_alpha: float = Field(default=4, gt=0)
     """The adapters are scaled by lora_alpha / r."""
+    every: ClassVar[tuple[str, ...]] = ()  # peft finds all linear layers of transformers' models alone
     target_modules: list[str] = Field(default=["to_k", "to_q", "to_v", "to_out.0"])
     """The layers that get adapters."""
     init_lora_weights: Literal["gaussian"] | bool = "gaussian"
@@ -253,16 +253,12 @@ class ImageGeneration(Task):
     @staticmethod
     def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Write images of one colour into `folder`, which their captions name."""
-        from PIL import Image
-
         draw, named = random.Random(recipe.seed), recipe.data.columns.roles()
 
         def row(split: str, number: int) -> dict[str, Any]:
-            colour = draw.choice(list(COLOURS))
-            file = folder / split / f"{number:03}.png"
-            file.parent.mkdir(exist_ok=True)
-            Image.new("RGB", SMOKE_SIZE, COLOURS[colour]).save(file)
-            values = {"image": f"{split}/{file.name}", "text": f"a {colour} picture"}
+            name = f"{split}/{number:03}.png"
+            colour = synthetic.plain_image(draw, folder, name, SMOKE_SIZE)
+            values = {"image": name, "text": f"a {colour} picture"}
             return {column: values[role] for role, column in named.items()}
 
         rows = synthetic.splits_of(recipe.data)

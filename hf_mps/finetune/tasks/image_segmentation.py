@@ -157,8 +157,6 @@ class ImageSegmentation(Task):
             yield {**line, "prediction": _shares(counts, self.names), "mask": Picture(png(found))}
 
     def _figures(self, rows: Rows, predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-        import io
-
         import numpy
         from PIL import Image
 
@@ -338,9 +336,7 @@ def png(classes: Any) -> bytes:
         channels = ((number, channel) for number in range(COLOURED) for channel in range(3))
         spread = [[((number >> (3 * bit + at)) & 1) << (7 - bit) for bit in range(8)] for number, at in channels]
         image.putpalette(list(map(sum, spread)))
-    written = io.BytesIO()
-    image.save(written, "PNG")
-    return written.getvalue()
+    return pictures.encoded(image)
 
 
 def _numbers(mask: Any) -> Any:

@@ -23,7 +23,6 @@ from hf_mps.finetune.text import chat, conversations, lengths, tokens
 
 # Room for an image of the default size and a few turns about it.
 MAX_LENGTH = 1024
-COLOURS = {"red": (200, 40, 40), "blue": (40, 80, 200), "green": (40, 180, 60), "yellow": (220, 200, 40)}
 # Width and height in pixels of the images of a smoke run.
 SMOKE_SIZE = (96, 64)
 
@@ -154,16 +153,11 @@ class ImageText(LanguageTask):
     @staticmethod
     def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Write images of one colour into `folder`; the answer names the colour, in the shape of the columns."""
-        from PIL import Image
-
         draw, named = random.Random(recipe.seed), recipe.data.columns.roles()
 
         def row(split: str, number: int) -> dict[str, Any]:
-            colour = draw.choice(list(COLOURS))
-            file = folder / split / f"{number:03}.png"
-            file.parent.mkdir(exist_ok=True)
-            Image.new("RGB", SMOKE_SIZE, COLOURS[colour]).save(file)
-            name, asked = f"{split}/{file.name}", "What colour is this?"
+            name, asked = f"{split}/{number:03}.png", "What colour is this?"
+            colour = synthetic.plain_image(draw, folder, name, SMOKE_SIZE)
             answer = f"{colour.capitalize()}, {synthetic.sentences(draw, 1)[0].lower()}"
             if "messages" in named:
                 said = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
