@@ -17,12 +17,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PARTS := finetune others runs kernels samples
+PARTS := layer finetune others runs kernels samples
 tests-finetune := tests/finetune --ignore tests/finetune/run
 tests-runs := tests/finetune/run tests/tools/dryrun/memory tests/scripts
 tests-samples := tests/metal/kernels/conformance tests/metal/kernels/test_opinfo.py
 tests-kernels := tests/metal/kernels $(tests-samples:%=--ignore %)
-tests-others := tests --ignore tests/finetune $(tests-runs:%=--ignore %) --ignore tests/metal/kernels
+tests-layer := tests/layer
+tests-others := tests --ignore tests/layer --ignore tests/finetune $(tests-runs:%=--ignore %) --ignore tests/metal/kernels
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 BUILDER := .venv-build
@@ -58,7 +59,7 @@ quickstart: $(INSTALLED)
 
 # The long parts begin.
 test: $(READY)
-	$(MAKE) --jobs $(JOBS) --keep-going part-finetune part-others check part-runs part-kernels part-samples
+	$(MAKE) --jobs $(JOBS) --keep-going part-layer part-finetune part-others check part-runs part-kernels part-samples
 
 test-fast: $(READY)
 	$(MAKE) --jobs $(JOBS) --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process and not nightly"'

@@ -101,9 +101,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     starts = {item for item in items if "run_python" in getattr(item, "fixturenames", ())}
     for item in starts:
         item.add_marker(pytest.mark.process)
-    rotated = [item for item in items if item.get_closest_marker("rotated")]
-    share.rotate(rotated, by=lambda item: item.nodeid.partition("[")[0])
-    rest = [item for item in items if not (item.get_closest_marker("rotated") or item.get_closest_marker("nightly"))]
+    daily = [item for item in items if not item.get_closest_marker("nightly")]
+    rotated = [item for item in daily if item.get_closest_marker("rotated")]
+    share.rotate(rotated, by=_rotated_list)
+    rest = [item for item in daily if not item.get_closest_marker("rotated")]
     # A sixth of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
     share.rotate((item for item in rest if item in starts), by=lambda item: str(item.path), shares=6)
     # A quarter of what else takes over ten seconds in a folder; whole files where all tests look at the same runs.
@@ -112,6 +113,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long = (each for each in rest if each.get_closest_marker("slow") or each.get_closest_marker("process"))
     alone = (each for each in long if not (each in starts or each.get_closest_marker("together")))
     share.rotate(alone, by=lambda item: str(item.path.parent), shares=4)
+
+
+def _rotated_list(item: pytest.Item) -> str:
+    """Return the list that an item belongs to, of which a run looks at a share: its test, or its id up to a text."""
+    marker = item.get_closest_marker("rotated")
+    return item.nodeid.partition(marker.args[0] if marker and marker.args else "[")[0]
 
 
 @pytest.fixture(autouse=True)

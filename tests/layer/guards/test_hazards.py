@@ -91,6 +91,7 @@ def test_every_guard_has_a_row() -> None:
     assert set(hazards.HAZARDS) <= set(GUARDS.names)
 
 
+@pytest.mark.rotated(": ")  # of each guard's experiments one, all of them each night
 @pytest.mark.parametrize(("name", "experiment"), TABLE)
 def test_wrong_without_the_guard_and_right_with_it(name: str, experiment: Experiment, tmp_path: Path) -> None:
     with hazards.on(name) if name in hazards.HAZARDS else nullcontext():
@@ -104,6 +105,7 @@ def test_wrong_without_the_guard_and_right_with_it(name: str, experiment: Experi
         assert name in SPEAKING or not aloud, "a cure that needs nobody speaks"
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SINCE.get(name, ())) for name in hazards.HAZARDS])
 def test_nothing_is_left_of_a_hazard(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name][0]
