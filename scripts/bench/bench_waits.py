@@ -11,8 +11,8 @@ own: on the simulated device alone (HF_MPS=0), with the layer, and with its step
 simulated device counts; what a wait costs, a Mac decides. Launches are dispatches and graphs as the installed release's
 host makes them, blits and encoders stand apart. With --kernels that release's own Metal kernels compute, where it was
 fetched, and are counted too. With --parts each part of the fused step is left out in turn, to see what it saves.
-Printed are the figures of a step, over the whole training and over what comes after its first fifth, when trials and
-first looks are done, and the lines that wait, with the layer and without.
+Printed are the figures of a step, over the whole training and over what comes after its first fifth and at least eight
+steps, when trials and first looks are done, and the lines that wait, with the layer and without.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ COLUMNS = {
 """Figure -> the width of its column; kernels are those of a release."""
 TITLE = 36
 BATCH, LENGTH = 4, 24
+FIRST_LOOKS = 8
+"""Steps in which guards look at batches and gradients; later they look seldom."""
 
 
 def main() -> int:
@@ -67,10 +69,10 @@ def main() -> int:
         return train(given.child, given.steps, given.without)
     models = given.models.split(",")
     unknown = [name for name in models if name not in MODELS]
-    if unknown or given.steps < 5:
-        parser.error(f"no model {unknown[0]}; there are {', '.join(MODELS)}" if unknown else "at least 5 steps")
+    if unknown or given.steps < 10:
+        parser.error(f"no model {unknown[0]}; there are {', '.join(MODELS)}" if unknown else "at least 10 steps")
     print(measured_on.line_of({"HF_MPS_SIMULATE": "1"}))
-    print(f"{given.steps} steps of transformers' Trainer; figures of a step, those after the first fifth in brackets")
+    print(f"{given.steps} steps of transformers' Trainer; figures of a step, those after the first looks in brackets")
     print(f"{'':<{TITLE}}" + "".join(f"{name.replace('_', ' '):>{width}}" for name, width in COLUMNS.items()))
     sides = [(model, side) for model in models for side in SIDES]
     found = {}
@@ -135,11 +137,17 @@ def lines(model: str, found: dict[tuple[str, str], dict[str, Any]], most: int) -
     return told
 
 
+def begins(steps: int) -> int:
+    """The step with which the second count begins."""
+    return max(steps // 5, FIRST_LOOKS)
+
+
 def train(name: str, steps: int, without: str) -> int:
     """Train in this process, `without` a part of the fused step, and print what was counted, as JSON."""
     import torch
 
     from hf_mps.metal import kernels, simulator
+    from hf_mps.metal.operators.calls import text_of
 
     simulator.load("1")  # with HF_MPS=0 nobody else does
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -150,11 +158,11 @@ def train(name: str, steps: int, without: str) -> int:
         next(part for part in parts() if part.name == without).devices = frozenset()
 
     class Later(TrainerCallback):  # type: ignore[misc]
-        """Begins a second count when a fifth of the steps is done."""
+        """Begins a second count when the first looks are done."""
 
         counts: simulator.Counted
         kernels: int
-        begins = steps // 5
+        begins = begins(steps)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == self.begins:
@@ -193,6 +201,7 @@ def train(name: str, steps: int, without: str) -> int:
         "later": asdict(later.counts.figures) | {"kernels": launched() - later.kernels},
         "later_steps": steps - later.begins,
         "places": {str(place): times for place, times in counts.places.items()},
+        "calls": {text_of(call): times for call, times in Counter(later.counts.calls).items()},
     }
     print(json.dumps(result), file=out)
     return 0

@@ -19,7 +19,7 @@ def call_of(operator: str, inputs: Any, result: Any) -> Call:
     given = (*positional, *keywords.values())
     lists = [each for each in given if isinstance(each, (list, tuple)) and each and isinstance(each[0], torch.Tensor)]
     numbers, lengths = tuple(map(_number, positional)), tuple(map(len, lists))
-    return Call(operator, tuple(_operands(given)), tuple(_operands(result)), numbers, lengths)
+    return Call(operator, tuple(operands(given)), tuple(operands(result)), numbers, lengths)
 
 
 @lru_cache(maxsize=65536)
@@ -55,7 +55,8 @@ def _number(argument: Any) -> int | tuple[int, ...] | None:
     return int(argument) if isinstance(argument, int) else None
 
 
-def _operands(tree: Any) -> Iterator[Operand]:
+def operands(tree: Any) -> Iterator[Operand]:
+    """Return the tensors in arguments or results as operands."""
     for leaf in tensors_of(tree):
         dense = leaf.layout != torch.strided or _is_dense(leaf)
         yield Operand(str(leaf.dtype).removeprefix("torch."), tuple(map(int, leaf.shape)), dense, leaf.device.type)

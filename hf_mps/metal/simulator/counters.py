@@ -108,6 +108,11 @@ class Counted(WithFigures):
         return {name: now[name] - self._start[name] for name in now}, [calls[number] for number in numbers]
 
     @property
+    def calls(self) -> list[Call]:
+        """The operators and compiled kernels that were called, in their order; results are not recorded."""
+        return self._counted()[1]
+
+    @property
     def figures(self) -> Figures:
         """All counts of this moment."""
         from hf_mps.metal.operators.launch_class import encoders
@@ -120,9 +125,8 @@ class Counted(WithFigures):
     @property
     def operators(self) -> Counter[str]:
         """The launches of each operator ("aten::mm")."""
-        calls, table = self._counted()[1], _table()
-        found = Counter[str]()
-        for call, times in Counter(calls).items():
+        table, found = _table(), Counter[str]()
+        for call, times in Counter(self.calls).items():
             found[call.operator] += times * sum(kind != "blit" for kind in table.encoded(call))
         return +found
 

@@ -137,7 +137,7 @@ class MetalKernel:
         """
         import torch
 
-        from hf_mps.metal.operators.calls import text_of
+        from hf_mps.metal.operators.calls import operands, text_of
 
         if self._host_sized:
             raise RuntimeError(
@@ -161,8 +161,8 @@ class MetalKernel:
         except NoRule as reason:
             raise RuntimeError(f"{self._name}: {reason}") from None
         if device is not None:
-            call = Call(f"{COMPILED}{self._name}")
-            device.launched(call.operator, text_of(call) if device.recording() else "")
+            operator, recording = f"{COMPILED}{self._name}", device.recording()
+            device.launched(operator, text_of(Call(operator, tuple(operands(tensors)))) if recording else "")
         if error_buf_idx is not None:
             _raise_reported(reports)
 

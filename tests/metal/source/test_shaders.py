@@ -98,6 +98,18 @@ def test_templates_threadgroup_memory_barriers_and_simdgroups(dtype: torch.dtype
     assert (kernel.max_threads_per_threadgroup, kernel.thread_execution_width) == (1024, 32)
 
 
+def test_threadgroup_memory_needs_no_barrier_where_a_thread_reads_its_own() -> None:
+    library = compiled("""
+        kernel void twice(device float* x, uint i [[thread_position_in_grid]], uint t [[thread_index_in_threadgroup]]) {
+            threadgroup float part[64];
+            part[t] = x[i];
+            x[i] = 2 * part[t];
+        }""")
+    x = torch.arange(256.0, device="mps")
+    library.twice(x, group_size=64)
+    assert torch.equal(x.cpu(), 2 * torch.arange(256.0))
+
+
 def test_structs_vectors_and_a_struct_s_own_functions() -> None:
     library = compiled("""
         using namespace metal;

@@ -32,8 +32,9 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
         RunError: the kernel needs an intrinsic or a thread attribute whose meaning is not known here.
     """
     flat = flatten(signature.name, bitcode)
-    # A kernel that asks for its lane needs whole simdgroups too, though none of its threads waits.
-    suspends = bool(flat.crossing) or "@hf.lane()" in flat.text
+    # A kernel that asks for its lane needs whole simdgroups too, though none of its threads waits; and plain loops know
+    # of no threadgroup memory that the kernel declares.
+    suspends = bool(flat.crossing) or "@hf.lane()" in flat.text or "@hf.threadgroup(" in flat.text
     if checked:
         flat = replace(flat, text=checks.checked(flat.text, signature))
     if suspends:
