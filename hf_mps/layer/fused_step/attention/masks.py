@@ -81,6 +81,7 @@ def _sizes(shape: Shape, span: Span, elements: int) -> tuple[int, int, int]:
     reach = _reach(span)
     most = shape.queries if reach is None else min(shape.queries, max(reach, FEWEST_QUERIES))
     widest = shape.keys if reach is None else min(shape.keys, reach + most + 2 * FEWEST_QUERIES)
+    # A window of keys grows by the block's queries, and its ends are rounded outwards (`_keys`).
     of_query = shape.group * widest
     together = shape.batch * shape.heads
     queries = elements // max(1, of_query * together)
