@@ -104,19 +104,16 @@ class Repository:
 class _TransfoXL:
     """A class of Transformer-XL, which transformers removed: a table of models can name it, nobody can make one."""
 
-    @classmethod
-    def _refuse(cls) -> NoReturn:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        name = type(self).__name__
         raise NotImplementedError(
-            f"transformers.{cls.__name__} is gone with transformers 5; in its place: transformers 4.56 or another model"
+            f"transformers.{name} is gone with transformers 5; in its place: transformers 4.56 or another model"
         )
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._refuse()
-
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> NoReturn:
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Raise NotImplementedError, which names the release that has the model."""
-        cls._refuse()
+        return cls()
 
 
 class TransfoXLLMHeadModel(_TransfoXL):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.layer.fused_step.attention.masks import BLOCK_BYTES, SUMMED, Block, Everything, Mask, Shape, cut, part
+from hf_mps.layer.fused_step.attention.masks import BLOCK_BYTES, SUMMED, Block, Mask, Shape, Span, cut, part
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -44,7 +44,7 @@ def attention(
     backward pass.
     """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    call = _Call(mask or Everything(), scale, dropout, budget)
+    call = _Call(mask, scale, dropout, budget)
     attend: Callable[..., Tensor] = _Blockwise.apply
     return attend(query, key, value, bias, call)
 
@@ -53,7 +53,7 @@ def attention(
 class _Call:
     """What is no tensor, and what the forward pass leaves to the backward pass."""
 
-    mask: Mask
+    mask: Mask | None
     scale: float
     dropout: float
     budget: int
@@ -62,7 +62,7 @@ class _Call:
     def blocks(self, query: Tensor, key: Tensor) -> Iterator[Block]:
         batch, heads, queries, _ = query.shape
         shape = Shape(batch, key.shape[1], heads // key.shape[1], queries, key.shape[2])
-        return cut(shape, self.mask.span, self.budget)
+        return cut(shape, self.mask.span if self.mask else Span(), self.budget)
 
     def scores(self, block: Block, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
         """(heads of the block, queries of a group, keys): products, with what may not be seen at minus infinity."""
@@ -70,7 +70,7 @@ class _Call:
         apart = scores.view(*_grouped(block), -1, block.queries.stop - block.queries.start, scores.shape[-1])
         if bias is not None:
             apart.add_(_by_group(part(bias, block), block, apart.shape[2]))
-        seen = self.mask.block(block, query.device)
+        seen = self.mask.block(block, query.device) if self.mask else None
         if seen is not None:
             apart.masked_fill_(_by_group(seen, block, apart.shape[2]).logical_not(), -math.inf)
         return scores

@@ -125,16 +125,6 @@ class Mask(Protocol):
         ...
 
 
-class Everything:
-    """Every query sees every key."""
-
-    span = Span()
-
-    def block(self, block: Block, device: torch.device) -> Tensor | None:
-        """None."""
-        return None
-
-
 class Causal:
     """A query sees the keys up to its own place, counted from the first: `is_causal` of PyTorch's attention."""
 

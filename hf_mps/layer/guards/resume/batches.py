@@ -388,19 +388,16 @@ class ResumeBatches(Guard):
 
     def _save(self, folder: Path, loaders: list[Any]) -> None:
         current = active()
+        whole = None if current is None else source_of(current)
         replay = None if current is None or current.end_of_dataloader else capture(current)
         generators = [generator(loader.base_dataloader) for loader in loaders]
         stored = {
-            "loader": None if replay is None else _number(source_of(current), loaders),
+            "loader": None if replay is None else next((n for n, each in enumerate(loaders) if each is whole), None),
             "active": None if replay is None else replay.store(),
             "generators": [None if each is None else each.get_state() for each in generators],
         }
         random_numbers.save(stored, random_numbers.own(folder / FILE))
         self.acted(f"checkpoints also hold where the loader is in its epoch, in {FILE}", aloud=False)
-
-
-def _number(loader: Any, loaders: list[Any]) -> int | None:
-    return next((number for number, each in enumerate(loaders) if each is loader), None)
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
