@@ -171,13 +171,13 @@ def simulated() -> None:
 def untouched(simulated: None) -> Iterator[None]:
     """The guards and sentinels of this process as if nothing had happened yet, before the test and after it."""
     from hf_mps.core import notices
-    from hf_mps.layer.guards.catalogue import REGISTRY
+    from hf_mps.layer.guards.catalogue import registry
     from hf_mps.layer.guards.sentinels.stream import STREAM
 
     def forget() -> None:
         notices.forget()
         STREAM.forget()
-        for each in (*REGISTRY.each("guard"), *REGISTRY.each("sentinel")):
+        for each in (*registry().each("guard"), *registry().each("sentinel")):
             each.forget()
 
     forget()

@@ -11,7 +11,6 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -58,9 +57,9 @@ class Patch:
 
     `method` is a function, or the name of one of the owner's. `after` names the module after whose import it is armed,
     where that is not the target's own; torch's modules are armed with torch. An `optional` target is missing in some
-    releases; `formerly` is its path in older ones. One that has to be the class's `own` is left alone where that
-    inherits it. `through(method)` makes the wrapper where that is not the method itself. `where()` says whether it is
-    armed; a `late` one is armed by its owner (`Patcher.arm`), when that finds it needed.
+    releases. One that has to be the class's `own` is left alone where that inherits it. `through(method)` makes the
+    wrapper where that is not the method itself. `where()` says whether it is armed; a `late` one is armed by its owner
+    (`Patcher.arm`), when that finds it needed.
     """
 
     way = "around"
@@ -73,7 +72,6 @@ class Patch:
         *given: Any,
         after: str | tuple[str, ...] = (),
         optional: bool = False,
-        formerly: str = "",
         own: bool = False,
         through: Callable[..., Any] | None = None,
         where: Callable[[], bool] | None = None,
@@ -81,7 +79,7 @@ class Patch:
     ) -> None:
         self.method, self.given = method, given
         self.after = (after,) if isinstance(after, str) else after
-        self.optional, self.formerly, self.own = optional, formerly, own
+        self.optional, self.own = optional, own
         self.through, self.where, self.late = through, where, late
 
     def ours(self, owner: Patcher) -> Any:
@@ -92,21 +90,17 @@ class Patch:
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Put it there. Raises AttributeError where the library has no such attribute and it is not optional."""
-        places = [*self._places(target, module)]
-        if self.formerly:
-            places += self._places(f"{target.partition(':')[0]}:{self.formerly}", module)
-        known = [each for each in places if each[2] is not MISSING]
-        if not known and not self.optional and not (places and (self.own or self.gives)):
-            raise AttributeError(f"there is no {target}")
-        if places:
-            self.put(owner, *(known or places)[0])
-
-    def _places(self, target: str, module: ModuleType | None) -> Iterator[tuple[Any, str, Any]]:
-        """The class or module that is to have the attribute, where the library has it, its name and what is there."""
-        with suppress(AttributeError):
+        try:
             place, name = located(target, module)
-            stock = vars(place).get(name, MISSING)
-            yield place, name, getattr(place, name, MISSING) if stock is MISSING and not self.own else stock
+        except AttributeError:
+            if not self.optional:
+                raise AttributeError(f"there is no {target}") from None
+            return
+        stock = vars(place).get(name, MISSING)
+        stock = getattr(place, name, MISSING) if stock is MISSING and not self.own else stock
+        if stock is MISSING and not (self.optional or self.own or self.gives):
+            raise AttributeError(f"there is no {target}")
+        self.put(owner, place, name, stock)
 
     def put(self, owner: Patcher, place: Any, name: str, stock: Any) -> None:
         """Change the attribute `name` of `place`, a module or a class; `stock` is MISSING where there is none."""

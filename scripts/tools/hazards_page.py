@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from hf_mps.layer.guards.base import Guard
-from hf_mps.layer.guards.catalogue import REGISTRY, SENTINELS
+from hf_mps.layer.guards.catalogue import SENTINELS, registry
 from hf_mps.metal.device.faults import FAULTS, SIMULATED, Fault
 
 # A guard's folder -> the heading and the sentence above its guards, in the order of the page.
@@ -33,7 +33,7 @@ The simulated device also has the faults of the guards above, and these. `HF_MPS
 
 def lines() -> Iterator[str]:
     """The lines of the page behind its title."""
-    guards = REGISTRY.each("guard")
+    guards = registry().each("guard")
     yield SUM.strip().format(guards=len(guards), sentinels=len(SENTINELS.names))
     for folder, (title, sentence) in GROUPS.items():
         inside = [guard for guard in guards if type(guard).__module__.split(".")[-2] == folder]
@@ -54,7 +54,7 @@ def lines() -> Iterator[str]:
 
 
 def _sentinel(name: str) -> tuple[str, ...]:
-    sentinel = REGISTRY.get(name)
+    sentinel = registry().get(name)
     return f"`{name}`", sentinel.what, sentinel.why
 
 

@@ -83,8 +83,6 @@ def is_there(patcher: Patcher, target: str) -> bool:
         there = target in patcher.registered
     else:
         value = value_at(target)
-        if value is MISSING and patch.formerly:
-            value = value_at(f"{target.partition(':')[0]}:{patch.formerly}")
         # A library of today has what a shim would give, or lacks what is patched in others.
         has_its_own = isinstance(patch, Give) or patch.optional or patch.own
         there = patcher.name in getattr(bare(value), "hf_mps_patches", ()) or is_ours(value) or has_its_own

@@ -21,7 +21,7 @@ from hf_mps.core.patching import Faults
 from hf_mps.layer import guards, integrations
 from hf_mps.layer.guards import SentinelNotice
 from hf_mps.layer.guards.base import Safeguard
-from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY, SENTINELS
+from hf_mps.layer.guards.catalogue import GUARDS, SENTINELS, registry
 from hf_mps.layer.guards.sentinels.stream import STREAM
 from tests.layer.guards import lightning_loops, loops
 
@@ -165,13 +165,13 @@ def program(folder: Path) -> list[Tensor]:
 
 def things() -> dict[str, Safeguard]:
     """Every guard, every sentinel, and what shows trainings to the sentinels."""
-    both = (*REGISTRY.each("guard"), *REGISTRY.each("sentinel"))
+    both = (*registry().each("guard"), *registry().each("sentinel"))
     return {each.name: each for each in both} | {STREAM.name: STREAM}
 
 
 def of_integrations() -> list[Around]:
     """What integrations have put around functions."""
-    return [put for each in integrations.REGISTRY.made("integration") for put in each.arounds]
+    return [put for each in integrations.registry().made("integration") for put in each.arounds]
 
 
 @dataclass

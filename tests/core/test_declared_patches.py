@@ -26,7 +26,7 @@ WITHOUT = ("one-copy",)
 
 @pytest.mark.parametrize(
     "registry",
-    [catalogue.REGISTRY, parts.registry(), integrations.REGISTRY],
+    [catalogue.registry(), parts.registry(), integrations.registry()],
     ids=["safeguards", "step", "modules"],
 )
 def test_the_catalogue_names_each_after_the_modules_that_it_declares(registry: Registry) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
-from hf_mps.layer.guards.catalogue import REGISTRY
+from hf_mps.layer.guards.catalogue import registry
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device
 
@@ -60,7 +60,7 @@ def _of(name: str, torch_version: str, macos: str | None = None) -> Iterator[Non
     """The fault `name`, and its guard as it is with that release and system."""
     import torch
 
-    guard: Any = REGISTRY.get(name)
+    guard: Any = registry().get(name)
     there = set(guard.kernels)
     try:
         with device.mac(macos=macos, torch=torch_version), strictness.on(name):

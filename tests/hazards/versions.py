@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from hf_mps.layer.guards.catalogue import REGISTRY
+from hf_mps.layer.guards.catalogue import registry
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def _older(module: ModuleType, name: str, function: Callable[..., Any]) -> Itera
 
     def put(found: Callable[..., Any]) -> None:
         setattr(module, name, found)
-        REGISTRY.install("guard", module)  # as after an import
+        registry().install("guard", module)  # as after an import
         for holder in holders:
             setattr(holder, name, getattr(module, name))
 
@@ -47,7 +47,7 @@ def half_precision() -> Iterator[None]:
     """accelerate 1.10 (accelerator.py): fp16 is for other devices, and mps is not named among them."""
     from accelerate import Accelerator
 
-    guard: Any = REGISTRY.get("half-precision")
+    guard: Any = registry().get("half-precision")
     stock, known = Accelerator.__init__, guard._in_accelerate
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:

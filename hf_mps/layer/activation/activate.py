@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
+from typing import Any
 
 
 class Part:
@@ -101,22 +103,30 @@ def _switch_on() -> None:
         _start_fallback(metal=metal)
 
 
+def _asked(question: Callable[..., Any], *arguments: Any, says: str) -> tuple[Any, str]:
+    """Return what a setting says; for a value that nobody knows nothing, and why, which a warning `says` as well."""
+    from hf_mps.core.errors import UserError
+
+    try:
+        return question(*arguments), ""
+    except UserError as error:
+        from hf_mps.core.notices import warn
+
+        warn(says.format(error))
+        return None, str(error)
+
+
 def _start_fallback(*, metal: bool) -> None:
     """Let operators without a Metal kernel run on the CPU; a value that nobody knows costs this part alone."""
     global _fallback
     from hf_mps.core import settings
-    from hf_mps.core.errors import UserError
     from hf_mps.metal import fallback
 
-    try:
-        mode = fallback.start() if metal else settings.fallback()
-    except UserError as error:
-        from hf_mps.core.notices import warn
-
-        _fallback = Part("fallback", False, str(error))
-        warn(f"hf_mps.metal.fallback stays off: {error}")
-        return
-    if metal:
+    start = fallback.start if metal else settings.fallback
+    mode, refused = _asked(start, says="hf_mps.metal.fallback stays off: {}")
+    if refused:
+        _fallback = Part("fallback", False, refused)
+    elif metal:
         count = len(fallback.registered())
         _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
 
@@ -125,17 +135,11 @@ def _fuse_steps(*, metal: bool) -> None:
     """Let a script's training steps launch less; a value that nobody knows costs this part alone."""
     global _step
     from hf_mps.core import settings
-    from hf_mps.core.errors import UserError
 
-    try:
-        asked = settings.fused_step()
-    except UserError as error:
-        from hf_mps.core.notices import warn
-
-        _step = Part("fused step", False, str(error))
-        warn(f"{error}; training steps stay as they are")
-        return
-    if asked and metal:
+    asked, refused = _asked(settings.fused_step, says="{}; training steps stay as they are")
+    if refused:
+        _step = Part("fused step", False, refused)
+    elif asked and metal:
         from hf_mps.layer.fused_step import switch
 
         _step = Part("fused step", True, f"HF_MPS_FUSED_STEP=1: {switch.for_scripts()}")
@@ -147,13 +151,13 @@ def _start_guards(*, metal: bool) -> None:
     A name that nobody knows switches nothing off.
     """
     global _guards, _sentinels
-    from hf_mps.layer.guards.catalogue import REGISTRY
+    from hf_mps.layer.guards.catalogue import registry
 
-    names = {kind: catalogue.names for kind, catalogue in REGISTRY.catalogues.items()}
+    names = {kind: catalogue.names for kind, catalogue in registry().catalogues.items()}
     off = {kind: _switched_off(kind, names[kind]) for kind in names}
     if not metal:
         return
-    REGISTRY.start(frozenset().union(*off.values()))
+    registry().start(frozenset().union(*off.values()))
 
     def part(kind: str, words: str) -> Part:
         without = f", without {', '.join(sorted(off[kind]))}" if off[kind] else ""
@@ -168,15 +172,8 @@ def _switched_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:
     if f"HF_MPS_{kind.upper()}S" not in os.environ:  # spares the others the reading
         return frozenset()
     from hf_mps.core import settings
-    from hf_mps.core.errors import UserError
 
-    try:
-        return settings.safeguards_off(kind, names)
-    except UserError as error:
-        from hf_mps.core.notices import warn
-
-        warn(f"{error}; every {kind} stays on")
-        return frozenset()
+    return _asked(settings.safeguards_off, kind, names, says=f"{{}}; every {kind} stays on")[0] or frozenset()
 
 
 def enabled() -> bool:

@@ -15,16 +15,10 @@ from hf_mps.core.notices import print_notice
 from hf_mps.core.patching import MISSING, Give, Put
 
 
-class UseFp16:
+def _use_fp16(accelerator: Any) -> bool:
     """accelerator.use_fp16, a property until accelerate 1.0."""
-
-    def __get__(self, accelerator: Any, owner: type | None = None) -> Any:
-        if accelerator is None:
-            return self
-        print_notice(
-            'accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"'
-        )
-        return accelerator.mixed_precision == "fp16"
+    print_notice('accelerator.use_fp16 is gone from accelerate 1; in its place: accelerator.mixed_precision == "fp16"')
+    return bool(accelerator.mixed_precision == "fp16")
 
 
 def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
@@ -47,6 +41,6 @@ def _tpu(stock: Any) -> Any:
 patches = {
     "accelerate.accelerator:Accelerator.__init__": _init,
     "accelerate.accelerator:DistributedType.TPU": Put(_tpu, optional=True),
-    "accelerate.accelerator:Accelerator.use_fp16": Give(UseFp16()),
-    "accelerate.accelerator:AcceleratorState.use_fp16": Give(UseFp16()),
+    "accelerate.accelerator:Accelerator.use_fp16": Give(property(_use_fp16)),
+    "accelerate.accelerator:AcceleratorState.use_fp16": Give(property(_use_fp16)),
 }

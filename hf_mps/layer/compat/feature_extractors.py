@@ -7,7 +7,7 @@ a number of pixels, one of 4.25 to 4.57 as a dictionary: it is both. Needless wh
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from hf_mps.layer.compat.auth_token import around
 from hf_mps.layer.compat.names import FEATURE_EXTRACTORS
 
 
-class Size(int):
+class Size(int, Mapping[str, int]):
     """The side of a square, or the shortest edge, in pixels; also read as {"height": …} or {"shortest_edge": …}."""
 
     sides: dict[str, int]
@@ -25,19 +25,11 @@ class Size(int):
     def __getitem__(self, name: str) -> int:
         return self.sides[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.sides
-
     def __iter__(self) -> Iterator[str]:
         return iter(self.sides)
 
-    def keys(self) -> Any:
-        """Return the names of the sides."""
-        return self.sides.keys()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the side `name` in pixels, or `default`."""
-        return self.sides.get(name, default)
+    def __len__(self) -> int:
+        return len(self.sides)
 
 
 def _size(stock: Any) -> Any:

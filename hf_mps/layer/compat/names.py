@@ -104,19 +104,16 @@ class Repository:
 class _TransfoXL:
     """A class of Transformer-XL, which transformers removed: a table of models can name it, nobody can make one."""
 
-    @classmethod
-    def _refuse(cls) -> NoReturn:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        name = type(self).__name__
         raise NotImplementedError(
-            f"transformers.{cls.__name__} is gone with transformers 5; in its place: transformers 4.56 or another model"
+            f"transformers.{name} is gone with transformers 5; in its place: transformers 4.56 or another model"
         )
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._refuse()
-
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> NoReturn:
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Raise NotImplementedError, which names the release that has the model."""
-        cls._refuse()
+        return cls()
 
 
 class TransfoXLLMHeadModel(_TransfoXL):
@@ -149,18 +146,18 @@ class Finder(Put):
 def _finder(module: ModuleType, stock: Any) -> Callable[[str], Any]:
     gone = places()[module.__name__]
 
+    def missing(module: ModuleType, name: str) -> NoReturn:
+        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+
+    if stock is MISSING:  # a lazy module of transformers finds its names by its class, and may have one of the table
+        stock = functools.partial(getattr(type(module), "__getattr__", missing), module)
+
     def __getattr__(name: str) -> Any:
-        if stock is not MISSING:
-            try:
-                return stock(name)
-            except AttributeError:
-                if name not in gone:
-                    raise
-        # A lazy module of transformers may have the name itself: it is asked after a module's own __getattr__.
-        listed = ("_class_to_module", "_objects", "_object_missing_backend", "_modules")
-        lazily_there = any(name in (vars(module).get(each) or ()) for each in listed)
-        if name not in gone or lazily_there:
-            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        try:
+            return stock(name)
+        except AttributeError:
+            if name not in gone:
+                raise
         old, full = gone[name], f"{module.__name__}.{name}"
         if old.called:
             return _told(full, old.instead, old.thing)

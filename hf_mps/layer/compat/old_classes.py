@@ -10,7 +10,7 @@ tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +21,21 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     DataCollatorForLanguageModeling,
 )
 
-
-class _WithLMHead(Mapping[type, Any]):
-    """Configuration class -> model class; a model's file is imported when its class is asked for."""
-
-    _three = (MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING)
-
-    def __getitem__(self, config: type) -> Any:
-        for mapping in self._three:
-            if config in mapping:
-                found = mapping[config]
-                return found[0] if isinstance(found, tuple | list) else found
-        raise KeyError(config)
-
-    def __contains__(self, config: object) -> bool:
-        return any(config in mapping for mapping in self._three)
-
-    def __iter__(self) -> Iterator[type]:
-        return iter(dict.fromkeys(config for mapping in self._three for config in mapping.keys()))  # noqa: SIM118
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+_THREE = {
+    AutoModelForSeq2SeqLM: MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
+}
 
 
-MODEL_WITH_LM_HEAD_MAPPING = _WithLMHead()
+MODEL_WITH_LM_HEAD_MAPPING = ChainMap(*_THREE.values())
+"""Configuration class -> model class; a model's file is imported when its class is asked for."""
 
 
 class AutoModelWithLMHead:
@@ -59,7 +47,7 @@ class AutoModelWithLMHead:
     @classmethod
     def from_config(cls, config: Any, **kwargs: Any) -> Any:
         """Return a model with random weights. Raises ValueError for a configuration without a language model."""
-        return _class_of(config)._from_config(config, **kwargs)
+        return _class_of(config).from_config(config, **kwargs)
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,10 +58,11 @@ class AutoModelWithLMHead:
 
 
 def _class_of(config: Any) -> Any:
-    try:
-        return MODEL_WITH_LM_HEAD_MAPPING[type(config)]
-    except KeyError:
-        raise ValueError(f"{type(config).__name__} has no language model; next: AutoModel.from_pretrained") from None
+    """Return the class of today that makes a model of that configuration."""
+    found = next((auto for auto, mapping in _THREE.items() if type(config) in mapping), None)
+    if found is None:
+        raise ValueError(f"{type(config).__name__} has no language model; next: AutoModel.from_pretrained")
+    return found
 
 
 Rows = list[dict[str, torch.Tensor]]

@@ -41,7 +41,7 @@ def keep(arguments: Any, kept: dict[str, Any]) -> None:
 def tell_each(prefix: str, lines: Iterable[str]) -> None:
     """Print the lines of a translation, each with `prefix` before it."""
     for line in lines:
-        if not line.startswith("overwrite_output_dir"):  # told by `keep`, which knows the folder
+        if not line.lstrip("-").startswith("overwrite_output_dir"):  # told by `keep`, which knows the folder
             print_notice(prefix + line)
 
 
@@ -116,9 +116,7 @@ def _parse_known_args(
         result = removed_arguments.command_line(given, removed, values)
     except ValueError as error:
         self.error(str(error))
-    for line in result.lines:
-        if not line.startswith("--overwrite_output_dir"):  # told by `keep`, which knows the folder
-            print_notice(line)
+    tell_each("", result.lines)
     self._hf_mps_kept = result.kept
     return stock(self, result.given, namespace, **kwargs)
 
@@ -131,10 +129,7 @@ def _parse_args_into_dataclasses(stock: Callable[..., Any], self: Any, *args: An
 
 
 def _parse_dict(stock: Callable[..., Any], self: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
-    removed, values = _missing(self)
-    result = (
-        removed_arguments.keywords(args, removed, values) if removed or values else removed_arguments.Translated(args)
-    )
+    result = removed_arguments.keywords(args, *_missing(self))
     tell_each("", result.lines)
     with _did_you_mean(self):
         outputs = stock(self, result.given, *more, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +13,7 @@ from torch.nn.functional import linear
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.layer.fused_step.autograd_kernels import runs
-from hf_mps.layer.fused_step.model_code import MADE, MODELS, ModelCode
+from hf_mps.layer.fused_step.model_code import MADE, MODELS, ModelCode, parts_of
 from hf_mps.metal.training_kernels import activations, trial
 from hf_mps.metal.training_kernels.library import ordinary
 
@@ -70,12 +69,10 @@ class Activations(ModelCode):
         return f"{found} in one kernel each way" if found else ""
 
     def _has(self, layers: list[Any], *pieces: str) -> bool:
+        # First the module: diffusers' models warn of an attribute that is read.
+        theirs = [each for each in layers if type(each).__module__.startswith(MODELS)]
         return any(
-            # First the module: diffusers' models warn of an attribute that is read.
-            type(each).__module__.startswith(MODELS)
-            and _kind(getattr(each, ACTIVATION[piece], None))
-            and self.is_copy(type(each).forward, f"{piece}.forward")
-            for each in layers
+            self.has({type(each) for each in theirs if _kind(getattr(each, ACTIVATION[piece], None))}, piece)
             for piece in pieces
         )
 
@@ -86,8 +83,7 @@ class Activations(ModelCode):
     def sample(self, function: Callable[..., Any]) -> list[Any]:
         """Return what a layer's `forward` makes where each of its parts does something else."""
         names = ("gate_proj", "up_proj", "down_proj", "dense", "fc1", "fc2", *ACTIVATION.values())
-        parts = {name: functools.partial(_part, float(place + 2)) for place, name in enumerate(names)}
-        return [function(SimpleNamespace(**parts), torch.linspace(-2, 2, 8, device="cpu"))]
+        return [function(SimpleNamespace(**parts_of(*names)), torch.linspace(-2, 2, 8, device="cpu"))]
 
     def _gated(self, stock: OriginalCall, module: Any, *given: Any, **named: Any) -> Any:
         kind = _kind(module.act_fn)
@@ -140,10 +136,6 @@ class Activations(ModelCode):
             and torch.is_grad_enabled()
             and trial.may_act(kernel)
         )
-
-
-def _part(factor: float, given: Tensor) -> Tensor:
-    return (given * factor).sin() + factor
 
 
 def _watched(layer: Any) -> bool:

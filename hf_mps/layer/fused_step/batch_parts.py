@@ -7,7 +7,7 @@ padding-masks: the mask of a padded batch is a view of what the batch has, where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -57,28 +57,13 @@ class OneCopy(Part):
         if "mps" not in self.devices or self.broken:
             return {}
         try:
-            moved = together([each for each in tensors(batch) if batches.movable(each)], torch.device("mps"))
+            moved = together([each for each in batches.tensors(batch) if batches.movable(each)], torch.device("mps"))
             if moved:
                 self.acts()
             return moved
         except Exception as error:
             self.failed(error)
             return {}
-
-
-def tensors(batch: Any) -> Iterator[Tensor]:
-    """Return the tensors of a batch, through mappings, lists and tuples; each object once."""
-    found: dict[int, Tensor] = {}
-    waiting = [batch]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Tensor):
-            found.setdefault(id(value), value)
-        elif isinstance(value, Mapping):
-            waiting.extend(value.values())
-        elif isinstance(value, list | tuple):
-            waiting.extend(value)
-    return iter(found.values())
 
 
 def together(sources: list[Tensor], device: torch.device) -> batches.Moved:

@@ -29,6 +29,7 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """
     place = (value, dtype, *place_of(device))
     found = _known.get(place)
+    # A version above 0 says that somebody has written into it.
     if found is None or found._version:
         _known.pop(place, None)
         while len(_known) >= KEPT:

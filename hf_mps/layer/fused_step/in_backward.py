@@ -32,7 +32,7 @@ class InBackward:
 
     def __init__(self) -> None:
         self.norms: dict[int, Tensor] = {}
-        self.settle: Callable[[Tensor], None] = _nothing
+        self.settle: Callable[[Tensor], None] | None = None
         self.measuring = False
         self._places: dict[int, int] = {}
         self._groups: dict[int, dict[str, Any]] = {}
@@ -49,7 +49,7 @@ class InBackward:
 
     def begin(self, optimizer: Any, *, measuring: bool, settle: Callable[[Tensor], None] | None = None) -> None:
         """The next backward pass measures, or steps by `optimizer` after `settle`, which may change the gradient."""
-        self.norms, self.measuring, self.settle = {}, measuring, settle or _nothing
+        self.norms, self.measuring, self.settle = {}, measuring, settle
         self._optimizer = plain(optimizer)
         self._groups = {id(weight): group for group in self._optimizer.param_groups for weight in group["params"]}
 
@@ -75,7 +75,8 @@ class InBackward:
             total: Tensor = norms[0] if whole else torch.linalg.vector_norm(torch.stack(norms))
             self.norms[self._places[id(weight)]] = total
             if not self.measuring and id(weight) in self._groups:
-                self.settle(weight)
+                if self.settle is not None:
+                    self.settle(weight)
                 self._step(weight, self._groups[id(weight)])
         weight.grad = None
 
@@ -137,7 +138,3 @@ def _piece(name: str, value: Any, part: slice) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.clone() if name == COUNTER else value.view(-1)[part].float()
-
-
-def _nothing(_: Tensor) -> None:
-    return None

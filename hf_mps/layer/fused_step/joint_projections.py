@@ -85,6 +85,7 @@ class JointProjections(ModelCode):
             return stock(module, *args, **kwargs)
         finally:
             for layer in ready:
+                # One that was not called, as in a model that takes another way this time.
                 vars(layer).pop("forward", None)
 
     def _computed(self, stock: OriginalCall, given: Any, asked: list[Any]) -> list[Any]:

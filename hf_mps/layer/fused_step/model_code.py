@@ -10,11 +10,12 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch, located
@@ -67,6 +68,11 @@ class ModelCode(Part):
         """Return whether a function computes what a piece does."""
         return _computes(function, self.original(piece), self.sample)
 
+    def has(self, kinds: Iterable[Any], *pieces: str) -> bool:
+        """Return whether one of transformers' classes computes what the class of a piece does."""
+        there = (kind for kind in kinds if kind.__module__.startswith(MODELS))
+        return any(self.is_copy(kind.forward, f"{piece}.forward") for kind in there for piece in pieces)
+
     def original(self, piece: str) -> Any:
         """Return the function that a piece is, or one that computes the same."""
         place, name = located(f"{MODELS}{piece}")
@@ -75,6 +81,15 @@ class ModelCode(Part):
     def sample(self, function: Callable[..., Any]) -> list[Any]:
         """Return what a function of a piece's kind makes of a few small tensors on the CPU, to be compared."""
         raise NotImplementedError
+
+
+def parts_of(*names: str) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return a part of a layer for each name, of which each does something else."""
+    return {name: functools.partial(_part, float(place + 2)) for place, name in enumerate(names)}
+
+
+def _part(factor: float, given: Tensor) -> Tensor:
+    return (given * factor).sin() + factor
 
 
 def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:

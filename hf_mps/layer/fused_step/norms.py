@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import inspect
-import textwrap
-from collections.abc import Mapping
-from types import ModuleType
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -16,7 +13,7 @@ from torch import Tensor
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel, runs
-from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
+from hf_mps.layer.fused_step.model_code import ModelCode, parts_of
 from hf_mps.metal.training_kernels import norms, trial
 from hf_mps.metal.training_kernels.library import ordinary
 
@@ -24,20 +21,20 @@ OPERATORS = {
     "aten::layer_norm": AutogradKernel("_layer_norm", when="concerns_layer_norm"),
     "aten::rms_norm": AutogradKernel("_rms_norm", when="concerns_rms_norm"),
 }
-MARK = '@use_kernel_forward_from_hub("RMSNorm")'
-"""By which transformers says that a kernel from the hub may compute a class of layers as RMSNorm
-(transformers/integrations/hub_kernels.py). Without the package kernels it leaves nothing but its source text."""
-JOINED = ast.unparse(
-    ast.parse("""
-hidden_states = self.dense(hidden_states)
-hidden_states = self.dropout(hidden_states)
-hidden_states = self.LayerNorm(hidden_states + input_tensor)
-return hidden_states
-""")
-)
-"""What BertOutput, BertSelfOutput and their relatives' do: the norm behind a layer and its residual."""
-T5 = "T5LayerNorm"
-"""How the classes of T5 and its relatives end that are an RMSNorm under another name, as their docstring says."""
+ROOT, OF_T5, JOINED = "llama.modeling_llama:LlamaRMSNorm", "t5.modeling_t5:T5LayerNorm", "bert.modeling_bert:BertOutput"
+
+
+def _root(norm: Any, x: Tensor) -> Tensor:
+    wide = x.float()
+    least: Tensor = wide.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon
+    return cast(Tensor, norm.weight * (wide * torch.rsqrt(least)).to(x.dtype))
+
+
+WRITTEN: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys((ROOT, OF_T5), _root),
+    JOINED: lambda layer, x, residual: layer.LayerNorm(layer.dropout(layer.dense(x)) + residual),
+}
+"""What these classes of layers do: RMSNorm under two names, and the norm behind a layer and its residual."""
 
 
 class Norms(ModelCode):
@@ -49,6 +46,11 @@ class Norms(ModelCode):
     name = "norms"
     what = "LayerNorm and RMSNorm in one kernel forward and two backward"
     why = "the price of a small launch is the host's, and RMSNorm has 18 in pieces"
+    shorter = {
+        f"{ROOT}.forward": "_written_out",
+        f"{OF_T5}.forward": "_written_out",
+        f"{JOINED}.forward": "_after_a_residual",
+    }
 
     @property
     def patches(self) -> Mapping[str, str | Patch]:
@@ -59,12 +61,27 @@ class Norms(ModelCode):
         """Return what it will do for a model that has such norms, where their kernel has won its trial."""
         kinds: set[Any] = {type(each) for each in model.modules()}
         layers = any(issubclass(kind, torch.nn.LayerNorm) for kind in kinds)
-        roots = any(issubclass(kind, torch.nn.RMSNorm) or _writes_out(kind) for kind in kinds)
+        roots = any(issubclass(kind, torch.nn.RMSNorm) for kind in kinds) or self.has(kinds, ROOT)
         used = [name for name, there in (("layer-norm", layers), ("rms-norm", roots)) if there and trial.may_act(name)]
         named = " and ".join({"layer-norm": "LayerNorm", "rms-norm": "RMSNorm"}[name] for name in used)
-        joined = any(map(_is_joined, kinds)) and trial.may_act("residual-norm")
+        joined = self.has(kinds, JOINED) and trial.may_act("residual-norm")
         before = ", with the residual and dropout before it" if joined else ""
         return f"{named} in one kernel forward and two backward{before}" if used else ""
+
+    def original(self, piece: str) -> Any:
+        """Return what is written here."""
+        return WRITTEN[piece.removesuffix(".forward")]
+
+    def sample(self, function: Callable[..., Any]) -> list[Any]:
+        """Return what a layer's `forward` makes in two dtypes where each of its parts does something else."""
+        found = []
+        for dtype in (torch.float32, torch.bfloat16):
+            given = torch.linspace(-2, 2, 8, dtype=dtype, device="cpu").view(2, 4)
+            parts = parts_of("dense", "dropout", "LayerNorm")
+            layer = SimpleNamespace(weight=given[1] + 2, variance_epsilon=0.01, **parts)
+            several = len(inspect.signature(function).parameters) > 2
+            found.append(function(layer, given, given.flip(-1)) if several else function(layer, given))
+        return found
 
     def concerns_layer_norm(
         self,
@@ -136,40 +153,6 @@ class Norms(ModelCode):
         self.acts()
         arguments = (given, residual, norm.weight, norm.bias, norm.eps, share)
         return cast(Tensor, stock.foreign(norms.residual_norm, *arguments))
-
-    def _look_through(self, module: ModuleType) -> None:
-        for kind in tuple(vars(module).values()):
-            if isinstance(kind, type) and _writes_out(kind):
-                self.around(kind, "forward", self._written_out)
-            elif isinstance(kind, type) and _is_joined(kind):
-                self.around(kind, "forward", self._after_a_residual)
-
-
-@functools.cache
-def _is_joined(kind: Any) -> bool:
-    """Return whether a class of transformers' layers does what JOINED says, with `hidden_states` and `input_tensor`."""
-    forward = vars(kind).get("forward")
-    if not kind.__module__.startswith(MODELS) or not inspect.isfunction(forward):
-        return False
-    function = inspect.unwrap(forward)
-    if function.__code__.co_varnames[: function.__code__.co_argcount] != ("self", "hidden_states", "input_tensor"):
-        return False
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    except (OSError, TypeError, SyntaxError):
-        return False
-    return "\n".join(map(ast.unparse, cast(ast.FunctionDef, tree).body)) == JOINED
-
-
-@functools.cache
-def _writes_out(kind: Any) -> bool:
-    """Return whether a class of transformers' layers is an RMSNorm with a weight and an epsilon, in pieces."""
-    if not kind.__module__.startswith(MODELS) or "forward" not in vars(kind):
-        return False
-    try:
-        return kind.__name__.endswith(T5) or MARK in inspect.getsource(kind)
-    except (OSError, TypeError):  # no source file, or none of its own
-        return False
 
 
 NORMS = Norms()

@@ -46,6 +46,7 @@ def hidden(seen: Tensor, heads: int, *, all_see: bool = False) -> Hidden:
     (`_safe_softmax`), and the second tensor does. What all queries and heads see alike is made once for each head.
     """
     seen = seen[(None,) * (4 - seen.dim())]
+    # A mask that was expanded over the queries is the same for each: it is made once.
     if seen.stride(2) == 0:
         seen = seen.narrow(2, 0, 1)
     alive = None if all_see else seen.any(-1, keepdim=True)

@@ -23,6 +23,7 @@ def joined(tensors: Sequence[Tensor], dim: int) -> Tensor | None:
         rest = [size for place, size in enumerate(each.shape) if place != dim % len(shape)]
         if not alike or rest != [size for place, size in enumerate(shape) if place != dim % len(shape)]:
             return None
+        # Each call of untyped_storage makes another object in Python; the storage in C++ is one.
         if each.untyped_storage()._cdata != first.untyped_storage()._cdata or each.storage_offset() != reached:
             return None
         reached += each.shape[dim] * stride[dim]

@@ -87,6 +87,7 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[Any]:
 @contextmanager
 def running(chosen: Choice[Any], device_type: str) -> Iterator[None]:
     """Switch on what `choose` decided while it is open, and nothing else."""
+    # A recipe decides alone: what a script had switched on is off meanwhile, and comes back.
     before = [(part, part.devices, part.by_script) for part in parts()]
     if chosen.value != OFF:
         arm()

@@ -24,6 +24,15 @@ def names_in(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset((*code.co_names, *(text for text in code.co_consts if isinstance(text, str) and len(text) < 40)))
 
 
+TRIED = "tried on the device"
+"""How the reason of a verdict begins that comes of a trial."""
+
+
+def tried(wrong: bool, faulty: str, right: str) -> Choice[bool]:
+    """Return what a trial found: whether the device is wrong, in the words for that or for a device that is right."""
+    return Choice(wrong, f"{TRIED}: {faulty if wrong else right}")
+
+
 class Safeguard(Patcher):
     """A guard or a sentinel: it has a name, can be switched off or suspended, and counts and reports what it did.
 
@@ -235,3 +244,36 @@ class Guard(Safeguard):
         """Return its own sentences."""
         releases = dict.fromkeys(faults.FAULTS[name].releases for name in self.faults)
         return self.what, self.until, self.issue, ", or ".join(filter(None, releases)) if all(releases) else ""
+
+
+class LibraryGuard(Guard):
+    """A guard against a fault that the source of an installed library shows, as no trial can."""
+
+    faulty: str
+    """What is said of libraries that have the fault; {} stands for their names."""
+    cured: str
+    """What is said of libraries that do by themselves what the guard does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cures: dict[str, bool] = {}
+
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether a module of a library does what the guard does; None for one that does not tell."""
+        raise NotImplementedError
+
+    def applies(self) -> Choice[bool]:
+        """Return whether one of the libraries that were imported has the fault."""
+        lacking = [library for library, cured in self._cures.items() if not cured]
+        return Choice(
+            bool(lacking), (self.faulty if lacking else self.cured).format(" and ".join(lacking or self._cures))
+        )
+
+    def concerns(self, module: ModuleType) -> bool:
+        """Return whether a library has the fault, as far as this module tells."""
+        found = self.cures(module)
+        if found is not None:
+            library = module.__name__.partition(".")[0]
+            self._cures["Lightning" if "lightning" in library else library] = found
+            self._verdict = None
+        return not found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from hf_mps.core.import_hooks import Catalogue
@@ -11,9 +12,6 @@ if TYPE_CHECKING:
 
     from hf_mps.core.registry import Registry
     from hf_mps.layer.guards.base import Safeguard
-
-    REGISTRY: Registry
-    """All guards and sentinels of this process."""
 
 # Module -> the guards that patch something in it; torch is patched when the layer is switched on, the others once they
 # have been imported. Of several around one function the first is innermost: batch-waits is asked of each function of
@@ -118,11 +116,9 @@ SENTINELS = Catalogue(
 )
 
 
-# Made when it is first asked for: every `import torch` loads this file, and only those with Metal have any armed.
-def __getattr__(name: str) -> Registry:
-    if name != "REGISTRY":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+@cache
+def registry() -> Registry:
+    """Return all guards and sentinels of this process; every `import torch` loads this file, few have any armed."""
     from hf_mps.core.registry import Registry
 
-    registry: Registry = globals().setdefault(name, Registry(GUARDS, SENTINELS))
-    return registry
+    return Registry(GUARDS, SENTINELS)

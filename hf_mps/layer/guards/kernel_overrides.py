@@ -13,7 +13,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
 from hf_mps.core.original_call import Around
 from hf_mps.core.patching import Patch, Patcher
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.metal.device.faults import possible
 from hf_mps.metal.operators.dispatcher import registered_kernel
 
@@ -43,11 +43,10 @@ class Tried(Guard):
         """Return whether one of the operators is wrong."""
         with self.left_alone():
             self._wrong = frozenset(name for name, right in self._trials.items() if not right())
-        if self._wrong:
-            wrong = ", ".join(name for name in self._trials if name in self._wrong)
-            differ = "differs" if len(self._wrong) == 1 else "differ"
-            return Choice(True, f"tried on the device: {wrong} {differ} from the CPU on {self.given}")
-        return Choice(False, f"tried on the device: {', '.join(self._trials)} are right on {self.given}")
+        named = ", ".join(name for name in self._trials if not self._wrong or name in self._wrong)
+        differ = "differs" if len(self._wrong) == 1 else "differ"
+        faulty = f"{named} {differ} from the CPU on {self.given}"
+        return tried(bool(self._wrong), faulty, f"{named} are right on {self.given}")
 
     def while_needed(self, ours: Function, stock: Function, *args: Any, **kwargs: Any) -> Any:
         """Return what `ours` makes of a call; where the trial found the device right, its kernels are left alone."""
@@ -141,6 +140,7 @@ class _Place:
     def _register(self) -> None:
         if self._library is not None:
             _reset(self._name, self._library)
+        # The first guard is innermost: each calls the one that was put there before it, or the device.
         call = self.stock
         for around in self._layers:
             around.stock = call

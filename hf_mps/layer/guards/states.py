@@ -8,10 +8,10 @@ from typing import Any
 
 from hf_mps.core.text import aligned
 from hf_mps.layer.guards.base import Guard
-from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY
+from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.layer.guards.sentinels.base import Sentinel
 
-start, get = REGISTRY.start, REGISTRY.get
+start, get = registry().start, registry().get
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def report() -> Report:
     """
     import torch  # noqa: F401  PyTorch's autoload switches the layer on
 
-    guards, sentinels = REGISTRY.each("guard"), REGISTRY.each("sentinel")
+    guards, sentinels = registry().each("guard"), registry().each("sentinel")
     return Report([_guard(each) for each in guards], [_sentinel(each) for each in sentinels])
 
 
@@ -69,11 +69,11 @@ def suspended(*names: str, kind: str = "guard") -> AbstractContextManager[None]:
 
     Raises UserError for a name that there is not.
     """
-    return REGISTRY.suspended(*names, kind=kind)
+    return registry().suspended(*names, kind=kind)
 
 
 def _that_acted(kind: str) -> list[Any]:
-    return [each for each in REGISTRY.made(kind) if each.times]
+    return [each for each in registry().made(kind) if each.times]
 
 
 def _noted(each: Guard | Sentinel) -> dict[str, object]:
@@ -86,7 +86,7 @@ def _guard(guard: Guard) -> State:
     def state(word: str, reason: str) -> State:
         return State(guard.name, word, reason, guard.times, guard.what, guard.issue, guard.until)
 
-    if standing := guard.standing(REGISTRY.arms(guard.name), "acted", 0):
+    if standing := guard.standing(registry().arms(guard.name), "acted", 0):
         return state(*standing)
     if waiting := GUARDS.waits(guard.name):
         return state("waits", waiting)
@@ -102,7 +102,7 @@ def _guard(guard: Guard) -> State:
 
 def _sentinel(sentinel: Sentinel) -> State:
     """Asks nothing of the device."""
-    word, reason = sentinel.standing(REGISTRY.arms(sentinel.name), "found", -1) or ("on", sentinel.why)
+    word, reason = sentinel.standing(registry().arms(sentinel.name), "found", -1) or ("on", sentinel.why)
     return State(sentinel.name, word, reason, sentinel.times, sentinel.what)
 
 

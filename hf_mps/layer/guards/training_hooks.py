@@ -97,6 +97,7 @@ def _at_moves(method: str, moved: Callable[..., Any]) -> Patches:
 
         def through(ours: Callable[..., Any]) -> Callable[..., Any]:
             def moving(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                # A batch that was given by name is moved as stock does.
                 if len(args) <= place or device(*args, **kwargs) != "mps":
                     return stock(*args, **kwargs)
                 before, behind = args[:place], args[place + 1 :]

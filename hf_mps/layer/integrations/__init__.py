@@ -7,6 +7,7 @@ at once where it was imported before. `declared()` lists every patch of the whol
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,6 @@ from hf_mps.layer.guards import catalogue
 if TYPE_CHECKING:
     from hf_mps.core.patching import Declaration, Patcher
     from hf_mps.core.registry import Registry
-
-    REGISTRY: Registry
-    """All integrations and shims of this process."""
 
 
 def _patcher(integration: ModuleType, name: str) -> Patcher:
@@ -57,17 +55,12 @@ PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "step"
 """What else patches libraries, in this order after the integrations."""
 
 
-def __getattr__(name: str) -> Registry:
-    if name != "REGISTRY":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+@cache
+def registry() -> Registry:
+    """Return all integrations and shims of this process."""
     from hf_mps.core.registry import Registry
 
-    registry: Registry = globals().setdefault(name, Registry(INTEGRATIONS, compat.SHIMS, started=True))
-    return registry
-
-
-def _registry() -> Registry:
-    return globals().get("REGISTRY") or __getattr__("REGISTRY")
+    return Registry(INTEGRATIONS, compat.SHIMS, started=True)
 
 
 def table() -> dict[str, tuple[str, ...]]:
@@ -88,15 +81,15 @@ def start(names: Collection[str] = ()) -> None:
 def _arm(module: ModuleType, who: str) -> None:
     """Arm what one integration, or one of PATCHERS, declares for a module."""
     if who not in PATCHERS:
-        _registry().get(who).install(module)
+        registry().get(who).install(module)
         return
-    registry = _registry() if who == "shims" else parts.registry() if who == "step" else catalogue.REGISTRY
-    registry.install(PATCHERS[who].kind, module)
+    owner = registry() if who == "shims" else parts.registry() if who == "step" else catalogue.registry()
+    owner.install(PATCHERS[who].kind, module)
 
 
 def reason(who: str) -> str:
     """Return why an integration, or the shims, are on, in a sentence."""
-    return compat.REASON if who == "shims" else str(_registry().get(who).attribute("REASON"))
+    return compat.REASON if who == "shims" else str(registry().get(who).attribute("REASON"))
 
 
 def declared() -> list[Declaration]:
@@ -113,7 +106,7 @@ def patchers() -> list[Patcher]:
     from hf_mps.metal.device import availability
     from hf_mps.metal.fallback import registration
 
-    registries = (catalogue.REGISTRY, parts.registry(), _registry())
+    registries = (catalogue.registry(), parts.registry(), registry())
     return [availability.patcher(), registration.PATCHER, *(each for one in registries for each in one.patchers())]
 
 

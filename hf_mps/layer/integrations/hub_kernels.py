@@ -10,12 +10,11 @@ from typing import Any
 
 from hf_mps.core import settings
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
 from hf_mps.layer.fused_step import switch
 
 REASON = "a model with use_kernels=True trains with hf_mps' kernels, where the package kernels is installed"
 PARTS = ("activations", "norms", "decoder-pieces")
-patches = {"transformers.modeling_utils:PreTrainedModel.set_use_kernels": Patch("_asked", optional=True)}
+patches = {"transformers.modeling_utils:PreTrainedModel.set_use_kernels": "_asked"}
 
 
 def _asked(stock: OriginalCall, model: Any, use_kernels: Any, *args: Any, **kwargs: Any) -> Any:

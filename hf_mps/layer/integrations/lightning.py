@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from hf_mps.core import settings
 from hf_mps.core.notices import print_notice
@@ -21,13 +22,13 @@ from hf_mps.metal.device.choice import metal, switch
 REASON = "Trainer and Fabric follow HF_MPS_DEVICE; the probe, not platform.processor(), says whether Metal is there"
 
 
-_hosts_unknown = False
+hosts_unknown = False
 """While a connector looks at a strategy, of which it refuses DDP on mps, before it knows of how many hosts."""
 
 
 def _is_available() -> bool:
     """Whether Metal passed its probe; DISABLE_MPS=1, Lightning's own switch, holds where HF_MPS_DEVICE is unset."""
-    if _hosts_unknown:
+    if hosts_unknown:
         return False
     disabled = os.environ.get("DISABLE_MPS", "0") == "1" and settings.device() is None
     return not disabled and metal().value
@@ -52,17 +53,9 @@ def _accelerator(stock: Callable[..., None], self: Any, *args: Any, accelerator:
         if "DDP family" not in str(refusal):
             raise
         self._hf_mps_refusal = refusal
-        _over_hosts(stock, self, *args, **kwargs)
-
-
-def _over_hosts(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """The same call with a strategy that is for several hosts, if there are several: `_devices` sees that."""
-    global _hosts_unknown
-    _hosts_unknown = True
-    try:
-        stock(self, *args, **kwargs)
-    finally:
-        _hosts_unknown = False
+        # The same call with a strategy that is for several hosts, if there are several: `_devices` sees that.
+        with patch(f"{__name__}.hosts_unknown", True):
+            stock(self, *args, **kwargs)
 
 
 def _devices(stock: Any, self: Any, *args: Any, devices: Any = "auto", **kwargs: Any) -> None:

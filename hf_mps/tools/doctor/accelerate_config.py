@@ -6,7 +6,7 @@ import json as jsons
 import re
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +139,7 @@ class Machines:
         """Return the same, with the other's where this has nothing; of one Mac there is nothing else to say."""
         if self == Machines(1):
             return self
-        mine = {key: value for key, value in vars(self).items() if value is not None}
-        return Machines(**{**vars(other), **mine})
+        return replace(other, **{key: value for key, value in vars(self).items() if value is not None})
 
     def choices(self, before: Machines) -> dict[str, Choice[Any]]:
         """The keys of the file, which says `before` now, with their reasons. Raises UserError for what cannot be."""

@@ -17,14 +17,13 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from hf_mps.core.text import summary
-from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY
+from hf_mps.layer.guards.base import TRIED
+from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.metal.device import faults
 from hf_mps.tools.doctor.findings import Finding, note, ok, problem
 
 IDLE = ("needless", "waits", "on")
 Verdict = Literal["faulty", "right", "not tried", "failed", "ended"]
-TRIED = "tried on the device"
-"""How a guard's reason begins after a trial."""
 LONGEST = 300
 """Seconds without output after which a trial counts as ended; the longest takes some seconds on a slow Mac."""
 
@@ -142,7 +141,7 @@ def _child(names: Sequence[str]) -> Iterator[Trial]:
 
 def _trial(name: str, verdict: Verdict, says: str, seconds: float) -> Trial:
     listed = faults.possible(*faults.cured_by(name))
-    return Trial(name, verdict, says, REGISTRY.get(name).issue, listed, round(seconds, 2))
+    return Trial(name, verdict, says, registry().get(name).issue, listed, round(seconds, 2))
 
 
 def main(names: Sequence[str]) -> None:
@@ -152,7 +151,7 @@ def main(names: Sequence[str]) -> None:
     activate()
     for name in names:
         print(json.dumps({"begins": name}), flush=True)
-        guard, begun = REGISTRY.get(name), time.monotonic()
+        guard, begun = registry().get(name), time.monotonic()
         verdict: Verdict
         try:
             outcome = guard.tried()

@@ -138,7 +138,7 @@ def _of_layers(holders: Sequence[Any], count: int) -> Iterator[tuple[dict[str, A
     """The lists that say something of each of `count` layers: where each is, its name, itself, and what of a layer."""
     for holder in holders:
         for key, each in list(vars(holder).items()):
-            if not isinstance(each, (list, tuple)) or not each or type(each) not in (list, tuple):
+            if type(each) not in (list, tuple) or not each:
                 continue
             numbers = all(isinstance(one, int) and 0 <= one < count for one in each)
             if len(each) == count:

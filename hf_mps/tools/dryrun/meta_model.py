@@ -118,27 +118,24 @@ class MetaCheckpoint(Checkpoint):
 
     def sentence_transformer(self, device: str) -> Any:
         """sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
-        from transformers import AutoModel
-
-        whole = super().sentence_transformer("cpu")
-        whole[0].model = self.model(AutoModel)[0]
-        return whole
+        return self._around(super().sentence_transformer("cpu"), "AutoModel")
 
     def sparse_encoder(self, device: str) -> Any:
         """sentence-transformers' sparse encoder around the architecture, with the tiny one's tokenizer."""
-        from transformers import AutoModelForMaskedLM
-
-        whole = super().sparse_encoder("cpu")
-        whole[0].model = self.model(AutoModelForMaskedLM)[0]
-        return whole
+        return self._around(super().sparse_encoder("cpu"), "AutoModelForMaskedLM")
 
     def cross_encoder(self, device: str, overrides: Mapping[str, Any]) -> Any:
         """sentence-transformers' cross-encoder around the architecture, with the tiny one's tokenizer."""
-        from transformers import AutoModelForSequenceClassification
-
-        whole, config = super().cross_encoder("cpu", overrides), self.config()
+        config = self.config()
         config.num_labels = 1
-        whole[0].model = self.model(AutoModelForSequenceClassification, config=config)[0]
+        whole = super().cross_encoder("cpu", overrides)
+        return self._around(whole, "AutoModelForSequenceClassification", config=config)
+
+    def _around(self, whole: Any, auto_class: str, **settings: Any) -> Any:
+        """Put the architecture into a model of sentence-transformers."""
+        import transformers
+
+        whole[0].model = self.model(getattr(transformers, auto_class), **settings)[0]
         return whole
 
 

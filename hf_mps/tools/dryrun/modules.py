@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -36,9 +35,7 @@ class ModuleTracker:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         for hook in self._hooks:
             hook.remove()
         self._stack.clear()

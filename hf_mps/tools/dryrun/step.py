@@ -6,13 +6,14 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.utils._pytree import tree_map
 from transformers import TrainerCallback
 
 from hf_mps.core.choice import Choice
@@ -80,44 +81,33 @@ class TrainingStep:
         each batch, `after_step` the number of the step, from 1.
         """
         trainer, tracker = self.trainer, self.tracker
-        step_method = trainer.step_method
         caller = _StepCallback(tracker, steps, after_step, before)
         count = steps * trainer.args.gradient_accumulation_steps
         batches = [self.batches[number % len(self.batches)] for number in range(count)]
+        trainer.train_loader = batches
         if self.fake is None:  # Accelerate's loader moves them
-            loader = torch.utils.data.DataLoader(_NewTensors(batches), batch_size=None)
+            loader: Any = torch.utils.data.DataLoader(batches, batch_size=None, collate_fn=_new_tensors)  # type: ignore[arg-type]
             trainer.train_loader = trainer.accelerator.prepare(loader)
-        else:
-            trainer.train_loader = batches
-        trainer.step_method = _Watched(self, step_method, after_backward)
+        watched = _Watched(self, trainer.step_method, after_backward)
         trainer.add_callback(caller)
-        try:
-            with ExitStack() as stack:
-                for context in (self._tensors(), tracker, *watch):
-                    stack.enter_context(context)
-                trainer.train()
-        except _Done:
-            pass
-        finally:
-            trainer.step_method = step_method
-            trainer.remove_callback(caller)
-            tracker.phase = BETWEEN
-
-    @contextmanager
-    def _tensors(self) -> Iterator[None]:
-        if self.fake is None:
-            yield
-            return
-        with ExitStack() as stack:
-            off = [name for name in GUARDS.names if name not in WITHOUT_VALUES]
-            for context in (guards.suspended(*off), guards.suspended(kind="sentinel"), self.fake):
+        with suppress(_Done), ExitStack() as stack:
+            stack.callback(setattr, tracker, "phase", BETWEEN)
+            stack.callback(trainer.remove_callback, caller)
+            for context in (patch.object(trainer, "step_method", watched), *self._tensors(), tracker, *watch):
                 stack.enter_context(context)
-            stack.enter_context(FakeScalars(self.numbers))
-            if generates(self.trainer):
-                # TRL logs the extremes of its measures with NaN among them, and leaves out what a trace does not know.
-                for name, function in (("nanmin", torch.min), ("nanmax", torch.max)):
-                    stack.enter_context(patch(f"trl.trainer.grpo_trainer.{name}", function))
-            yield
+            trainer.train()
+
+    def _tensors(self) -> list[Any]:
+        """Return the context managers in which a step of fake tensors runs."""
+        if self.fake is None:
+            return []
+        off = [name for name in GUARDS.names if name not in WITHOUT_VALUES]
+        found = [guards.suspended(*off), guards.suspended(kind="sentinel"), self.fake, FakeScalars(self.numbers)]
+        if generates(self.trainer):
+            # TRL logs the extremes of its measures with NaN among them, and leaves out what a trace does not know.
+            extremes = (("nanmin", torch.min), ("nanmax", torch.max))
+            found += [patch(f"trl.trainer.grpo_trainer.{name}", function) for name, function in extremes]
+        return found
 
 
 class _Watched(StepMethod):
@@ -144,19 +134,9 @@ class _Watched(StepMethod):
         return loss
 
 
-class _NewTensors(torch.utils.data.Dataset[Any]):
-    """Batches as a loader makes them: new tensors each time, that nobody keeps."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> Any:
-        from torch.utils._pytree import tree_map
-
-        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, self._batches[index])
+def _new_tensors(batch: Any) -> Any:
+    """Return a batch as a loader makes it: of new tensors, that nobody keeps."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 class _StepCallback(TrainerCallback):  # type: ignore[misc]

@@ -150,6 +150,7 @@ def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
             return tuple(getattr(answer, name) for name in job.saved.task_class.outputs)
 
     model.set_attn_implementation("eager")
+    # The shortest row has the most padding, where a mask that is misunderstood shows.
     short = min(range(len(job.batches[0]["input_ids"])), key=lambda at: int(job.batches[0]["attention_mask"][at].sum()))
     padded = _padded({name: rows[short : short + 1] for name, rows in job.batches[0].items()}, length, job.tokenizer)
     given = tuple(padded[name] for name in names)

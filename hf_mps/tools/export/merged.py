@@ -74,7 +74,7 @@ class Merged(Format):
         if needed > free:
             why = f"the merged model takes {gib(needed)} in {dtype}, and {gib(free)} are free"
             return Comparison(opened_by, not_compared=why)
-        logits = base.logits(_opened(job, folder, dtype), job.batches)
+        logits = base.logits(opened(job, folder, dtype), job.batches)
         return Comparison(opened_by, difference(job.reference, logits, job.weights))
 
 
@@ -118,17 +118,17 @@ def plain_model(job: Job, scratch: Path) -> Any:
         return job.model
     save(job.saved, job.model, scratch, F32)
     job.choices["adapter"] = Choice("merged", "the format holds no adapters")
-    return _opened(job, scratch, "float32")
+    return opened(job, scratch, "float32")
 
 
-def _opened(job: Job, folder: Path, dtype: str) -> Any:
+def opened(job: Job, folder: Path, dtype: str, **settings: Any) -> Any:
     """Return the model in `folder`, loaded as anybody would load it, on the CPU."""
     import torch
     import transformers
 
     auto_class = getattr(transformers, job.saved.task_class.auto_class)
     with errors_only():
-        return auto_class.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        return auto_class.from_pretrained(folder, dtype=getattr(torch, dtype), **settings).eval()
 
 
 def _adapted(model: Any, who: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
     """
     folder = _folder(where)
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)

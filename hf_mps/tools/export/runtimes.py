@@ -15,7 +15,6 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError, user_path
 from hf_mps.core.text import first_line
-from hf_mps.finetune.run.logging import errors_only
 from hf_mps.tools.export import base, merged
 from hf_mps.tools.export.base import BF16, F16, F32, Q4, Q8, Comparison, Format, Job, Options, difference
 from hf_mps.tools.saved.run import SavedRun
@@ -76,18 +75,14 @@ class GGUF(Format):
 
     def compare(self, job: Job, folder: Path) -> Comparison:
         """Compare the logits of transformers' reader; not where that does not know the architecture."""
-        import torch
         import transformers
 
         [file] = folder.glob("*.gguf")
         opened_by = f"transformers {transformers.__version__}, whose reader dequantizes GGUF into PyTorch"
-        auto_class = getattr(transformers, job.saved.task_class.auto_class)
-        dtype: Any = torch.float32 if job.choices["compared in"].value == "float32" else torch.bfloat16
+        dtype = "float32" if job.choices["compared in"].value == "float32" else "bfloat16"
         try:
-            with errors_only():
-                # Without device_map the reader dequantizes on the accelerator, and leaves the model there.
-                settings = {"gguf_file": file.name, "dtype": dtype, "device_map": "cpu"}
-                opened = auto_class.from_pretrained(folder, **settings).eval()
+            # Without device_map the reader dequantizes on the accelerator, and leaves the model there.
+            opened = merged.opened(job, folder, dtype, gguf_file=file.name, device_map="cpu")
         except (ValueError, NotImplementedError, KeyError) as error:
             if "not supported" not in str(error):
                 raise

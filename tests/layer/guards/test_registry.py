@@ -117,9 +117,9 @@ def test_nothing_is_guarded_where_there_is_no_metal(run_python) -> None:  # type
 def test_a_file_of_theirs_that_is_imported_before_torch_leaves_all_armed(module: str, run_python) -> None:
     code = (
         f"import hf_mps.layer.guards.{module}, torch\n"
-        "from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY, SENTINELS\n"
+        "from hf_mps.layer.guards.catalogue import GUARDS, registry, SENTINELS\n"
         "print({name for each in (GUARDS, SENTINELS) for name in each.after['torch']}"
-        " - {each.name for kind in ('guard', 'sentinel') for each in REGISTRY.made(kind) if not each.failure})"
+        " - {each.name for kind in ('guard', 'sentinel') for each in registry().made(kind) if not each.failure})"
     )
     done = run_python("-c", code)
     assert (done.stdout, done.stderr) == ("set()\n", "")

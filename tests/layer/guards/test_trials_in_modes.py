@@ -10,12 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
-from hf_mps.layer.guards.catalogue import REGISTRY
+from hf_mps.layer.guards.catalogue import registry
 from tests import modes
 
 
 def verdicts() -> dict[str, bool]:
-    return {guard.name: guard.tried().value for guard in REGISTRY.each("guard")}
+    return {guard.name: guard.tried().value for guard in registry().each("guard")}
 
 
 @pytest.fixture(scope="module")
@@ -55,4 +55,4 @@ def test_a_model_of_fake_tensors_leaves_every_guard_on() -> None:
         optimizer = torch.optim.AdamW(layer.parameters())
         layer(torch.ones(4, 3, device="mps")).sum().backward()
         optimizer.step()
-    assert [guard.name for guard in REGISTRY.each("guard") if guard.broken] == []
+    assert [guard.name for guard in registry().each("guard") if guard.broken] == []

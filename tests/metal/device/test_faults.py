@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hf_mps.core.releases import within
-from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY
+from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.metal.device import faults
 from hf_mps.metal.device.faults import FAULTS, OLDEST
 from tests import CHECKOUT
@@ -27,7 +27,7 @@ def test_whoever_cures_a_fault_is_there_and_every_such_guard_is_shown() -> None:
 
 @pytest.mark.parametrize("name", GUARDS.names)
 def test_a_guard_has_the_bounds_of_its_faults_and_none_of_its_own(name: str) -> None:
-    guard = REGISTRY.get(name)
+    guard = registry().get(name)
     assert guard.faults == faults.cured_by(name)
     module = sys.modules[type(guard).__module__]
     assert not [each for each in BOUNDS if each in vars(module) or each in vars(type(guard))]
@@ -36,9 +36,9 @@ def test_a_guard_has_the_bounds_of_its_faults_and_none_of_its_own(name: str) -> 
 
 
 def test_a_guard_against_wrong_numbers_on_the_device_names_a_fault() -> None:
-    without = {name for name in GUARDS.names if REGISTRY.get(name).untried and not faults.cured_by(name)}
+    without = {name for name in GUARDS.names if registry().get(name).untried and not faults.cured_by(name)}
     assert not without
-    numerics = {name for name in GUARDS.names if type(REGISTRY.get(name)).__module__.split(".")[-2] == "numerics"} - {
+    numerics = {name for name in GUARDS.names if type(registry().get(name)).__module__.split(".")[-2] == "numerics"} - {
         "nan-hidden"
     }  # Trainer's
     assert all(faults.cured_by(name) for name in numerics)

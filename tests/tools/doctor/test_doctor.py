@@ -14,7 +14,7 @@ import torch
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
-from hf_mps.layer.guards.catalogue import REGISTRY
+from hf_mps.layer.guards.catalogue import registry
 from hf_mps.metal import device
 from hf_mps.metal.device import machine, probe
 from hf_mps.tools import doctor
@@ -131,11 +131,11 @@ def test_without_metal_the_guards_are_one_line_and_what_concerns_the_user_stays(
     pretend: Pretend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(system="Linux", chip="AMD EPYC", processor="x86_64", macos=None, built=False, found=False)
-    for each in REGISTRY.made("guard"):  # what tests before this one had them do is no part of it
+    for each in registry().made("guard"):  # what tests before this one had them do is no part of it
         monkeypatch.setattr(each, "times", 0)
     (idle,) = guards.examine()
     assert idle.says.endswith(" guards have nothing to do, as there is no Metal")
-    monkeypatch.setattr(REGISTRY.get("pin-memory"), "failure", "KeyError: 'gone'")
+    monkeypatch.setattr(registry().get("pin-memory"), "failure", "KeyError: 'gone'")
     failed, idle = guards.examine()
     assert (failed.name, failed.state) == ("pin-memory", "problem")
 
@@ -404,9 +404,9 @@ def test_a_configuration_for_other_machines_is_a_note(tmp_path: Path) -> None:
 
 
 def test_guards_that_failed_or_were_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = REGISTRY.get("non-blocking")
+    guard = registry().get("non-blocking")
     monkeypatch.setattr(guard, "failure", "does not know this version of torch")
-    with REGISTRY.suspended("checkpoint-rng", kind="guard"):
+    with registry().suspended("checkpoint-rng", kind="guard"):
         found = guards.examine()
     assert named(found, "non-blocking").state == "problem"
     assert named(found, "non-blocking").says == snapshot("failed: does not know this version of torch")

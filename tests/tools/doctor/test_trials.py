@@ -13,7 +13,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
 from hf_mps.core.releases import torch_release
-from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY
+from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.simulator import strictness
 from hf_mps.tools import doctor
@@ -57,7 +57,7 @@ def test_a_chip_that_is_said_to_be_right_is_tried_all_the_same(monkeypatch: pyte
     newer = machine.Machine("Darwin", "arm64", "Apple M4", 16 * 2**30, macos="14.7")
     monkeypatch.setattr(machine, "_overridden", newer)
     for name, fault in (("large-k", "large-k"), ("linear-bias", "row-bias"), ("dtype-copies", "dtype-copies")):
-        guard = REGISTRY.get(name)
+        guard = registry().get(name)
         for state in (strictness.on, strictness.off):
             with state(fault), strictness.off("many-rows-bias", "large-k-batched"):
                 found = guard.tried()
@@ -156,7 +156,7 @@ def test_a_trial_that_raises_says_so_and_the_next_goes_on(
     def fails() -> None:
         raise RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")
 
-    monkeypatch.setattr(REGISTRY.get("non-contiguous"), "trial", fails)
+    monkeypatch.setattr(registry().get("non-contiguous"), "trial", fails)
     guards.main(["non-contiguous", "conv3d-layout"])
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("verdict", each.get("begins")) for each in told] == [

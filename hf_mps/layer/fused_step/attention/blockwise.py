@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.layer.fused_step.attention.masks import BLOCK_BYTES, SUMMED, Block, Everything, Mask, Shape, cut, part
+from hf_mps.layer.fused_step.attention.masks import BLOCK_BYTES, SUMMED, Block, Mask, Shape, Span, cut, part
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -44,7 +44,7 @@ def attention(
     backward pass.
     """
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    call = _Call(mask or Everything(), scale, dropout, budget)
+    call = _Call(mask, scale, dropout, budget)
     attend: Callable[..., Tensor] = _Blockwise.apply
     return attend(query, key, value, bias, call)
 
@@ -53,7 +53,7 @@ def attention(
 class _Call:
     """What is no tensor, and what the forward pass leaves to the backward pass."""
 
-    mask: Mask
+    mask: Mask | None
     scale: float
     dropout: float
     budget: int
@@ -62,7 +62,7 @@ class _Call:
     def blocks(self, query: Tensor, key: Tensor) -> Iterator[Block]:
         batch, heads, queries, _ = query.shape
         shape = Shape(batch, key.shape[1], heads // key.shape[1], queries, key.shape[2])
-        return cut(shape, self.mask.span, self.budget)
+        return cut(shape, self.mask.span if self.mask else Span(), self.budget)
 
     def scores(self, block: Block, query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
         """(heads of the block, queries of a group, keys): products, with what may not be seen at minus infinity."""
@@ -70,7 +70,7 @@ class _Call:
         apart = scores.view(*_grouped(block), -1, block.queries.stop - block.queries.start, scores.shape[-1])
         if bias is not None:
             apart.add_(_by_group(part(bias, block), block, apart.shape[2]))
-        seen = self.mask.block(block, query.device)
+        seen = self.mask.block(block, query.device) if self.mask else None
         if seen is not None:
             apart.masked_fill_(_by_group(seen, block, apart.shape[2]).logical_not(), -math.inf)
         return scores
@@ -80,7 +80,8 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
         with _without_autocast(query.device):
-            call.random = _generator(query.device).get_state() if call.dropout else None
+            module, where = _draws(query.device)
+            call.random = module.get_rng_state(*where) if call.dropout else None
             out, sums = _forward(call, query, key, value, bias)
         ctx.call = call
         ctx.save_for_backward(query, key, value, bias, out, sums)
@@ -228,14 +229,10 @@ def _add_bias(total: Tensor, block: Block, by_score: Tensor, group: int) -> None
     there.add_(whole.sum_to_size(there.shape).to(there.dtype))
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    if device.type in ("cpu", "meta"):  # a trace on meta draws nothing
-        return torch.default_generator
-    module: Any = torch.get_device_module(device)
-    of_all = getattr(module, "default_generators", None)
-    if of_all:
-        return of_all[device.index or 0]  # type: ignore[no-any-return]
-    return module._get_default_mps_generator()  # type: ignore[no-any-return]
+def _draws(device: torch.device) -> tuple[Any, tuple[torch.device, ...]]:
+    """Return whose get_rng_state and set_rng_state are the device's, and what they are told; meta draws nothing."""
+    host = device.type in ("cpu", "meta")
+    return (torch, ()) if host else (torch.get_device_module(device), (device,))
 
 
 @contextmanager
@@ -244,10 +241,10 @@ def _replayed(state: Tensor | None, device: torch.device) -> Iterator[None]:
     if state is None:
         yield
         return
-    generator = _generator(device)
-    now = generator.get_state()
-    generator.set_state(state)
+    module, where = _draws(device)
+    now = module.get_rng_state(*where)
+    module.set_rng_state(state, *where)
     try:
         yield
     finally:
-        generator.set_state(now)
+        module.set_rng_state(now, *where)

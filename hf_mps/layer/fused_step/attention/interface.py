@@ -104,12 +104,16 @@ def mask(
     it all.
 
     Whether a padding mask masks anything is not looked at: that would wait for the device. Functions that are not of
-    indices (`use_vmap`), caches of fixed size and releases before transformers 5.3, which name the queries otherwise,
+    indices (`use_vmap`), caches of fixed size and releases that name the queries otherwise (`cache_position` in 5.3)
     get the tensor of `sdpa_mask`.
     """
     given = dict(locals())
     if q_length is None or kv_length is None or use_vmap or isinstance(q_offset, Tensor):
-        return _by_sdpa_mask({**{name: given[name] for name in given if name != "named"}, **named})
+        from transformers.masking_utils import sdpa_mask
+
+        given |= given.pop("named")
+        made: Tensor | None = sdpa_mask(**{name: value for name, value in given.items() if value is not None})
+        return made
     is_local = local_size is not None and kv_length >= local_size
     if attention_mask is None and not is_local:
         if allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == kv_length and q_offset == kv_offset):
@@ -120,10 +124,3 @@ def mask(
     device = torch.device(device if device is not None else "cpu")
     described = {"q_offset": q_offset, "kv_offset": kv_offset, "attention_mask": attention_mask}
     return UnmadeMask(Indexed(mask_function, (batch_size, q_length, kv_length), **described), device)
-
-
-def _by_sdpa_mask(given: dict[str, Any]) -> Tensor | None:
-    from transformers.masking_utils import sdpa_mask
-
-    made: Tensor | None = sdpa_mask(**{name: value for name, value in given.items() if value is not None})
-    return made

@@ -81,6 +81,7 @@ def _sizes(shape: Shape, span: Span, elements: int) -> tuple[int, int, int]:
     reach = _reach(span)
     most = shape.queries if reach is None else min(shape.queries, max(reach, FEWEST_QUERIES))
     widest = shape.keys if reach is None else min(shape.keys, reach + most + 2 * FEWEST_QUERIES)
+    # A window of keys grows by the block's queries, and its ends are rounded outwards (`_keys`).
     of_query = shape.group * widest
     together = shape.batch * shape.heads
     queries = elements // max(1, of_query * together)
@@ -122,16 +123,6 @@ class Mask(Protocol):
     def block(self, block: Block, device: torch.device) -> Tensor | None:
         """Return a bool tensor (batch or 1, query heads or 1, queries, keys)."""
         ...
-
-
-class Everything:
-    """Every query sees every key."""
-
-    span = Span()
-
-    def block(self, block: Block, device: torch.device) -> Tensor | None:
-        """None."""
-        return None
 
 
 class Causal:

@@ -9,7 +9,7 @@ import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
 # Those that stay as they are: kernels of these names in the macOS wheels of torch 2.13 to 2.15 add with atomic
@@ -64,9 +64,9 @@ class AtomicOrder(Guard):
         """Whether equal backward passes of an embedding differ; what it does under the flag does not depend on that."""
         with self.left_alone():
             runs = [_embedding_gradient() for _ in range(PASSES)]
-        if not all(torch.equal(each, runs[0]) for each in runs):
-            return Choice(True, f"tried on the device: {PASSES} equal backward passes of an embedding differ")
-        return Choice(False, f"tried on the device: {PASSES} equal backward passes of an embedding agree to the bit")
+        passes = f"{PASSES} equal backward passes of an embedding"
+        agree = all(torch.equal(each, runs[0]) for each in runs)
+        return tried(not agree, f"{passes} differ", f"{passes} agree to the bit")
 
     def install(self, module: ModuleType) -> None:
         """Also look whether the flag was set before."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType, TracebackType
+from contextlib import nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,23 +14,16 @@ from hf_mps.core.patching import Give
 from hf_mps.layer.guards.base import Guard
 
 
-class _Device:
+class _Device(nullcontext[None]):
     """`torch.mps.device(0)`: the one Metal device is always the current one. As torch.cuda.device."""
 
     def __init__(self, device: Any) -> None:
+        super().__init__()
         self.idx = 0
         # A storage that is moved to the device asks for it as well (torch/_utils.py, _to).
         asks = sys._getframe(1).f_globals.get("__name__")
         if asks == "torch.utils.checkpoint" and not Guard.trying:
             CHECKPOINT_RNG.safely(CHECKPOINT_RNG.replayed)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return None
 
 
 NAMES = {"_initialized": True, "device": _Device}
@@ -82,15 +76,12 @@ def _replays() -> bool:
     """Return whether a checkpointed dropout's gradient is that of its output; leaves the generators as they were."""
     from torch.utils.checkpoint import checkpoint
 
-    before = torch.mps.get_rng_state()
-    try:
+    with torch.random.fork_rng([0], device_type="mps"):
         x = torch.ones(64, device="mps", requires_grad=True)
         y: Any = checkpoint(lambda value: torch.nn.functional.dropout(value * value, 0.5), x, use_reentrant=False)
         y.sum().backward()
         assert x.grad is not None
         return bool(torch.equal(x.grad, 2 * y.detach()))
-    finally:
-        torch.mps.set_rng_state(before)
 
 
 CHECKPOINT_RNG = CheckpointRng()

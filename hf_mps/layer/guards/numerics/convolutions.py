@@ -13,7 +13,7 @@ import torch
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
 LARGEST = 65535
@@ -42,9 +42,8 @@ class ConvBatch(Guard):
         how = (0, 0), (1, 1), (1, 1), 1, [False, True, False]
         with self.left_alone():
             found = float(torch.ops.aten.mps_convolution_backward(rows, rows, weight, *how)[1].cpu())
-        if found == LARGEST + 1:
-            return Choice(False, "tried on the device: a weight's gradient is right for a batch of 65,536")
-        return Choice(True, f"tried on the device: a sum over a batch of 65,536 ones is {found:g}")
+        right = "a weight's gradient is right for a batch of 65,536"
+        return tried(found != LARGEST + 1, f"a sum over a batch of 65,536 ones is {found:g}", right)
 
     def _in_parts(self, stock: OriginalCall, rows: Any, grad: Any, weight: Any, *rest: Any) -> Any:
         *how, mask = rest
@@ -93,11 +92,8 @@ class Conv3dLayout(Guard):
         """Return whether a small convolution differs from the CPU's, and whether one of channels_last_3d does."""
         with self.left_alone():
             right, self._helps = _right(torch.contiguous_format), _right(torch.channels_last_3d)
-        if right:
-            return Choice(False, "tried on the device: 3-D convolutions are right")
-        if not self._helps:
-            return Choice(True, "tried on the device: 3-D convolutions are wrong, those of channels_last_3d too")
-        return Choice(True, "tried on the device: 3-D convolutions are wrong, those of channels_last_3d are right")
+        others = f"those of channels_last_3d {'are right' if self._helps else 'too'}"
+        return tried(not right, f"3-D convolutions are wrong, {others}", "3-D convolutions are right")
 
     def _channels_last(self, reads: int, stock: OriginalCall, *args: Any) -> Any:
         given, last = args[reads], torch.channels_last_3d

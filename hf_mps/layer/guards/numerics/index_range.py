@@ -15,7 +15,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch, in_lightning
 from hf_mps.layer.guards import training_hooks
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import TRIED, Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel
 from hf_mps.metal.device import faults
 
@@ -93,13 +93,14 @@ class IndexRange(Guard):
         """Whether the device lets such an index pass; from 2.14 on its error comes late, and no trial provokes it."""
         if faults.possible("late-indices"):
             return Choice(True, f"torch {torch.__version__} raises later, without the place (pytorch PR 187109)")
+        found = "read without an error"
         try:
             torch.nn.functional.embedding(torch.tensor([2], device="mps"), torch.ones(2, 1, device="mps")).cpu()
         except IndexError:
-            return Choice(False, "tried on the device: the row behind the last is an error at once")
+            found = "an error at once"
         except RuntimeError:
-            return Choice(True, "tried on the device: the row behind the last is an error later, without the place")
-        return Choice(True, "tried on the device: the row behind the last is read without an error")
+            found = "an error later, without the place"
+        return Choice(found != "an error at once", f"{TRIED}: the row behind the last is {found}")
 
     def _prepared(self, stock: OriginalCall, accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = stock(accelerator, model, *args, **kwargs)

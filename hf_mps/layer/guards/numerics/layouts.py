@@ -18,7 +18,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.layer.guards import training_hooks
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 from hf_mps.metal.device import faults
 
@@ -106,9 +106,8 @@ class DtypeCopies(Guard):
         """Return whether such copies, to ends that begin no page of memory, leave their source and their end right."""
         with self.left_alone():
             wrong = [name for name, copied in COPY_TRIALS.items() if not copied()]
-        if wrong:
-            return Choice(True, f"tried on the device: wrong are copies {' and '.join(wrong)}")
-        return Choice(False, f"tried on the device: right are copies {' and '.join(COPY_TRIALS)}")
+        copies = " and ".join(wrong or COPY_TRIALS)
+        return tried(bool(wrong), f"wrong are copies {copies}", f"right are copies {copies}")
 
     def _to(self, stock: OriginalCall, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not has_its_own(tensor) and tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
@@ -169,9 +168,8 @@ class NonContiguous(Guard):
             "conv2d": lambda x, y, z: torch.nn.functional.conv2d(x[None, None], y[None, None, :2, :2]),
         }
         wrong = [name for name, run in trials.items() if not _agrees(run)]
-        if wrong:
-            return Choice(True, f"tried on the device: {', '.join(wrong)} differ from the CPU on transposed tensors")
-        return Choice(False, "tried on the device: the operators of those issues are right on transposed tensors")
+        differ = f"{', '.join(wrong)} differ from the CPU on transposed tensors"
+        return tried(bool(wrong), differ, "the operators of those issues are right on transposed tensors")
 
     def _look(self, parameters: list[Any]) -> None:
         loose = [parameter for parameter in parameters if not parameter.is_contiguous()]

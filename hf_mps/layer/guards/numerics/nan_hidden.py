@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import Put
@@ -59,13 +60,10 @@ class NanHidden(Guard):
         return arguments is self._training and self.on and reader in self._loops
 
     def _trains(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        arguments, outer = trainer.args, self._training
+        arguments = trainer.args
         given = was_given(arguments, FILTER) or not getattr(arguments, FILTER, False)
-        self._training = None if given or arguments.device.type != "mps" else arguments
-        try:
+        with patch.object(self, "_training", None if given or arguments.device.type != "mps" else arguments):
             return stock(trainer, *args, **kwargs)
-        finally:
-            self._training = outer
 
     def _logs(self, stock: Callable[..., Any], trainer: Any, tr_loss: Any, *args: Any, **kwargs: Any) -> Any:
         result = stock(trainer, tr_loss, *args, **kwargs)

@@ -20,7 +20,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.layer.guards import training_hooks
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 
 PAD_LIMIT = 2**16
@@ -191,9 +191,8 @@ class LerpWeight(Guard):
         ends = torch.arange(2.0, dtype=torch.float16, device="mps")
         with self.left_alone():
             found = float(torch.lerp(ends[0], ends[1], torch.tensor(0.5, device="mps")).cpu())
-        if found == 0.5:
-            return Choice(False, "tried on the device: lerp reads a weight of another dtype rightly")
-        return Choice(True, f"tried on the device: lerp reads 0.5 of another dtype as {found:g}")
+        right = "lerp reads a weight of another dtype rightly"
+        return tried(found != 0.5, f"lerp reads 0.5 of another dtype as {found:g}", right)
 
     def _of_one_dtype(self, name: str, stock: OriginalCall, given: Any, end: Any, weight: Any) -> Any:
         if not self.needed:
@@ -256,18 +255,14 @@ class LstmDropout(Guard):
 
     def trial(self) -> Choice[bool]:
         """Whether a gradient passes between two layers that dropout=1 cuts apart; leaves the generator as it was."""
-        before = torch.mps.get_rng_state()
-        try:
+        with torch.random.fork_rng([0], device_type="mps"):
             weights: list[torch.Tensor] = [*torch.nn.LSTM(3, 3, num_layers=2, device="mps").parameters()]
             x = torch.ones(4, 1, 3, device="mps", requires_grad=True)
             zeros = torch.zeros(2, 1, 3, device="mps")
-            out = torch._C._VariableFunctions.lstm(x, (zeros, zeros), weights, True, 2, 1.0, True, False, False)
+            out = torch.lstm(x, (zeros, zeros), weights, True, 2, 1.0, True, False, False)
             (gradient,) = torch.autograd.grad(out[0].sum(), x)
-        finally:
-            torch.mps.set_rng_state(before)
-        if bool((gradient == 0).all()):
-            return Choice(False, "tried on the device: no gradient passes a dropout of 1 between two layers")
-        return Choice(True, "tried on the device: a gradient passes a dropout of 1 between two layers")
+        passes = "gradient passes a dropout of 1 between two layers"
+        return tried(bool((gradient != 0).any()), f"a {passes}", f"no {passes}")
 
     def _lstm(self, stock: Any, input: Any, *rest: Any) -> Any:
         # Packed sequences give batch sizes second and take no kernel of Metal's own.
@@ -326,9 +321,10 @@ class MixedDtypes(Guard):
         with torch.no_grad():
             expected = torch.layer_norm(x, (4,), weight, weight)
             found = torch.layer_norm(x.half().to("mps"), (4,), weight.to("mps"), weight.to("mps"))
-        if torch.allclose(found.cpu().float(), expected, atol=0.01):
-            return Choice(False, "tried on the device: a layer norm of float32 weights over float16 is right")
-        return Choice(True, "tried on the device: a layer norm of float32 weights over float16 is wrong")
+        norm = "a layer norm of float32 weights over float16"
+        return tried(
+            not torch.allclose(found.cpu().float(), expected, atol=0.01), f"{norm} is wrong", f"{norm} is right"
+        )
 
     def _look(self, parameters: list[Any]) -> None:
 

@@ -20,7 +20,7 @@ import torch
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 from hf_mps.metal.device import faults, machine
 
@@ -76,9 +76,8 @@ class LargeK(Guard):
                 "linear": lambda one, other: torch.nn.functional.linear(one, other.t()),
             }
             wrong = [name for name, run in trials.items() if not _large_k_right(run)]
-        if wrong:
-            return Choice(True, f"tried on the device: {', '.join(wrong)} over 40,009 values differ from the CPU")
-        return Choice(False, "tried on the device: mm, bmm and linear over 40,009 values are right")
+        differ = f"{', '.join(wrong)} over 40,009 values differ from the CPU"
+        return tried(bool(wrong), differ, "mm, bmm and linear over 40,009 values are right")
 
     def _long(self, values: int, rows: int, columns: int) -> bool:
         """Return whether a product that sums over `values` has to be split; asks `applies` at the first one."""
@@ -340,9 +339,8 @@ class LinearBias(Guard):
             found = torch.nn.functional.linear(*(each.to("mps") for each in (rows, one.view(1, 1), one)))
             self._many = float(found[0, 0, 0].cpu()) != 1.0
         wrong = ["one row"] * self._single + [f"{MATRICES + 1:,} matrices"] * self._many
-        if wrong:
-            return Choice(True, f"tried on the device: the bias is wrong for {' and for '.join(wrong)}")
-        return Choice(False, f"tried on the device: the bias is right for one row and for {MATRICES + 1:,} matrices")
+        right = f"the bias is right for one row and for {MATRICES + 1:,} matrices"
+        return tried(bool(wrong), f"the bias is wrong for {' and for '.join(wrong)}", right)
 
     def _linear(self, stock: OriginalCall, rows: Any, weight: Any, bias: Any = None) -> Any:
         shape = rows.shape
@@ -499,10 +497,8 @@ def _baddbmm(given: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1,
     return out
 
 
-def _huge_in_place(given: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    for where, rows, columns in _cut(one, other):
-        given[where].baddbmm_(rows, columns, beta=beta, alpha=alpha)
-    return given
+def _huge_in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
+    return _baddbmm(given, *args, out=given, **kwargs)
 
 
 # Operator -> what takes its place, and which argument is the first of the two that are multiplied.

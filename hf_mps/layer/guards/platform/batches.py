@@ -7,7 +7,7 @@ float64-columns: columns of float64 in a batch become float32, which Metal has.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.numerics.layouts import target_device
@@ -52,9 +51,8 @@ class BatchWaits(Guard):
     until = "a copy of pageable memory to the device does not wait for the queue, as cudaMemcpyAsync stages it"
     patches = {
         **training_hooks.moves("_moving"),
-        # An older transformers lacks some of them: there its masks are asked on the device, as without the guard.
-        f"transformers.masking_utils:{BOOLEAN}": Patch("_made_boolean", optional=True),
-        **{f"transformers.masking_utils:{name}": Patch("_looked_at", optional=True) for name in LOOKS},
+        f"transformers.masking_utils:{BOOLEAN}": "_made_boolean",
+        **{f"transformers.masking_utils:{name}": "_looked_at" for name in LOOKS},
     }
 
     together: Callable[[Any], Moved] | None = None
@@ -144,6 +142,21 @@ class _Moves(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self.pairs:
             self.guard.safely(self.guard.moved, self.pairs)
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """Return the tensors of a batch, through mappings, lists and tuples; each object once."""
+    found: dict[int, torch.Tensor] = {}
+    waiting = [batch]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found.setdefault(id(value), value)
+        elif isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+    return iter(found.values())
 
 
 def movable(tensor: Any) -> bool:

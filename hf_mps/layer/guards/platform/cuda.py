@@ -13,6 +13,7 @@ import os
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -131,12 +132,8 @@ class CudaGraphs(Guard):
         if not on_metal(inputs) or not asked or not self.needed:
             return stock(backend, graph, inputs, *args, **kwargs)
         self.acted("torch.compile leaves out the CUDA graphs of mode reduce-overhead or max-autotune; Metal has none")
-        given = backend.config
-        backend.config = {**given, SWITCH: False}
-        try:
+        with patch.object(backend, "config", {**backend.config, SWITCH: False}):
             return stock(backend, graph, inputs, *args, **kwargs)
-        finally:
-            backend.config = given
 
 
 UPDATES = {8: "bitsandbytes::optimizer_update_8bit_blockwise", 32: "bitsandbytes::optimizer_update_32bit"}

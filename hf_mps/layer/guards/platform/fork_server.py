@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import io
 import os
 import re
 import symtable
@@ -17,6 +16,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from hf_mps.core.text import first_line
 from hf_mps.metal.device import machine, probe
@@ -124,15 +124,9 @@ def _verdict_handed_down() -> Iterator[None]:
 
     To answer them itself the server would create the device, and fork workers from a process that has it.
     """
-    before = os.environ.get(probe.HANDED_DOWN)
-    probe.hand_down(machine.present(), metal())
-    try:
+    with patch.dict(os.environ):
+        probe.hand_down(machine.present(), metal())
         yield
-    finally:
-        if before is None:
-            del os.environ[probe.HANDED_DOWN]
-        else:
-            os.environ[probe.HANDED_DOWN] = before
 
 
 _PARTS = ("dataset", "collate_fn", "worker_init_fn")
@@ -259,15 +253,11 @@ def _bound(block: ast.If) -> Iterator[str]:
             left += ast.iter_child_nodes(node)
 
 
-class _Sink(io.RawIOBase):
-    """A file that keeps nothing of what is written, but the modules and the names that it says."""
+class _Sink:
+    """A pickler's file, which keeps nothing of what is written but the modules and the names that it says."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.named: set[tuple[str, str]] = set()
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: Any) -> int:
         for module, name in _NAMED.findall(data):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 from weakref import WeakSet
 
 import torch
@@ -39,11 +40,8 @@ class TrainersLoaders(Guard):
         return not was_given(arguments, f"dataloader_{self.argument}")
 
     def _trainer_makes(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._trainers_own = self.by_default(trainer.args)
-        try:
+        with patch.object(self, "_trainers_own", self.by_default(trainer.args)):
             return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
-        finally:
-            self._trainers_own = False
 
     def _loader_made(self, stock: OriginalCall, loader: Any, *args: Any, **kwargs: Any) -> None:
         stock(loader, *args, **kwargs)
@@ -167,8 +165,6 @@ class PinMemory(TrainersLoaders):
         if loader not in self._loaders or not loader.pin_memory or not self.needed:
             return stock(loader)
         self.acted("nothing is pinned for Trainer's loaders: CPU and GPU share their memory", aloud=False)
-        loader.pin_memory = False  # what torch reads and warns of; it pins nothing on mps either way
-        try:
+        # What torch reads and warns of; it pins nothing on mps either way.
+        with patch.object(loader, "pin_memory", False):
             return stock(loader)
-        finally:
-            loader.pin_memory = True

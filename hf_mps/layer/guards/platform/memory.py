@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
 from time import monotonic
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.patching import in_lightning
 from hf_mps.core.text import gib
 from hf_mps.layer.guards import training_hooks
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, LibraryGuard
+from hf_mps.layer.guards.platform.batches import tensors
 from hf_mps.metal.device import machine, memory
 from hf_mps.metal.device.memory import Peak
 
@@ -153,13 +153,13 @@ class ShapeGrowth(Guard):
         return Choice(True, f"releases memory that lies idle when it grows above {PRESSURE:.0%} of what is recommended")
 
     def _at_batch(self, batch: Any) -> Any:
-        shape = _shape(batch)
+        shape = tuple(each.shape for each in tensors(batch))
         if shape not in self._shapes:
             if self._shapes:  # an evaluation has no optimizer's steps
                 self._look()
             self._shapes.add(shape)
             before = len(self._lengths)
-            self._lengths.add(_without_rows(shape))
+            self._lengths.add(tuple(each[1:] for each in shape))
             if before < len(self._lengths) == MANY:
                 self.acted(
                     f"batches of {MANY} different lengths so far: Metal compiles graphs and keeps memory for each; "
@@ -181,22 +181,6 @@ class ShapeGrowth(Guard):
         torch.mps.empty_cache()
         self._begin(wait=APART)
         self.acted("under memory pressure, blocks kept for batches of other shapes were given back", aloud=False)
-
-
-def _without_rows(shape: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the same shapes without the first number of each."""
-    if shape and all(isinstance(each, tuple) for each in shape):
-        return tuple(_without_rows(each) for each in shape)
-    return shape[1:]
-
-
-def _shape(batch: Any) -> tuple[Any, ...]:
-    """The shapes of the tensors of a batch, whatever holds them; a list of Python's numbers or words has none."""
-    if isinstance(batch, Mapping):
-        return tuple(shape for each in batch.values() if (shape := _shape(each)))
-    if isinstance(batch, tuple | list):
-        return tuple(shape for each in batch if (shape := _shape(each)))
-    return tuple(getattr(batch, "shape", ()))
 
 
 _PEAK = "_hf_mps_peak"
@@ -250,13 +234,15 @@ class MemoryMetrics(Guard):
             self.acted(f"the peak of GPU memory in the metrics is {peak.result.reason}", aloud=False)
 
 
-class OomText(Guard):
+class OomText(LibraryGuard):
     """Looks at the errors that auto_find_batch_size, find_executable_batch_size and Tuner.scale_batch_size look at."""
 
     name = "oom-text"
     what = "searches for a batch size that fits end at the first one that does not: Metal's errors have other words"
     issue = "https://github.com/huggingface/accelerate/issues/4226"
     until = "should_reduce_batch_size of the oldest supported accelerate and Lightning's is_oom_error know both texts"
+    faulty = "tried: a text of Metal's is unknown to {}"
+    cured = "tried: Metal's texts are known to {}"
     patches = {
         "accelerate.utils.memory:should_reduce_batch_size": "_ours_too",
         # is_oom_error itself is imported by name elsewhere, and asks the first of these wherever it is.
@@ -268,26 +254,11 @@ class OomText(Guard):
         ),
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._found: dict[str, bool] = {}
-
-    def applies(self) -> Choice[bool]:
-        """Return whether one of the installed libraries takes such an error for another; asks their own functions."""
-        deaf = [library for library, knows in self._found.items() if not knows]
-        if deaf:
-            return Choice(True, f"tried: a text of Metal's is unknown to {' and '.join(deaf)}")
-        return Choice(False, f"tried: Metal's texts are known to {' and '.join(self._found)}")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether the library's question does not know Metal's words."""
-        in_lightning = hasattr(module, "is_oom_error")
-        question = module.is_oom_error if in_lightning else module.should_reduce_batch_size
-        library = "Lightning" if in_lightning else "accelerate"
-        errors = [RuntimeError(f"{words}1 GB") for words in memory.REFUSALS]
-        self._found[library] = all(map(inspect.unwrap(question), errors))
-        self._verdict = None
-        return not self._found[library]
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether the library's own question knows Metal's words."""
+        lightning = hasattr(module, "is_oom_error")
+        question = module.is_oom_error if lightning else module.should_reduce_batch_size
+        return all(map(inspect.unwrap(question), [RuntimeError(f"{words}1 GB") for words in memory.REFUSALS]))
 
     def _ours_too(self, stock: Any, error: BaseException) -> bool:
         if stock(error):

@@ -175,13 +175,10 @@ class HalfPrecision(Guard):
     def _arguments_made(self, stock: Callable[..., None], arguments: Any, *args: Any, **kwargs: Any) -> None:
         asked = [name for name in HALVES if getattr(arguments, name) or getattr(arguments, f"{name}_full_eval")]
         try:
-            stock(arguments, *args, **kwargs)  # may move it to the CPU, and may refuse
-        except ValueError:
+            stock(arguments, *args, **kwargs)  # may move it to the CPU, and may refuse in words that say less
+        finally:
             if asked and not arguments.use_cpu and metal().value:
                 self._refuse(asked, f"{asked[0]}=True")
-            raise
-        if asked and not arguments.use_cpu and metal().value:
-            self._refuse(asked, f"{asked[0]}=True")
 
     def _state_made(self, stock: Callable[..., None], state: Any, *args: Any, **kwargs: Any) -> None:
         known = bool(state._shared_state)
@@ -231,11 +228,11 @@ class Attention(Guard):
 
     def _adjust(self, stock: Any, model: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         asked = _ASKED.fullmatch(attn_implementation) if isinstance(attn_implementation, str) else None
-        if asked and metal().value and not (asked[2] == "flex_attention" and _flex_trains()):
-            instead = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
-            self.acted(f"attn_implementation={attn_implementation} cannot train on Metal: {instead} takes its place")
-            attn_implementation = instead
-        return stock(model, attn_implementation, *args, **kwargs)
+        if not asked or not metal().value or (asked[2] == "flex_attention" and _flex_trains()):
+            return stock(model, attn_implementation, *args, **kwargs)
+        instead = stock(model, None, *args, **kwargs)  # the model's default: sdpa, or eager where it has no sdpa
+        self.acted(f"attn_implementation={attn_implementation} cannot train on Metal: {instead} takes its place")
+        return instead
 
 
 def _flex_trains() -> bool:

@@ -51,12 +51,12 @@ def arm_everywhere() -> None:
     from inspect import unwrap
 
     from hf_mps.core import settings
-    from hf_mps.layer.guards.catalogue import GUARDS, REGISTRY
+    from hf_mps.layer.guards.catalogue import GUARDS, registry
 
-    if REGISTRY.started:
+    if registry().started:
         return
     off = settings.safeguards_off("guard", GUARDS.names)
-    REGISTRY.start(off, only=frozenset(EVERYWHERE))
+    registry().start(off, only=frozenset(EVERYWHERE))
     # A module that is imported now is armed by its import hook, and not a second time here.
     for name in (
         "accelerate.data_loader",
@@ -65,9 +65,9 @@ def arm_everywhere() -> None:
         "transformers.trainer_utils",
         "transformers.trainer",
     ):
-        REGISTRY.install("guard", import_module(name))
+        registry().install("guard", import_module(name))
     if (mixin := sys.modules.get("transformers.distributed.mixin")) is not None:  # not in older releases
-        REGISTRY.install("guard", mixin)
+        registry().install("guard", mixin)
     patched = sys.modules["accelerate.data_loader"].skip_first_batches
     for module in tuple(sys.modules.values()):
         if getattr(module, "__dict__", {}).get("skip_first_batches") is unwrap(patched):

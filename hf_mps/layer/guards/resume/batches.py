@@ -21,7 +21,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in
 from hf_mps.layer.guards.resume import in_recipe, random_numbers
 from hf_mps.layer.guards.resume.random_numbers import States
 
@@ -145,6 +145,7 @@ class _Watched(_SingleProcessDataLoaderIter):
 
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
+        # The batch that was made ahead is drawn again from what it was drawn from.
         if self.replay is not None and self.replay.number == self.place.made and self.replay.before is not None:
             self.replay.before.put()
         self.place.before = States.now()
@@ -225,7 +226,7 @@ def generator(loader: Any) -> Any:
 EPOCH_FILE = "loader_epochs.json"
 
 
-class ResumeEpoch(Guard):
+class ResumeEpoch(LibraryGuard):
     """Keeps each loader's count of epochs in a file of its own, hands it to a rest and back, whatever the device."""
 
     name = "resume-epoch"
@@ -235,6 +236,8 @@ class ResumeEpoch(Guard):
     )
     issue = "https://github.com/huggingface/accelerate/issues/3996"
     until = "the oldest supported accelerate stores the loaders' iteration, and hands it on and back"
+    faulty = "checkpoints of this accelerate do not say how many epochs a loader has done"
+    cured = "this accelerate stores how many epochs each loader has done"
     patches = {
         # Before others import it by name.
         "accelerate.data_loader:skip_first_batches": "_skipped",
@@ -244,20 +247,10 @@ class ResumeEpoch(Guard):
         "accelerate.accelerator:load_accelerator_state": "_loaded",
     }
 
-    _stores = False
-
-    def applies(self) -> Choice[bool]:
-        """Return whether the installed save_accelerator_state never names the loader's count."""
-        if self._stores:
-            return Choice(False, "this accelerate stores how many epochs each loader has done")
-        return Choice(True, "checkpoints of this accelerate do not say how many epochs a loader has done")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether accelerate's checkpoints lack the epoch; its loaders always count it anew."""
-        saving = getattr(module, "save_accelerator_state", None)
-        if saving is not None:
-            self._stores = "iteration" in names_in(saving)
-        return saving is None or not self._stores
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether save_accelerator_state names the loader's count."""
+        saving = getattr(module, "save_accelerator_state", None)  # accelerate's loaders always count anew
+        return saving and "iteration" in names_in(saving)
 
     def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
         rest = stock(dataloader, num_batches)
@@ -395,19 +388,16 @@ class ResumeBatches(Guard):
 
     def _save(self, folder: Path, loaders: list[Any]) -> None:
         current = active()
+        whole = None if current is None else source_of(current)
         replay = None if current is None or current.end_of_dataloader else capture(current)
         generators = [generator(loader.base_dataloader) for loader in loaders]
         stored = {
-            "loader": None if replay is None else _number(source_of(current), loaders),
+            "loader": None if replay is None else next((n for n, each in enumerate(loaders) if each is whole), None),
             "active": None if replay is None else replay.store(),
             "generators": [None if each is None else each.get_state() for each in generators],
         }
         random_numbers.save(stored, random_numbers.own(folder / FILE))
         self.acted(f"checkpoints also hold where the loader is in its epoch, in {FILE}", aloud=False)
-
-
-def _number(loader: Any, loaders: list[Any]) -> int | None:
-    return next((number for number, each in enumerate(loaders) if each is loader), None)
 
 
 def _read(folder: Path) -> dict[str, Any] | None:

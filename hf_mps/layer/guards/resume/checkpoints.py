@@ -19,6 +19,7 @@ from inspect import unwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from hf_mps.core import checkpoint_files
 from hf_mps.core.choice import Choice
@@ -27,7 +28,7 @@ from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
-from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in
 
 TRAINER_LAST = "trainer_state.json"
 ACCELERATE_LAST = "random_states_*.pkl"
@@ -43,7 +44,7 @@ class _Saving:
     later: list[Callable[[], Any]] = field(default_factory=list)
 
 
-class AtomicCheckpoint(Guard):
+class AtomicCheckpoint(LibraryGuard):
     """Lets the stock functions write into a hidden folder beside the checkpoint, which is renamed when all is on disk.
 
     Whatever the device: files have none, and what was torn on the CPU is as torn on Metal. Several processes of Trainer
@@ -56,36 +57,26 @@ class AtomicCheckpoint(Guard):
     what = "a checkpoint is written file by file under its final name, so that a run killed meanwhile leaves half of it"
     issue = "https://github.com/huggingface/transformers/issues/35782"
     until = "the oldest supported transformers and accelerate write under another name and rename (transformers#27820)"
+    faulty = "{} write checkpoints under their final names"
+    cured = "{} rename checkpoints when they are whole"
     patches = {
         "transformers.trainer:Trainer._get_output_dir": "_output_dir",
         "transformers.trainer:Trainer._push_from_checkpoint": "_pushed",
-        # 5.0 has a method for what is a function later.
-        "transformers.trainer:rotate_checkpoints": Patch("_rotated", formerly="Trainer._rotate_checkpoints"),
+        "transformers.trainer:rotate_checkpoints": "_rotated",
         "transformers.trainer:TrainerState.save_to_json": "_state_saved",
         "transformers.trainer:Trainer._save_checkpoint": "_trainer_saves",
         "accelerate.accelerator:Accelerator.save_state": "_accelerator_saves",
     }
 
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether the library's saving function renames anything."""
+        saving = module.Trainer._save_checkpoint if hasattr(module, "Trainer") else module.Accelerator.save_state
+        return bool(names_in(saving) & {"rename", "renames", "replace"})
+
     def __init__(self) -> None:
         super().__init__()
-        self._found: dict[str, bool] = {}
         self._saving: _Saving | None = None
         self._seen: tuple[str, bool] | None = None
-
-    def applies(self) -> Choice[bool]:
-        """Return whether the installed libraries' saving functions rename nothing."""
-        lacking = [library for library, renames in self._found.items() if not renames]
-        if lacking:
-            return Choice(True, f"{' and '.join(lacking)} write checkpoints under their final names")
-        return Choice(False, f"{' and '.join(self._found)} rename checkpoints when they are whole")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether the library's saving function renames nothing."""
-        saving = module.Trainer._save_checkpoint if hasattr(module, "Trainer") else module.Accelerator.save_state
-        library = module.__name__.partition(".")[0]
-        self._found[library] = bool(names_in(saving) & {"rename", "renames", "replace"})
-        self._verdict = None
-        return not self._found[library]
 
     def _trainer_saves(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
@@ -199,8 +190,9 @@ class AtomicCheckpoint(Guard):
         ):
             return stock(accelerator, output_dir, *args, **kwargs)
         with checkpoint_files.staged(target, ACCELERATE_LAST, levels=2 if numbered else 1) as stage:
-            if numbered:
-                saved = _in_project(stage.parent.parent, stock.partial, accelerator, output_dir, *args, **kwargs)
+            if numbered:  # in a project that holds no checkpoint to number or to remove
+                with patch.object(project, "project_dir", str(stage.parent.parent)):
+                    saved = stock.partial(accelerator, output_dir, *args, **kwargs)
             else:
                 saved = stock.partial(accelerator, str(stage), *args, **kwargs)
         if numbered and project.total_limit:  # the oldest are removed after the newest is there
@@ -232,17 +224,6 @@ def _date_last(target: Path) -> None:
     dates = [path.stat().st_mtime for path in target.parent.glob("checkpoint-*") if path != target]
     if dates and max(dates) > target.stat().st_mtime:
         os.utime(target, (max(dates) + 1, max(dates) + 1))
-
-
-def _in_project(folder: Path, stock: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Save where `folder` is the project's, which holds no checkpoint to number or to remove."""
-    project = accelerator.project_configuration
-    given = project.project_dir
-    project.project_dir = str(folder)
-    try:
-        return stock(accelerator, *args, **kwargs)
-    finally:
-        project.project_dir = given
 
 
 NUMBERED = re.compile(r"^(?P<word>.*\D)(?P<number>\d+)$")
@@ -303,11 +284,8 @@ class TornCheckpoint(Guard):
         if trainer.model_init is None:
             stock.foreign(trainer._load_from_checkpoint, str(folder))
             return stock(trainer, None, *args, **kwargs)
-        self._weights = str(folder)
-        try:
+        with patch.object(self, "_weights", str(folder)):
             return stock(trainer, None, *args, **kwargs)
-        finally:
-            self._weights = None
 
     def _model_made(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         made = stock(trainer, *args, **kwargs)
@@ -372,7 +350,7 @@ def _before(folder: Path, *, above: bool = False) -> Iterator[Path]:
     return (each for _, each in sorted(found, reverse=True))
 
 
-class NodeWeights(Guard):
+class NodeWeights(LibraryGuard):
     """Lets the first process of each host write the weights that it is told to write, once arguments ask for that.
 
     transformers 5.23 asks in `save_pretrained` whether its process is rank 0, whatever Trainer says; 5.12 did not.
@@ -385,32 +363,23 @@ class NodeWeights(Guard):
     )
     issue = "transformers/distributed/mixin.py should_save_on_this_rank (transformers#12421 added save_on_each_node)"
     until = "transformers' should_save_on_this_rank goes by what Trainer says"
+    faulty = "this transformers writes weights on rank 0 alone"
+    cured = "this transformers writes weights where Trainer says so"
     patches = {
         "transformers.training_args:TrainingArguments.__post_init__": "_made",
         "transformers.distributed.mixin:DistributedMixin.should_save_on_this_rank": Patch("_saves", optional=True),
     }
 
-    _by_rank = False
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether saving does not look at the rank; the arguments tell nothing of it."""
+        mixin = getattr(module, "DistributedMixin", None)
+        asked = getattr(mixin, "should_save_on_this_rank", None)
+        return mixin and (asked is None or "_get_torch_distributed_rank" not in names_in(asked))
 
     def reset(self) -> None:
         """Also forget what earlier arguments asked for."""
         super().reset()
         self._each_node = False
-
-    def applies(self) -> Choice[bool]:
-        """Return whether the installed transformers writes weights by the number of the rank."""
-        if self._by_rank:
-            return Choice(True, "this transformers writes weights on rank 0 alone")
-        return Choice(False, "this transformers writes weights where Trainer says so")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether the module looks at the rank, or holds the arguments."""
-        if not hasattr(module, "DistributedMixin"):
-            return True
-        asked = getattr(module.DistributedMixin, "should_save_on_this_rank", None)
-        self._by_rank = asked is not None and "_get_torch_distributed_rank" in names_in(asked)
-        self._verdict = None
-        return self._by_rank
 
     def _made(self, stock: Callable[..., None], arguments: Any) -> None:
         stock(arguments)

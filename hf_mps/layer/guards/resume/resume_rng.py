@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.patching import LIGHTNING, Patch, in_lightning
-from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.base import LibraryGuard, names_in
 from hf_mps.layer.guards.resume import batches
 from hf_mps.layer.guards.resume.batches import LoaderState
 from hf_mps.layer.guards.resume.random_numbers import States, own, save
@@ -23,13 +22,15 @@ from hf_mps.layer.guards.resume.random_numbers import States, own, save
 FILE = "mps_rng_state.pth"
 
 
-class ResumeRng(Guard):
+class ResumeRng(LibraryGuard):
     """Writes a file of its own beside theirs, and reads it where they read theirs."""
 
     name = "resume-rng"
     what = "checkpoints leave out the device's random numbers, so a resumed run draws others for its dropout"
     issue = "transformers/trainer.py _save_rng_state, accelerate/checkpointing.py save_accelerator_state"
     until = "the oldest supported transformers and accelerate save torch.mps.get_rng_state()"
+    faulty = "{} leave the mps generator out of their checkpoints"
+    cured = "{} save the mps generator themselves"
     patches = {
         "transformers.trainer:Trainer._save_rng_state": "_trainer_saves",
         "transformers.trainer:Trainer._load_rng_state": "_trainer_loads",
@@ -37,24 +38,10 @@ class ResumeRng(Guard):
         "accelerate.accelerator:load_accelerator_state": "_accelerator_loads",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._found: dict[str, bool] = {}
-
-    def applies(self) -> Choice[bool]:
-        """Whether the installed libraries leave the device's generator out, by the names that their functions use."""
-        lacking = [library for library, saves in self._found.items() if not saves]
-        if lacking:
-            return Choice(True, f"{' and '.join(lacking)} leave the mps generator out of their checkpoints")
-        return Choice(False, f"{' and '.join(self._found)} save the mps generator themselves")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether the library's function that saves random states names none of mps."""
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether the library's function that saves random states names one of mps."""
         saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
-        library = module.__name__.partition(".")[0]
-        self._found[library] = any("mps" in word for word in names_in(saving))
-        self._verdict = None
-        return not self._found[library]
+        return any("mps" in word for word in names_in(saving))
 
     def _trainer_saves(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
         stock(trainer, output_dir)
@@ -95,7 +82,7 @@ class ResumeRng(Guard):
 KEY, LOADERS = "hf_mps_random_states", "hf_mps_loaders"
 
 
-class LightningRng(Guard):
+class LightningRng(LibraryGuard):
     """Puts the states of the device, of torch, NumPy and Python into the checkpoint's dictionary, and takes them out.
 
     Also where the loaders are in their epoch, which Lightning begins anew unless they keep their own place.
@@ -108,6 +95,8 @@ class LightningRng(Guard):
     )
     issue = "https://github.com/Lightning-AI/pytorch-lightning/issues/17543"
     until = "Lightning saves the random states, those of mps too"
+    faulty = "dump_checkpoint of this Lightning saves no random state"
+    cured = "this Lightning saves random states itself"
     patches = {
         **in_lightning(
             {
@@ -121,23 +110,14 @@ class LightningRng(Guard):
         ),
     }
 
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether Lightning's function that makes a checkpoint names a random state."""
+        connector = getattr(module, "_CheckpointConnector", None)
+        return connector and any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
+
     def __init__(self) -> None:
         super().__init__()
-        self._saves = False
         self._waiting: list[LoaderState | None] = []  # of a checkpoint that was read, for the loaders of its epoch
-
-    def applies(self) -> Choice[bool]:
-        """Return whether Lightning's function that makes a checkpoint names no random state."""
-        if self._saves:
-            return Choice(False, "this Lightning saves random states itself")
-        return Choice(True, "dump_checkpoint of this Lightning saves no random state")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether Lightning's checkpoints hold no random states."""
-        connector = getattr(module, "_CheckpointConnector", None)
-        if connector is not None:
-            self._saves = any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
-        return connector is None or not self._saves
 
     def _epoch(self, stock: Any, fetcher: Any, combined_loader: Any) -> None:
         from torch.utils.data import DataLoader

@@ -12,17 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
-from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in
 from hf_mps.layer.guards.resume import exact_on, in_recipe, random_numbers
 
 FILE = "unlogged_loss.json"
 _WHOLE = "_hf_mps_whole_loss"
 
 
-class ResumeLoss(Guard):
+class ResumeLoss(LibraryGuard):
     """Writes the sum and the step of the last log entry into a file of its own, and puts both back.
 
     In a recipe's run the sum of what was logged too: `train_loss` is then the mean over the whole run, not over the
@@ -36,40 +37,21 @@ class ResumeLoss(Guard):
     )
     issue = "transformers/trainer.py _inner_training_loop (tr_loss, _globalstep_last_logged)"
     until = "the oldest supported transformers keeps both in its checkpoints"
+    faulty = "this transformers begins a new mean of the losses wherever it resumes"
+    cured = "this transformers keeps the step of the last log entry in its checkpoints"
     patches = {
-        # Trainer's logging, which is shown the sum, and the saving and loading of its random states.
-        "transformers.trainer:Trainer._maybe_log_save_evaluate": "_logs",
         "transformers.trainer:Trainer._save_rng_state": "_saved",
         "transformers.trainer:Trainer._load_rng_state": "_loaded",
         "transformers.trainer:Trainer.log": "_logged",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._saves = False
-
-    def applies(self) -> Choice[bool]:
-        """Return whether the installed Trainer's saving function never names the step of the last log entry."""
-        if self._saves:
-            return Choice(False, "this transformers keeps the step of the last log entry in its checkpoints")
-        return Choice(True, "this transformers begins a new mean of the losses wherever it resumes")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether this Trainer's checkpoints lack the loss."""
-        self._saves = "_globalstep_last_logged" in names_in(module.Trainer._save_checkpoint)
-        return not self._saves
-
-    def _logs(self, stock: Callable[..., Any], trainer: Any, tr_loss: Any, *args: Any, **kwargs: Any) -> Any:
-        # 5.0 holds the sum in a variable of its loop: the first time that it is shown, the rest is added.
-        rest = trainer.__dict__.pop("_hf_mps_rest", None)
-        if rest is not None:
-            tr_loss += rest
-        trainer._hf_mps_sum = tr_loss
-        return stock(trainer, tr_loss, *args, **kwargs)
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether Trainer's saving function names the step of the last log entry."""
+        return "_globalstep_last_logged" in names_in(module.Trainer._save_checkpoint)
 
     def _saved(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
         stock(trainer, output_dir)
-        since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_hf_mps_sum", None)
+        since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_tr_loss", None)
         new = since < trainer.state.global_step or in_recipe()
         if exact_on(trainer.args.device.type) and unlogged is not None and new:
             rest = {"sum": float(unlogged), "logged": since, "total": trainer._total_loss_scalar}
@@ -88,10 +70,7 @@ class ResumeLoss(Guard):
             trainer.__dict__[_WHOLE] = True
         else:
             trainer._total_loss_scalar -= rest["sum"]  # train_loss is the mean of this call's steps alone
-        if hasattr(trainer, "_tr_loss"):
-            trainer._tr_loss += rest["sum"]
-        else:
-            trainer._hf_mps_rest = rest["sum"]
+        trainer._tr_loss += rest["sum"]
 
     def _logged(
         self, stock: Callable[..., None], trainer: Any, logs: dict[str, float], *args: Any, **kwargs: Any
@@ -113,7 +92,7 @@ class ResumeLoss(Guard):
 FOLDER = "_hf_mps_read_from"
 
 
-class ResumeNames(Guard):
+class ResumeNames(LibraryGuard):
     """Where a loaded checkpoint left weights out under other names, reads it again as `from_pretrained` does.
 
     The fault is not Metal's, and the guard acts on every device: a run that goes on has to be right on each.
@@ -126,6 +105,8 @@ class ResumeNames(Guard):
     )
     issue = "https://github.com/huggingface/transformers/issues/48805, #43701"
     until = "the oldest supported transformers has pull request #48822"
+    faulty = "this transformers loads a checkpoint by the names in its file"
+    cured = "this transformers converts the names of a checkpoint when it resumes"
     patches = {
         # The two functions that load a checkpoint, and the one that is told what was left out.
         "transformers.trainer:Trainer._load_from_checkpoint": "_resumes",
@@ -133,33 +114,17 @@ class ResumeNames(Guard):
         "transformers.trainer:Trainer._issue_warnings_after_load": "_told",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._converts = False
-
-    def applies(self) -> Choice[bool]:
-        """Return whether the installed Trainer loads a checkpoint without the conversion that saving undoes."""
-        if self._converts:
-            return Choice(False, "this transformers converts the names of a checkpoint when it resumes")
-        return Choice(True, "this transformers loads a checkpoint by the names in its file")
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether this Trainer converts no names."""
-        self._converts = any("conversion" in word for word in names_in(module.Trainer._load_from_checkpoint))
-        return not self._converts
+    def cures(self, module: ModuleType) -> bool | None:
+        """Return whether Trainer's loading function has the conversion that saving undoes."""
+        return any("conversion" in word for word in names_in(module.Trainer._load_from_checkpoint))
 
     def _resumes(self, stock: Callable[..., None], trainer: Any, folder: str, model: Any = None) -> None:
-        self._within(folder, trainer, lambda: stock(trainer, folder, model))
+        with patch.object(trainer, FOLDER, folder, create=True):
+            stock(trainer, folder, model)
 
     def _ends(self, stock: Callable[..., None], trainer: Any) -> None:
-        self._within(trainer.state.best_model_checkpoint, trainer, lambda: stock(trainer))
-
-    def _within(self, folder: str, trainer: Any, load: Callable[[], None]) -> None:
-        setattr(trainer, FOLDER, folder)
-        try:
-            load()
-        finally:
-            trainer.__dict__.pop(FOLDER, None)
+        with patch.object(trainer, FOLDER, trainer.state.best_model_checkpoint, create=True):
+            stock(trainer)
 
     def _told(self, stock: Callable[..., None], trainer: Any, result: Any) -> None:
         folder = getattr(trainer, FOLDER, None)

@@ -242,6 +242,7 @@ class Stream(Safeguard):
         canary = self.canary.safely(self.canary.unread) if self.canary is not None else None
         if not every and canary is None:
             return
+        # Read in one tensor: the values, then the marks of steps that may have been skipped, then the canary.
         unsure = [place for place, (_, _, found_inf) in enumerate(every) if found_inf is not None]
         scalars = [*(value for _, value, _ in every), *(every[place][2] for place in unsure)]
         values = _values(scalars if canary is None else [*scalars, canary])

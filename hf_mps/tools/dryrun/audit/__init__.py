@@ -141,9 +141,9 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None, release:
         tracker.phase = BETWEEN
         raise _Stepped
 
-    hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    first, last = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
     try:
-        with tracker, recorder:
+        with first, last, tracker, recorder:
             run.start(script)
     except _Stepped:
         facts = {"device": device, **asked_for(release, launches), "tensors": OF_A_SCRIPT}
@@ -152,8 +152,4 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None, release:
         raise
     except (Exception, SystemExit) as error:
         raise RunError(f"the script ended before its first optimizer step: {summary(error)}") from error
-    else:
-        raise RunError("the script ended and took no optimizer step; next: a command that trains")
-    finally:
-        for hook in hooks:
-            hook.remove()
+    raise RunError("the script ended and took no optimizer step; next: a command that trains")

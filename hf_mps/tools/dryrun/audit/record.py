@@ -196,14 +196,11 @@ def report(audit: Audit, *, every: bool = False) -> Report:
             "counts": {kind: counts[kind] for kind in KINDS},
             "launches": launches.values() if isinstance(launches, Launches) else launches,
             "operators": [
-                {
-                    "operator": entry.operator,
-                    "kind": entry.kind,
-                    "calls": entry.calls,
-                    "dtypes": entry.dtypes,
+                vars(entry)
+                | {
                     "places": [dict(zip(("phase", "module", "calls"), place, strict=True)) for place in entry.places],
-                    "link": entry.link,
                     "launches": [dict(zip(("class", "calls", "reason"), of, strict=True)) for of in entry.launches],
+                    "link": entry.link,
                 }
                 for entry in audit.entries
             ],

@@ -122,6 +122,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # As in OperatorRecorder: asked twice an operator, through every mode.
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
+        # Without this a tensor that is used twice would cost a third gradient, which no real run has.
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             return args[place].add_(args[1 - place])
         self._operator = func.name()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -86,22 +86,17 @@ class Recorder:
         self._step, self._calls, self._batch = 1, dict[str, int](), list[float]()
         self._before: dict[str, Digest] = {}
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Hooks on every module and on every parameter that trains."""
-        hooks: list[Any] = []
+    def watching(self) -> ExitStack:
+        """Return a context manager with hooks on every module and on every parameter that trains."""
+        hooks = ExitStack()
         for module in self._names:
-            hooks.append(module.register_forward_pre_hook(self._entered, with_kwargs=True))
-            hooks.append(module.register_forward_hook(self._left))
+            hooks.enter_context(module.register_forward_pre_hook(self._entered, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(self._left))
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
-                hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient(name)))  # type: ignore[no-untyped-call]
+                hooks.enter_context(parameter.register_post_accumulate_grad_hook(self._gradient(name)))  # type: ignore[no-untyped-call]
         self._before = self._weights()
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return hooks
 
     def backward_done(self, loss: torch.Tensor) -> None:
         """A batch has gone forward and backward."""
@@ -119,6 +114,7 @@ class Recorder:
         for name, now in after.items():
             module, _, which = self._owners[name]
             before = self._before[name]
+            # Without a norm: that of the change is not known, since of the weights before there are samples alone.
             self._note(UPDATE, module, which, Digest(math.nan, now.values - before.values))
         self._before, self._step, self._calls, self._batch = after, number + 1, {}, []
 
