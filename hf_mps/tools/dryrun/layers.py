@@ -2,8 +2,8 @@
 
 Layers of a kind are alike, so what a step holds and calls grows by the same with each: its weights, gradients and
 moments, what it keeps for the backward pass, and its operators. A first trace keeps the first layer of each long list,
-the last, and one of each kind between; a further trace for each kind has one more of it. A model may have several lists
-(a vision tower and a text tower) and several kinds of layers in one (`config.layer_types`).
+the last, and one of each kind between; a further trace has one more of each kind of which it lacks as many. A model may
+have several lists (a vision tower and a text tower) and several kinds of layers in one (`config.layer_types`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Kept = Mapping[str, Sequence[int]]
 class Cut:
     """The numbers of the layers that the first trace keeps of each list, by the list's name.
 
-    `more` has, for each kind, what a further trace keeps, and how many of that kind the first one lacks. `kinds` is the
+    `more` has, for some kinds, what a further trace keeps, and how many of each the first one lacks. `kinds` is the
     kind of each layer.
     """
 
@@ -58,8 +58,8 @@ def cut(*models: Any) -> Cut | None:
     """
     base: dict[str, list[int]] = {}
     kinds: dict[str, list[str]] = {}
-    further: list[tuple[str, int, int]] = []
-    whole, seen = 0, set[int]()
+    further: dict[int, dict[str, list[int]]] = {}
+    whole, added, seen = 0, 0, set[int]()
     for place, model in enumerate(models):
         for name, module in model.named_modules():
             if not isinstance(module, torch.nn.ModuleList) or any(name.startswith(f"{each}.") for each in base):
@@ -84,15 +84,17 @@ def cut(*models: Any) -> Cut | None:
             words = {each: INNER_LAYER + (f"-{kind}" if kind else "") for kind, each in enumerate(between)}
             kinds[name] = [FIRST_LAYER, *(words[each] for each in signatures[1:last]), LAST_LAYER]
             inner = signatures[1:last]
-            lacking = [(each, inner.count(each) - 1) for each in between]
-            further += [(name, 1 + inner.index(each), lacks) for each, lacks in lacking if lacks]
+            for each in between:
+                if lacks := inner.count(each) - 1:
+                    more = further.setdefault(lacks, {})
+                    more[name] = [0, 1 + inner.index(each), *more.get(name, base[name])[1:]]
+                    added += 1
             whole += count
     kept = sum(map(len, base.values()))
-    # A trace of each kind and the one before are to be less work than two of the whole model.
-    if not base or (2 + len(further)) * kept + len(further) >= 2 * whole:
+    # The further traces and the one before are to be less work than two of the whole model.
+    if not base or (2 + len(further)) * kept + added >= 2 * whole:
         return None
-    more = [({**base, name: [0, number, *base[name][1:]]}, lacking) for name, number, lacking in further]
-    return Cut(base, more, kinds)
+    return Cut(base, [({**base, **each}, lacking) for lacking, each in further.items()], kinds)
 
 
 @contextmanager
@@ -233,13 +235,13 @@ def _all_layers(base: Sequence[Operand], others: Sequence[tuple[Sequence[Operand
                     shape[axis] += lacking * (each[place].shape[axis] - size)
             grown.append(replace(one, shape=tuple(shape)))
         return tuple(grown)
-    inserted: list[tuple[int, Sequence[Operand]]] = []
+    inserted: list[list[Operand]] = [[] for _ in range(len(base) + 1)]  # before each place, and at the end
     for each, lacking in others:
-        same = (place for place, (one, other) in enumerate(zip(base, each, strict=False)) if one != other)
-        start = next(same, len(base))
-        inserted.append((start, tuple(each[start : start + len(each) - len(base)]) * lacking))
-    found, start = [], 0
-    for place, block in sorted(inserted, key=lambda one: one[0]):
-        found += [*base[start:place], *block]
-        start = place
-    return (*found, *base[start:])
+        place, block = 0, list[Operand]()
+        for operand in (*each, None):
+            if operand is not None and (place == len(base) or operand != base[place]):
+                block.append(operand)
+                continue
+            inserted[place] += block * lacking
+            place, block = place + 1, []
+    return tuple(each for place, block in enumerate(inserted) for each in (*block, *base[place : place + 1]))

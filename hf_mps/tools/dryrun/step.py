@@ -182,28 +182,29 @@ def make(
     from hf_mps.finetune.run.callbacks import Stopwatch
     from hf_mps.finetune.run.stages import make_plan, make_trainer
 
-    folder = Path(tempfile.gettempdir()) / "hf-mps-target"  # named for Trainer, which writes nothing there
-    plan, prepared = make_plan(run, Choice(folder, "nothing is written"), device), run.prepared
-    arguments = plan.arguments | QUIET | dict(changes or {})
-    # TrainingArguments refuses a best model where nothing is evaluated or saved.
-    for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
-        arguments.pop(name, None)
-    # Nothing is recorded of a step that is looked at.
-    choices = {name: choice for name, choice in plan.choices.items() if name != cuda_graphs.KEY}
-    plan = replace(plan, arguments=arguments, choices=choices)
-    for model in models_of(prepared):
-        _forget_preparation(model)
-    if fake is None:
-        trainer = make_trainer(plan, prepared, Stopwatch())
-    else:
-        from hf_mps.tools.dryrun.meta_model import ignore_moves, make_fake
-
-        models = models_of(prepared)
-        ignore_moves(models)
-        # The trainer may add adapters to the model, which have to be without weights too.
-        with torch.device("meta"):
+    # Trainer makes its folder, and writes nothing there.
+    with tempfile.TemporaryDirectory(prefix="hf-mps-target-") as folder:
+        plan, prepared = make_plan(run, Choice(Path(folder), "nothing is written"), device), run.prepared
+        arguments = plan.arguments | QUIET | dict(changes or {})
+        # TrainingArguments refuses a best model where nothing is evaluated or saved.
+        for name in ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"):
+            arguments.pop(name, None)
+        # Nothing is recorded of a step that is looked at.
+        choices = {name: choice for name, choice in plan.choices.items() if name != cuda_graphs.KEY}
+        plan = replace(plan, arguments=arguments, choices=choices)
+        for model in models_of(prepared):
+            _forget_preparation(model)
+        if fake is None:
             trainer = make_trainer(plan, prepared, Stopwatch())
-        make_fake([trainer.model, *models], fake, device.value)
+        else:
+            from hf_mps.tools.dryrun.meta_model import ignore_moves, make_fake
+
+            models = models_of(prepared)
+            ignore_moves(models)
+            # The trainer may add adapters to the model, which have to be without weights too.
+            with torch.device("meta"):
+                trainer = make_trainer(plan, prepared, Stopwatch())
+            make_fake([trainer.model, *models], fake, device.value)
     facts = {"precision": plan.choices["precision"]}
     if generates(trainer):
         reason = "of each completion the first and the last are looked at; those between are like the last"

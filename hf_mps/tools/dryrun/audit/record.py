@@ -60,11 +60,16 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # What a call without arguments made, or moved here, counts as the device's too.
         tensors = tensors_of(args, kwargs, result)
         if dtypes := {tensor.dtype for tensor in tensors if tensor.device.type == self._device}:
-            phase, module = self._tracker.here()
-            self.places.setdefault(name, Counter())[phase, family(module)] += 1
             self.dtypes.setdefault(name, set()).update(dtypes)
-            self.calls.append(call_of(name, (args, kwargs), result))
+            self.again([call_of(name, (args, kwargs), result)])
         return result
+
+    def again(self, calls: Sequence[Call]) -> None:
+        """Count `calls` as made here; of what dtypes they are is known."""
+        phase, module = self._tracker.here()
+        for call in calls:
+            self.places.setdefault(call.operator, Counter())[phase, family(module)] += 1
+        self.calls += calls
 
     def forget(self) -> None:
         """Begin again: what was seen was of another step."""

@@ -94,9 +94,11 @@ def make(
     # Then no other change can be enough, and their traces are saved.
     early = [each for each in steps if EARLY.keys() <= each.keys()]
     for further in early if early and fit.least({}, before) > machine.comfortable else steps:
+        if further in early and before.accumulation > 1:  # whose gradients all have to stay
+            continue
         try:
             size = _estimate(target.varied(further), device, length, before.trained).bytes
-        except UserError:  # the model has no such attention, or no such layers
+        except (UserError, ValueError):  # the model has no such attention, no such layers, or cannot checkpoint
             continue
         if size < best[0]:
             best = (size, further)
@@ -128,7 +130,7 @@ def proposed(target: Target, machine: Machine, device: Choice[str], made: Memory
             changes.pop(early_steps.KEY, None)
         try:
             found.append((_estimate(target.varied(changes), device, None).bytes, further))
-        except UserError:
+        except (UserError, ValueError):
             continue
         if machine.verdict(found[-1][0]) == "fits":
             break

@@ -127,7 +127,7 @@ def ranked(
                     option = _option(Tracer(parts, device, length, trained=trained), machine, changes, reason)
             else:
                 option = _option(tracer, machine, changes, reason)
-        except UserError:  # the model has no such layers, the chip no such precision
+        except (UserError, ValueError):  # no such layers, no such precision, a model that cannot checkpoint
             continue
         if option is not None:
             yield option

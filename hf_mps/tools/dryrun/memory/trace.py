@@ -10,7 +10,7 @@ last one, or one of a kind between) and its operator.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +19,14 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
 from hf_mps.finetune.smoke.fake import DEVICE, needs_numbers
+from hf_mps.layer.fused_step.attention import blockwise
 from hf_mps.metal.operators.calls import tensors_of
 from hf_mps.metal.operators.table import NO_OPERATORS
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
@@ -36,6 +37,7 @@ from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION,
 from hf_mps.tools.dryrun.step import generates, models_of
 
 if TYPE_CHECKING:
+    from hf_mps.metal.operators.launch_class import Call
     from hf_mps.tools.dryrun.step import TrainingStep
 
 
@@ -115,6 +117,8 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now = 0
         self._parts = dict.fromkeys(PARTS, 0)
         self._passing: dict[Any, int] = {}
+        self.known: dict[Any, tuple[Any, list[Call]]] = {}
+        """What the parts of attention in blocks return and call, by what they are and get."""
         self.trained: set[str] = set()
         """The names of the parameters that got a gradient."""
 
@@ -146,18 +150,50 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shapes = [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else str(one) for one in leaves]
         key = (func.name(), tuple(shapes))
         if key not in self._passing:
-            now, peak, self.peak = self._now, self.peak, Peak(self._now)
             with self:
-                result = meta_model.expanded(func, *args, **kwargs)
-            self._passing[key] = self.peak.bytes - now
-            self.peak = max(peak, self.peak, key=lambda one: one.bytes)
-            return result
-        place = self._tracker.here()
-        part = _OF_PHASE.get(place[0], WORKING)
-        self._seen(self._now + self._passing[key], part, self._passing[key], place)
+                return self._measured(key, lambda: meta_model.expanded(func, *args, **kwargs))
+        self._passed(key)
         result = func(*args, **kwargs)
         self._made(result)
         return result
+
+    def _measured(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` does, and keep what it held on the way."""
+        now, peak, self.peak = self._now, self.peak, Peak(self._now)
+        result = make()
+        self._passing[key] = self.peak.bytes - now
+        self.peak = max(peak, self.peak, key=lambda one: one.bytes)
+        return result
+
+    def _passed(self, key: Any) -> None:
+        place = self._tracker.here()
+        self._seen(self._now + self._passing[key], _OF_PHASE.get(place[0], WORKING), self._passing[key], place)
+
+    def once(self, stock: Callable[..., Any], recorder: OperatorRecorder | None) -> Callable[..., Any]:
+        """Return a part of attention in blocks that is followed once for each shape of what goes in.
+
+        Its many calls are the same each time: the next time they are taken as known, and so is what they hold.
+        """
+
+        def replacement(*given: Any) -> Any:
+            if not isinstance(given[1], FakeTensor):
+                return stock(*given)
+            key = (stock, *map(_described, given))
+            if key not in self.known:
+                before = len(recorder.calls) if recorder else 0
+                result = self._measured(key, lambda: stock(*given))
+                self.known[key] = _described(result), recorder.calls[before:] if recorder else []
+                return result
+            self._passed(key)
+            form, calls = self.known[key]
+            result = tree_map_only(_Form, lambda one: one.made(given[1].fake_mode), form)
+            for tensor in tensors_of(result):
+                self._made(tensor)
+            if recorder:
+                recorder.again(calls)
+            return result
+
+        return replacement
 
     def _joined(self, first: Any, second: Any) -> int | None:
         """Which of two gradients takes up the other, or None: where a tensor was used twice, autograd adds them.
@@ -260,6 +296,33 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _OF_PHASE.get(phase, WORKING)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What is known of a tensor without numbers."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def made(self, mode: Any) -> FakeTensor:
+        with _disable_current_modes():
+            return FakeTensor(
+                mode, torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta"), self.device
+            )
+
+
+def _described(value: Any) -> Any:
+    """Return an argument or a result of attention in blocks, each tensor as its form; it may be a key of a dict."""
+    if isinstance(value, torch.Tensor):
+        return _Form(value.shape, value.stride(), value.dtype, value.device)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_described, value))
+    if type(value).__module__.startswith(blockwise.__package__):  # the call, and its mask
+        return (type(value), *map(_described, vars(value).values()))
+    return value
+
+
 def _alone(tensor: torch.Tensor) -> bool:
     """Whether a dense tensor shares its memory with no other one; the question itself holds the second reference."""
     count = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
@@ -274,7 +337,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def followed(
     step: TrainingStep,
-    *others: Any,
+    recorder: OperatorRecorder | None = None,
     device: str = "mps",
     moments: bool = False,
     trained: Collection[str] = (),
@@ -300,8 +363,9 @@ def followed(
     def stepped(number: int = 0) -> None:
         for leaf in tensors_of(*trainer.optimizer.state.values()):
             memory.belongs(leaf, STATE)  # made in the backward pass, where weights step there
-        for other in others if number < last else ():
-            other.forget()
+        if recorder and number < last:
+            recorder.forget()
+            memory.known.clear()
 
     def make_state() -> None:
         for name, parameter in weights.items():
@@ -325,11 +389,19 @@ def followed(
 
     with ExitStack() as hooks:
         hooks.enter_context(patch.object(torch.UntypedStorage, "resize_", resize_))
+        for name in ("_forward", "_backward"):
+            part = memory.once(getattr(blockwise, name), recorder)
+            hooks.enter_context(patch.object(blockwise, name, part))
         for name, parameter in weights.items():
             hook = partial(memory.gradient, name=name)
             hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         # The second of two steps is the one that counts: in the first the optimizer has no moments yet.
-        step.run(last, watch=[memory, *others], after_step=stepped, before=make_state if trained else None)
+        step.run(
+            last,
+            watch=[memory, *([recorder] if recorder else ())],
+            after_step=stepped,
+            before=make_state if trained else None,
+        )
     return memory
 
 
@@ -451,7 +523,7 @@ class Tracer:
                 recorders.append(OperatorRecorder(step.tracker))
                 moments = followed(
                     step,
-                    *(recorders[-1:] if recording else ()),
+                    recorders[-1] if recording else None,
                     moments=True,
                     trained=() if generating else self._trained,
                     accumulated=several > 1 and not whole,

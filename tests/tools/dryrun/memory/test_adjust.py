@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,21 @@ def test_the_least_change_that_fits_and_none_that_was_refused(
     assert dict(found.overrides) == made
     assert set(found.choices) == {"checkpointing" if name == KEY else name for name in made}
     assert found.bytes == estimated(target.varied(refused | made)).bytes
+
+
+def test_a_model_that_cannot_checkpoint_gets_what_it_can_have(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(target: Target, *given: Any) -> Estimate:
+        if KEY in target.resolved.overrides:
+            raise ValueError("AlbertForMaskedLM does not support activation checkpointing.")
+        return estimated(target, *given)
+
+    monkeypatch.setattr(adjust, "_estimate", refusing)
+    assert dict(adjust.make(target, mac(230), Choice("mps", "")).overrides) == adjust.ATTENTION | adjust.EARLY
+
+
+def test_a_step_that_adds_gradients_up_takes_no_early_steps(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adjust, "_estimate", lambda *given: replace(estimated(*given), accumulation=2))
+    assert dict(adjust.make(target, mac(190), Choice("mps", "")).overrides) == adjust.ATTENTION | CHECKPOINTING
 
 
 def test_the_reason_has_both_peaks_and_the_word_that_refuses_it(

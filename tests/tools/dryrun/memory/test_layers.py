@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from hf_mps.layer.fused_step.attention import blockwise
 from hf_mps.tools.dryrun import layers, metal_device, prepare
 from hf_mps.tools.dryrun.audit import audit
 from hf_mps.tools.dryrun.launches import Launches, of_calls, table_of
-from hf_mps.tools.dryrun.memory import trace
+from hf_mps.tools.dryrun.memory import estimate, trace
 from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.tools.dryrun.resolve import resolve_target
 
@@ -40,6 +42,7 @@ MODELS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "a wide output layer": ("causal-lm", [], LLAMA | {"vocab_size": 40000, "hidden_size": 32}),
     "Adafactor": ("causal-lm", ["training.optim=adafactor"], LLAMA),
     "two towers": ("summarization", [], T5 | {"model_type": "t5", "num_decoder_layers": 10}),
+    "two towers alike": ("summarization", [], T5 | {"model_type": "t5"}),
     "two kinds of layers": ("causal-lm", [], SMALL | {"model_type": "gemma2", "sliding_window": 16}),
     "named layers": (
         "causal-lm",
@@ -125,6 +128,13 @@ def test_the_first_layer_the_last_and_one_of_each_kind_between_are_kept() -> Non
     assert kept(gemma) == [{"layers": [0, 5, 10, 11]}, ({"layers": [0, 1, 5, 10, 11]}, 8)]
 
 
+def test_lists_that_lack_as_many_layers_share_a_further_trace() -> None:
+    towers = torch.nn.ModuleDict({"first": model(*[8] * 12), "second": model(*[4] * 12), "third": model(*[8] * 9)})
+    base = {"first.layers": [0, 10, 11], "second.layers": [0, 10, 11]} | {"third.layers": [0, 7, 8]}
+    more = {"first.layers": [0, 1, 10, 11], "second.layers": [0, 1, 10, 11]}
+    assert kept(towers) == [base, (base | more, 9), (base | {"third.layers": [0, 1, 7, 8]}, 6)]
+
+
 def test_layers_that_the_configuration_names_by_number_are_a_kind() -> None:
     made = model(*[8] * 24)
     made.full_indexes = [7, 15, 23]
@@ -154,3 +164,23 @@ def test_an_audit_of_a_few_layers_finds_the_calls_and_the_launches_of_all(
     whole = audit(target)
     assert {each.operator: each.calls for each in told.entries} == {each.operator: each.calls for each in whole.entries}
     assert told.launches.values() == whole.launches.values()  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_attention_in_blocks_is_followed_once_and_counted_at_every_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoConfig.for_model(**LLAMA | {"max_position_embeddings": 2048, "num_hidden_layers": 4}).save_pretrained(tmp_path)
+    words = ["attention=blockwise", "training.per_device_train_batch_size=2", "training.gradient_checkpointing=true"]
+    target, blocks = resolve_target(str(tmp_path), words, "causal-lm"), []
+    scores = blockwise._Call.scores
+    monkeypatch.setattr(blockwise._Call, "scores", lambda *given: blocks.append(1) or scores(*given))
+    told, followed = estimate(target, length=2048, record=True), len(blocks)
+    monkeypatch.setattr(trace.Memory, "once", lambda _, stock, recorder: stock)
+    every = estimate(target, length=2048, record=True)
+    assert 0 < 4 * followed < len(blocks)
+    assert (told.bytes, told.parts, told.where) == (every.bytes, every.parts, every.where)
+    assert told.recorded is not None
+    assert every.recorded is not None
+    assert told.recorded.places == every.recorded.places
+    assert Counter(told.recorded.calls) == Counter(every.recorded.calls)

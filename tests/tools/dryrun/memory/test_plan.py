@@ -138,10 +138,12 @@ def test_no_machine_is_refused(text: str) -> None:
 
 @pytest.mark.slow
 def test_a_training_that_fits_ends_with_0_and_names_the_largest_batch_and_the_launches(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert main(["plan", "quickstart", "--memory", "8gb", "--length", "32", "--json", "--torch", "2.14.1"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert not [*tmp_path.iterdir()]
     assert found["verdict"] == "fits"
     assert found["simulated"] is True
     assert found["options"] == []
