@@ -144,7 +144,7 @@ print([file.path for file in mlflow.MlflowClient().list_artifacts(run.info.run_i
 """,
     "wandb": """
 from pathlib import Path
-print(sorted(file.suffix for file in Path("wandb").glob("*run*/files/media/**/examples*")))
+print(sorted(file.suffix for file in Path("wandb").glob("offline-run*/files/media/**/examples*")))
 """,
 }
 KINDS = {
