@@ -129,7 +129,7 @@ class StepsInBackward(StepMethod):
             # Clipping scales by the norm of all gradients, and the first weight steps before the last gradient is
             # there: one pass measures, and a second one, with the same draws, steps.
             self._steps.begin(optimizer, measuring=True)
-            with _undone(model):
+            with undone(model):
                 stock(model, inputs, items)
             self._norm = norm = self._steps.norm()
             settle = lambda weight: clip_grads_with_norm_([weight], limit, norm)  # noqa: E731
@@ -141,7 +141,7 @@ class StepsInBackward(StepMethod):
 
 
 @contextmanager
-def _undone(model: Any) -> Iterator[None]:
+def undone(model: Any) -> Iterator[None]:
     """A pass that leaves nothing behind: random states and the statistics of batch norm are put back."""
     import numpy
     import torch

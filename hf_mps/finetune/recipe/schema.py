@@ -294,6 +294,8 @@ class Recipe(Section):
     expect: dict[str, float | list[float]] = Field(default_factory=dict)
     """The range that each metric has to reach; a run that misses one ends with exit code 1."""
     training: dict[str, Any] = Field(default_factory=dict)
+    examples: bool = True
+    """Whether each evaluation shows the answers to a few rows, where the task makes pictures or texts."""
     fallback: list[str] = Field(default_factory=list)
     """Operators that may run on the CPU where Metal does not have them."""
     early_stopping_patience: int | None = Field(default=None, ge=1)

@@ -99,13 +99,13 @@ def _memory(cause: BaseException) -> bool:
 
 
 @contextmanager
-def optional(part: str) -> Iterator[None]:
-    """Print a failure inside as one line on stderr and go on: `part` only shows results, which are stored by then."""
+def optional(part: str, kept: str = f"the model and {RESULTS} are there") -> Iterator[None]:
+    """Print a failure inside as one line on stderr and go on: `part` only shows results, and `kept` says what stays."""
     try:
         yield
     except Exception as error:
         words = describe(error) or summary(error)
-        print(f"hf-mps: {part} is left out: {words}; the model and {RESULTS} are there", file=sys.stderr)
+        print(f"hf-mps: {part} is left out: {words}; {kept}", file=sys.stderr)
 
 
 def place_of_cache(error: BaseException) -> str:

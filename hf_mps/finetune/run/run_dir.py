@@ -117,8 +117,8 @@ OURS = (RECIPE, DIGESTS)
 MODEL_FILES = ("config.json", "adapter_config.json", "modules.json", "model_index.json")
 STATE = "trainer_state.json"
 """The file that Trainer writes last of all into a checkpoint."""
-# What may differ between two calls of one run: its folder, its expectation, its trackers.
-FREE = ("output_dir", "expect", "training.report_to", "training.run_name")
+# What may differ between two calls of one run: its folder, its expectation, its trackers, what it shows.
+FREE = ("output_dir", "expect", "training.report_to", "training.run_name", "examples")
 # An unfinished run may also change this: an evaluation that ran out of memory is repeated with fewer rows at a time.
 FREE_UNFINISHED = (*FREE, "training.per_device_eval_batch_size")
 

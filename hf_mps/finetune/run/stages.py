@@ -225,6 +225,7 @@ def make_plan(run: PreparedRun, output: Choice[Path], device: Choice[str] | None
 
 def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
     """Return the trainer of a plan. Raises UserError for arguments that transformers refuses."""
+    from hf_mps.finetune.report.examples import Examples
     from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws, Shares
     from hf_mps.finetune.run.trainer import recipe_trainer
 
@@ -233,7 +234,9 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
         for feature in FEATURES:
             held.enter_context(feature.making(plan, prepared))
         args = training_arguments(plan, prepared)
-        callbacks = [watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, Shares.of(args)]
+        # Before the clock, which goes on behind an evaluation.
+        shown = [Examples(prepared)] if plan.recipe.examples and prepared.task.shows and prepared.predict else []
+        callbacks = [*shown, watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, Shares.of(args)]
         try:
             trainer = recipe_trainer(prepared.trainer)(
                 model=prepared.model,
@@ -248,6 +251,8 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
             )
         except REFUSALS as error:
             raise refused(error) from error
+    for one in shown:
+        one.trainer = trainer
     for feature in FEATURES:
         feature.apply(trainer, plan, prepared)
     if args.device.type != plan.device.value:

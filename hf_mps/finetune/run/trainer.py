@@ -61,6 +61,8 @@ class RecipeTrainer:
     """The training batches, in place of the class's own loader."""
     train_sampler: Callable[[], Any] | None = None
     """Makes the sampler of training rows, in place of the class's own."""
+    examples: Any = None
+    """What shows a few answers behind each evaluation of a training (`report.examples`)."""
     interruption: Any = None
     """What saves a checkpoint that was due behind an evaluation that fails (`run.interrupt`)."""
 
@@ -120,8 +122,14 @@ class RecipeTrainer:
         with patch.object(self.args, "dataloader_drop_last", False):
             return _dealt(super().get_test_dataloader(*arguments, **settings))  # type: ignore[misc]
 
-    def evaluation_loop(self, dataloader: Any, *arguments: Any, **settings: Any) -> Any:
+    def evaluation_loop(self, *arguments: Any, **settings: Any) -> Any:
         """Evaluate as Trainer does, gathering from each process the rows of its batch that count."""
+        found = self._evaluation_loop(*arguments, **settings)
+        if self.examples is not None:
+            self.examples.seen = found.predictions
+        return found
+
+    def _evaluation_loop(self, dataloader: Any, *arguments: Any, **settings: Any) -> Any:
         from transformers import Seq2SeqTrainer
 
         stock = super().evaluation_loop  # type: ignore[misc]

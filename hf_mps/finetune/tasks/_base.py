@@ -89,6 +89,8 @@ class Task:
     """Why FSDP cannot divide its model, where it cannot."""
     in_groups: ClassVar[bool] = False
     """Whether all batches of a step together hold groups of `num_generations` completions."""
+    shows: ClassVar[Literal["pictures", "texts", ""]] = ""
+    """What its answers to a few rows are to look at, where each evaluation of a training shows them."""
     family: ClassVar[tuple[str, Input]] = ("bert", "text")
     """The usual architecture of its models, and what they read."""
     words: ClassVar[Words] = "bytes"
@@ -259,6 +261,8 @@ class Prepared:
     """Makes a whole batch of rows for a step that is only looked at, where the trainer itself generates a part."""
     predict: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None
     """Given the trainer after training: the rows of predictions.csv, the validation split in its order."""
+    shown: Callable[[Any], Iterable[Mapping[str, Any]]] | None = None
+    """The same in an evaluation, of its first rows, where `predict` does not begin with what is to be shown."""
     figures: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, bytes]] | None = None
     """Given those rows: further pictures as {file name: PNG}, a confusion matrix for instance."""
     save: Callable[[Any, Path], None] | None = None

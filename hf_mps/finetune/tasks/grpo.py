@@ -140,6 +140,7 @@ class GRPO(ChatTask):
     settled = SETTLED
     unsharded = GENERATES
     in_groups = True
+    shows = "texts"
     smoke_arguments: ClassVar[Mapping[str, Any]] = {
         **{"num_generations": 4, "max_completion_length": 8},
         **{"steps_per_generation": None, "generation_batch_size": None},

@@ -121,6 +121,7 @@ class ImageGeneration(Task):
     at_a_time = 16  # pictures take long, and each should be there soon
     unsharded = "diffusers' models name no layers at which they could be divided"
     family = ("stable-diffusion", "text")
+    shows = "pictures"
     recipe: Recipe
     _encoders: Any = None
 
@@ -238,6 +239,8 @@ class ImageGeneration(Task):
         columns = rows.dataset.column_names
         batch, each = rows.dataset[:] if "text" in columns else {}, range(len(rows.dataset))
         prompts = latents.captions(rows, None if "text" in columns else recipe.prompt, batch, each)
+        if trainer.train_dataset is not None:
+            self._encoders = None  # between two evaluations the memory is the training's
         for at, prompt in enumerate(prompts):
             generator = torch.Generator("cpu").manual_seed(recipe.seed + rows.number(at))
             image = pipeline(

@@ -77,6 +77,7 @@ class ImageSegmentation(Task):
     architectures = ("ForSemanticSegmentation",)
     keep = staticmethod(classification.keep_logits)
     family = ("segformer", "image and mask")
+    shows = "pictures"
     recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
@@ -95,6 +96,7 @@ class ImageSegmentation(Task):
         self.processing_class.do_reduce_labels = False  # of masks of the data, and the saved one is for images alone
         splits = {split: self.inputs(some) for split, some in rows.items()}
         splits["train"].augment = recipe.augmentation
+        first = rows["validation"].sample(list(range(min(pictures.SCENES, len(rows["validation"].dataset)))))
         return self.made(
             splits=splits,
             metrics=chosen,
@@ -109,6 +111,8 @@ class ImageSegmentation(Task):
             callbacks=[Epochs(splits["train"].begin)],
             trainer_settings={"preprocess_logits_for_metrics": _areas(len(names))},
             predicted=(rows["validation"], splits["validation"]),
+            # As a split of these rows alone would be answered: each with its mask.
+            shown=lambda trainer: self.answers(trainer, first, splits["validation"]),
             figures=lambda predicted: self._figures(rows["validation"], predicted),
         )
 

@@ -68,6 +68,7 @@ class ImageText(LanguageTask):
         f"{name}ForConditionalGeneration" for name in ("Idefics3", "SmolVLM", "VL", "Llava", "InternVL")
     )
     family = ("idefics3", "image and text")
+    shows = "texts"
     recipe: Recipe
 
     def begin(self) -> None:

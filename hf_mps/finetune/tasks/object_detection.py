@@ -81,6 +81,7 @@ class ObjectDetection(Task):
     at_a_time = 64
     architectures = ("ForObjectDetection",)
     family = ("yolos", "image and boxes")
+    shows = "pictures"
     recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:

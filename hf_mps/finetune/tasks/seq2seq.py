@@ -63,6 +63,7 @@ class Seq2SeqTask(LanguageTask):
     truth = ("target",)
     shape = "seq2seq"
     family = ("t5", "text")
+    shows = "texts"
     arguments_source = SOURCE
     settled = SETTLED
     unsharded = GENERATES

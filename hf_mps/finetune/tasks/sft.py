@@ -53,6 +53,7 @@ class SFT(ChatTask):
     optional = ("input", "system")
     architectures: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
     needs_template = True
+    shows = "texts"
     recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:

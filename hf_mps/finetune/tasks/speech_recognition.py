@@ -61,6 +61,7 @@ class SpeechRecognition(Task):
     shape = "sound"
     unsharded = GENERATES
     family = ("wav2vec2", "sound")
+    shows = "texts"
     recipe: Recipe
 
     @staticmethod

@@ -79,6 +79,7 @@ class SpeechSeq2Seq(Task):
     settled = SETTLED
     unsharded = GENERATES
     family = ("whisper", "sound")
+    shows = "texts"
     recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:

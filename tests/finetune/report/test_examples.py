@@ -1,0 +1,176 @@
+"""What each evaluation shows: boxes, masks or texts of a few rows, in the run's folder and for a tracker."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_mps.finetune.report import examples
+from tests.conftest import Run
+from tests.finetune import senses, tiny
+from tests.finetune.run_files import predictions
+from tests.finetune.tiny import Command, Stop
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+RECIPE = """# Red and blue things.
+task: object-detection
+model: yolos
+data:
+  files: {train: train.jsonl, validation: dev.jsonl}
+  columns: {image: image, objects: objects}
+  labels: [red, blue]
+image_size: 32
+seed: 1
+training: {max_steps: 6, logging_steps: 1, eval_strategy: steps, eval_steps: 2, save_strategy: steps, save_steps: 2}
+"""
+TEXTS = ("translation/opus-books", "--smoke", "training.eval_strategy=steps", "training.eval_steps=3")
+
+
+@pytest.fixture
+def scenes(desk: Path) -> Path:
+    """The desk with a tiny YOLOS, 16 scenes to learn from and 6 others."""
+    senses.yolos(desk / "yolos")
+    for name, numbers in (("train", range(16)), ("dev", range(16, 22))):
+        tiny.write_jsonl(desk / f"{name}.jsonl", [senses.boxed(desk, number) for number in numbers])
+    (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
+    return desk
+
+
+def logged(run: Path) -> list[dict[str, float]]:
+    """Every loss and measure of a run's last checkpoint."""
+    state = json.loads((run / "checkpoint-6" / "trainer_state.json").read_text(encoding="utf-8"))
+    timed = ("runtime", "per_second")
+    return [{name: one for name, one in entry.items() if not name.endswith(timed)} for entry in state["log_history"]]
+
+
+def written(run: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (run / "examples").iterdir()}
+
+
+def events(run: Path) -> list[Any]:
+    """What a run's event files say of its examples: (step, PNG) of pictures, (step, text) of texts."""
+    proto = pytest.importorskip("tensorboardX.proto.event_pb2")
+    found = []
+    for file in sorted(run.rglob("events.out.tfevents.*")):
+        content = file.read_bytes()
+        while content:  # each record: its length, a checksum of that, the record, and a checksum
+            (length,) = struct.unpack("<Q", content[:8])
+            event = proto.Event.FromString(content[12 : 12 + length])
+            content = content[16 + length :]
+            for value in event.summary.value:
+                if value.tag.startswith("examples"):
+                    text = value.tensor.string_val
+                    found.append((event.step, text[0].decode() if text else value.image.encoded_image_string))
+    return found
+
+
+@pytest.mark.usefixtures("rendered")
+def test_boxes_of_each_evaluation_change_no_number_and_a_stopped_run_goes_on_with_them(
+    scenes: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRC32C_SW_MODE", "auto")  # tensorboardX sets it when it is first imported
+    assert finetune("my.yaml", "examples=false", "output_dir=without").code == 0
+    ended = finetune("my.yaml", "output_dir=with", "training.report_to=tensorboard")
+    assert (ended.code, ended.err) == (0, "")
+    assert not (scenes / "without/examples").exists()
+    assert logged(scenes / "with") == logged(scenes / "without")
+    shown = written(scenes / "with")
+    assert sorted(shown) == [f"step-00000{step}.png" for step in (2, 4, 6)]
+    assert all(picture.startswith(b"\x89PNG") and len(picture) < 200_000 for picture in shown.values())
+    there = events(scenes / "with")
+    assert [step for step, _ in there] == [2, 4, 6]
+    assert all(picture.startswith(b"\x89PNG") for _, picture in there)
+
+    stop(4)
+    assert finetune("my.yaml", "output_dir=stopped").code != 0
+    assert finetune("my.yaml", "output_dir=stopped").code == 0
+    assert logged(scenes / "stopped") == logged(scenes / "with")
+    assert written(scenes / "stopped") == shown
+
+
+def test_what_cannot_be_drawn_is_told_and_the_training_goes_on(
+    scenes: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(scenes: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hf_mps.finetune.report.pictures.boxes", broken)
+    ended = finetune("my.yaml", "training.max_steps=2")
+    assert ended.code == 0
+    told = "hf-mps: an evaluation's examples is left out: no space is left on the disk; the training goes on"
+    assert told in ended.err
+
+
+def test_the_oldest_go_where_there_are_many(scenes: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "KEPT", 2)
+    assert finetune("my.yaml", "output_dir=run").code == 0
+    assert sorted(written(scenes / "run")) == ["step-000004.png", "step-000006.png"]
+
+
+@pytest.mark.parametrize("recipe", ["translation/opus-books", "sft/alpaca", "speech-recognition/librispeech"])
+def test_texts_stand_beside_their_reference_and_are_those_of_predictions_csv(
+    recipe: str, tmp_path: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRC32C_SW_MODE", "auto")
+    monkeypatch.chdir(tmp_path)
+    keys = ("training.eval_strategy=steps", "training.eval_steps=3", "training.report_to=tensorboard")
+    assert finetune(recipe, "--smoke", "output_dir=run", "training.max_steps=6", *keys).code == 0
+    last = predictions(tmp_path / "run", "examples/step-000006.csv")
+    assert last == predictions(tmp_path / "run")[: examples.ROWS]
+    truth, answer = ("truth", "prediction") if "truth" in last[0] else ("reference", "generated")
+    assert all(row[truth] for row in last)
+    there = dict(events(tmp_path / "run"))
+    assert {3, 6} <= set(there)
+    assert there[6].splitlines()[0].count(f"{answer}") == 1
+    assert last[0][truth].split()[0] in there[6]
+
+
+TRACKERS = {
+    "trackio": """
+import json, os, sqlite3
+from pathlib import Path
+(file,) = Path(os.environ["TRACKIO_DIR"]).glob("*.db")
+rows = [json.loads(row[0]) for row in sqlite3.connect(file).execute("SELECT metrics FROM metrics")]
+print([row["eval/examples"]["_type"] for row in rows if "eval/examples" in row])
+""",
+    "mlflow": """
+import mlflow
+(run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
+print([file.path for file in mlflow.MlflowClient().list_artifacts(run.info.run_id, "examples")])
+""",
+    "wandb": """
+from pathlib import Path
+print(sorted(file.suffix for file in Path("wandb").glob("offline-run*/files/media/**/examples*")))
+""",
+}
+KINDS = {
+    "trackio": (["trackio.image"] * 3, ["trackio.table"] * 2),
+    "mlflow": (
+        [f"examples/step-00000{step}.png" for step in (2, 4, 6)],
+        [f"examples/step-00000{n}.csv" for n in (3, 6)],
+    ),
+    "wandb": ([".png"] * 3, [".json"] * 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_trackers_hold_the_pictures_and_the_texts(tracker: str, scenes: Path, run_python: Run) -> None:
+    pytest.importorskip(tracker)
+    for at, words in enumerate((("my.yaml",), TEXTS)):
+        home = scenes / f"home{at}"
+        home.mkdir()
+        env = {"TRACKIO_DIR": str(home), "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": f"sqlite:///{home}/flow.db"}
+        env |= {"WANDB_DIR": str(home), "HF_MLFLOW_LOG_ARTIFACTS": "0"}
+        asked = (*words, f"training.report_to={tracker}", f"output_dir=run{at}")
+        done = run_python("-m", "hf_mps", "finetune", *asked, env=env, cwd=scenes)
+        assert done.returncode == 0, done.stderr
+        read = run_python("-c", TRACKERS[tracker], env=env, cwd=home)
+        assert read.returncode == 0, read.stderr
+        assert read.stdout.strip().splitlines()[-1] == str(KINDS[tracker][at])
