@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import host_number, wrapped
-from hf_mps.metal.kernels.launch.iterator import as_self, fitting
-from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_outside, refuse_repeated, rule
+from hf_mps.metal.kernels.launch.iterator import as_self
+from hf_mps.metal.kernels.rules import OUTSIDE, by_meta, errors, kernels, refuse, refuse_outside, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, u32
 
 # Host: operations/ScatterGather.mm.
@@ -17,26 +17,26 @@ MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax":
 """The reductions by their names in `scatter` and `scatter_reduce`, and in kernels' names."""
 
 
-@rule("gather", "gather.out")
-def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None) -> Tensor:
-    """A thread for each index. `out` has the indices' shape: PyTorch resizes another."""
-    output = fitting(out, index.shape, self, self, index)
-    refuse_repeated(output)
+@rule("gather", outputs=by_meta)
+def gather(output: Tensor, self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> None:
+    """A thread for each index."""
     given, into, where = _one_dimension(self), _one_dimension(output), _one_dimension(index)
     dim = wrapped(dim, given.dim())
     _refuse(given, dim, where)
     if given.numel() == 0 or where.numel() == 0:
-        return output
-    if _same_but(given, into, dim) and into.is_contiguous() and where.is_contiguous() and given.is_contiguous():
-        layout = "dense"
-        rest = [_inner(into, dim), i64(into.shape[dim]), i64(given.shape[dim])]
-    else:
-        layout = "strided"
-        rest = [*map(i64, (where.shape, into.stride(), given.stride(), where.stride()))]
-        rest += [padded(u32(where.dim(), dim), 16), i64(given.shape[dim])]
-    name = f"gather_{layout}_{metal(output.dtype)}_{metal(index.dtype)}"
+        return
+    dense = _same_but(given, into, dim) and all(each.is_contiguous() for each in (into, where, given))
+    name = f"gather_{'dense' if dense else 'strided'}_{metal(output.dtype)}_{metal(index.dtype)}"
+    rest = _numbers(into, given, where, dim, given.shape[dim], dense=dense)
     _launch(name, (into, given, where, *rest, i64(0)), where.numel())
-    return output
+
+
+def _numbers(into: Tensor, given: Tensor, where: Tensor, dim: int, size: int, *, dense: bool) -> list[bytes]:
+    """What a kernel of either layout is told; `size` is of the dimension that the indices are within."""
+    if dense:
+        return [_inner(into, dim), i64(where.shape[dim]), i64(size)]
+    layout = map(i64, (where.shape, into.stride(), given.stride(), where.stride()))
+    return [*layout, padded(u32(where.dim(), dim), 16), i64(size)]
 
 
 @rule("scatter.src", "scatter.reduce", outputs=as_self, reduce=None)
@@ -62,8 +62,8 @@ def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: 
         _scatter(output, dim, index, self.new_empty(where.shape).fill_(value), "set")
         return
     name = f"scatter_set_dense_value_{metal(output.dtype)}_{metal(index.dtype)}"
-    sizes = (_inner(into, dim), i64(where.shape[dim]), i64(into.shape[dim]))
-    _launch(name, (into, number, where, *sizes, i64(0)), where.numel())
+    rest = _numbers(into, into, where, dim, into.shape[dim], dense=True)
+    _launch(name, (into, number, where, *rest, i64(0)), where.numel())
 
 
 @rule("scatter.value_reduce", outputs=as_self)
@@ -114,13 +114,10 @@ def _scatter(output: Tensor, dim: int, index: Tensor, src: Tensor, mode: str) ->
     refuse(flips and not into.is_contiguous(), "PyTorch refuses the layout")
     dtypes = f"{metal(output.dtype)}_{metal(index.dtype)}"
     dense = all(each.is_contiguous() for each in (into, where, given))
-    if dense and given.shape == where.shape and _same_but(into, where, dim):
-        name = f"scatter_{mode}_dense_{dtypes}"
-        rest = [_inner(into, dim), i64(where.shape[dim]), i64(into.shape[dim])]
-    else:
-        name = f"scatter_set_{dtypes}" if mode == "set" else f"scatter_{mode}_strided_{dtypes}"
-        rest = [*map(i64, (where.shape, into.stride(), given.stride(), where.stride()))]
-        rest += [padded(u32(where.dim(), dim), 16), i64(into.shape[dim])]
+    dense = dense and given.shape == where.shape and _same_but(into, where, dim)
+    layout = "_dense" if dense else "" if mode == "set" else "_strided"
+    name = f"scatter_{mode}{layout}_{dtypes}"
+    rest = _numbers(into, given, where, dim, into.shape[dim], dense=dense)
     kernels[name]  # a kernel that the release lacks is refused here, before any sign is flipped
     if flips:
         _flip_signs(into)
