@@ -131,6 +131,7 @@ class Dispatch:
         with overriding():
             for each in rules.values():
                 for overload, form in overloads(each):
+                    # Of a rule with outputs a composite form calls the one with a kernel, and so comes here by itself.
                     keys = ("MPS", "CompositeExplicitAutograd") if each.outputs is None else ("MPS",)
                     if any(torch._C._dispatch_has_kernel_for_dispatch_key(overload._name, key) for key in keys):
                         self._library.impl(
@@ -217,7 +218,8 @@ def _fill(
     if rule.outputs is not None and rule.outputs is not by_meta:
         outputs = rule.outputs(written[0] if written else None, *arguments, **options)
     elif written:
-        shared = {each.untyped_storage().data_ptr() for each in tensors(arguments)} if names else set()
+        inputs = tensors(arguments if names else arguments[1:])
+        shared = {each.untyped_storage().data_ptr() for each in inputs}
         for spec, target in zip(_specs(first, arguments, options), written, strict=False):
             inside = target.numel() and target.untyped_storage().data_ptr() in shared
             refuse(inside, "an input shares memory with the output")
@@ -248,6 +250,7 @@ def _specs(first: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any
     return found
 
 
+# Most Meta kernels are Python, and the first one imports SymPy (0.7 s), as a training's first optimizer does.
 _of_meta = cache(OutputSpecs)
 
 

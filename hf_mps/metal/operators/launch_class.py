@@ -408,7 +408,7 @@ def batches(sizes: Iterable[int], *, alone: bool = False) -> Iterator[Batch]:
     for number, size in enumerate(sizes):
         last = ceil(size / CHUNK) - 1
         for chunk in range(last + 1):
-            if number not in batch.tensors[-1:]:
+            if number not in batch.tensors[-1:]:  # its first chunk, or the first of a new dispatch
                 batch.tensors.append(number)
             batch.chunks.append((len(batch.tensors) - 1, chunk))
             if len(batch.chunks) == GROUPS or (chunk == last and (alone or len(batch.tensors) == TENSORS)):

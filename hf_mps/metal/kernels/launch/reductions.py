@@ -36,6 +36,7 @@ def reduced(
     family: Family, given: Tensor, output: Tensor, dim: Sequence[int] | int | None = None, *, divisor: float = 0.0
 ) -> None:
     """Reduce what there is to reduce into the output."""
+    # Only a release that reduces in segments (2.14 and later) has kernels of flat elements.
     if given.numel() and output.numel():
         work = Reduction(family, given, output, *kept(output, wrapped(dim, given.dim()), given.dim()), divisor)
         work.check()
@@ -56,7 +57,6 @@ def sums(
 ) -> None:
     """Elements are cast to the result's dtype before, integers to int64; nansum of integers is their sum."""
     refuse(given.is_complex() and family is reduce.NANSUM)
-    _need(SUM)
     if not given.numel():
         output.zero_()
         return
@@ -74,7 +74,6 @@ def means(
     dtype: torch.dtype | None = None,
 ) -> None:
     """The sum's kernels, which divide their accumulator before they round it."""
-    _need(SUM)
     if given.numel():
         reduced(SUM, given.to(output.dtype), output, dim, divisor=given.numel() / output.numel())
     else:
@@ -84,7 +83,6 @@ def means(
 @rule("count_nonzero.dim_IntList", outputs=by_meta)
 def counts(output: Tensor, given: Tensor, dim: Sequence[int]) -> None:
     """Elements that are not 0, by dimension."""
-    _need(reduce.COUNT_NONZERO)
     output.zero_()
     reduced(reduce.COUNT_NONZERO, given, output, dim)
 
@@ -94,7 +92,6 @@ def counts(output: Tensor, given: Tensor, dim: Sequence[int]) -> None:
 def extreme(output: Tensor, given: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, family: Family) -> None:
     """The largest or the smallest, NaN where there is one."""
     refuse(given.is_complex())
-    _need(family)
     reduced(family, given, output, dim)
 
 
@@ -113,7 +110,6 @@ def decided(output: Tensor, given: Tensor, dim: int | None = None, keepdim: bool
 
     A byte for uint8 and bool for the others, as NumPy has it; one element is copied and never reduced.
     """
-    _need(family)
     if given.numel() == 0:
         output.fill_(family is reduce.ALL)
     elif given.numel() == 1:
@@ -122,17 +118,10 @@ def decided(output: Tensor, given: Tensor, dim: int | None = None, keepdim: bool
         reduced(family, given, output, dim)
 
 
-def _need(family: Family) -> None:
-    """Raise NoRule where the release reduces with MPSGraph."""
-    kind = "float_uchar" if family.predicate else "float_long" if family is reduce.COUNT_NONZERO else "float_float"
-    kernels.need(f"{family.prefix}_reduction_{kind}")
-
-
 @rule("argmax", outputs=by_meta, prefix="argmax")
 @rule("argmin", outputs=by_meta, prefix="argmin")
 def positions(output: Tensor, given: Tensor, dim: int | None = None, keepdim: bool = False, *, prefix: str) -> None:
     """The first position of the extreme element, or of the first NaN. Of all elements: of the contiguous tensor's."""
-    kernels.need(f"{prefix}_reduction_float_long")
     refuse(given.is_complex() or given.dtype == torch.bool)
     if not given.dim():
         output.zero_()

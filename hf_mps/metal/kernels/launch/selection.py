@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import host_number, wrapped
-from hf_mps.metal.kernels.launch.iterator import as_self
-from hf_mps.metal.kernels.rules import OUTSIDE, by_meta, errors, kernels, refuse, refuse_outside, refuse_repeated, rule
+from hf_mps.metal.kernels.rules import OUTSIDE, by_meta, errors, kernels, refuse, refuse_outside, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, u32
+
+DIMENSIONS = 16
+MANY = f"more than {DIMENSIONS} dimensions"
 
 # Host: operations/ScatterGather.mm.
 MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax": "amax", "amin": "amin", "mean": "add"}
@@ -22,7 +24,7 @@ def gather(output: Tensor, self: Tensor, dim: int, index: Tensor, *, sparse_grad
     """A thread for each index."""
     given, into, where = _one_dimension(self), _one_dimension(output), _one_dimension(index)
     dim = wrapped(dim, given.dim())
-    _refuse(given, dim, where)
+    refuse(where.dim() > DIMENSIONS, MANY)
     if given.numel() == 0 or where.numel() == 0:
         return
     dense = _same_but(given, into, dim) and all(each.is_contiguous() for each in (into, where, given))
@@ -39,8 +41,8 @@ def _numbers(into: Tensor, given: Tensor, where: Tensor, dim: int, size: int, *,
     return [*layout, padded(u32(where.dim(), dim), 16), i64(size)]
 
 
-@rule("scatter.src", "scatter.reduce", outputs=as_self, reduce=None)
-@rule("scatter_add", outputs=as_self, reduce="add")
+@rule("scatter.src", "scatter.reduce", outputs=by_meta, reduce=None)
+@rule("scatter_add", outputs=by_meta, reduce="add")
 def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str | None) -> None:
     """Write, add or multiply the source's elements to where the indices say, by atomic operations, in no order."""
     mode = "set" if reduce is None else _mode(reduce)
@@ -48,14 +50,14 @@ def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, 
     _scatter(output, dim, index, src, mode)
 
 
-@rule("scatter.value", outputs=as_self)
+@rule("scatter.value", outputs=by_meta)
 def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex) -> None:
     """Write one number to where the indices say."""
     number = host_number(value, self.dtype)
     _start(output, self)
     into, where = _one_dimension(output), _one_dimension(index)
     dim = wrapped(dim, into.dim())
-    _refuse(into, dim, where)
+    refuse(where.dim() > DIMENSIONS, MANY)
     if into.numel() == 0 or where.numel() == 0:
         return
     if not (into.is_contiguous() and where.is_contiguous() and _same_but(into, where, dim)):
@@ -66,7 +68,7 @@ def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: 
     _launch(name, (into, number, where, *rest, i64(0)), where.numel())
 
 
-@rule("scatter.value_reduce", outputs=as_self)
+@rule("scatter.value_reduce", outputs=by_meta)
 def scatter_value_reduced(
     output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
 ) -> None:
@@ -75,7 +77,7 @@ def scatter_value_reduced(
 
 
 # Host: native/TensorAdvancedIndexing.cpp.
-@rule("scatter_reduce.two", outputs=as_self)
+@rule("scatter_reduce.two", outputs=by_meta)
 def scatter_reduce(
     output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> None:
@@ -103,13 +105,9 @@ def _divide(sums: Tensor, count: Tensor) -> None:
 def _scatter(output: Tensor, dim: int, index: Tensor, src: Tensor, mode: str) -> None:
     into, where, given = _one_dimension(output), _one_dimension(index), _one_dimension(src)
     dim = wrapped(dim, into.dim())
-    refuse(given.dtype != into.dtype or given.dim() != into.dim())
-    _refuse(into, dim, where)
-    if any(mine > theirs for mine, theirs in zip(where.shape, given.shape, strict=True)):
-        raise NoRule("PyTorch refuses the shapes")
+    refuse(where.dim() > DIMENSIONS, MANY)
     if into.numel() == 0 or where.numel() == 0 or given.numel() == 0:
         return
-    refuse_repeated(into)
     flips = into.dtype == torch.int64 and mode in ("amax", "amin")
     refuse(flips and not into.is_contiguous(), "PyTorch refuses the layout")
     dtypes = f"{metal(output.dtype)}_{metal(index.dtype)}"
@@ -147,14 +145,6 @@ def _one_dimension(tensor: Tensor) -> Tensor:
     return tensor.view(1) if tensor.dim() == 0 else tensor
 
 
-def _refuse(given: Tensor, dim: int, index: Tensor) -> None:
-    """Raise NoRule for indices that PyTorch refuses: of another dtype, number of dimensions, or size."""
-    if index.dtype not in (torch.int64, torch.int32) or index.dim() != given.dim() or index.dim() > 16:
-        raise NoRule("PyTorch refuses the indices")
-    if any(mine > theirs for at, (mine, theirs) in enumerate(zip(index.shape, given.shape, strict=True)) if at != dim):
-        raise NoRule("PyTorch refuses the shapes")
-
-
 def _same_but(one: Tensor, other: Tensor, dim: int) -> bool:
     return (*one.shape[:dim], *one.shape[dim + 1 :]) == (*other.shape[:dim], *other.shape[dim + 1 :])
 
@@ -183,15 +173,15 @@ def neutral(reduce: str, dtype: torch.dtype) -> float:
 
 
 # Host: operations/Indexing.mm.
-DIMENSIONS = 16
 CONTENDED = 16
 """Indices for each place from which sums of half precision are made in float32."""
 
 
-@rule("index_copy", outputs=as_self)
+@rule("index_copy", outputs=by_meta)
 def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
     """A thread for each element of the source."""
-    dim = _checked(self, dim, index, source)
+    refuse(not self.dim(), "no dimensions")
+    dim = wrapped(dim, self.dim())
     refuse_outside(index, self.shape[dim])
     dense = source.is_contiguous() and output.is_contiguous() and index.is_contiguous()
     layout = "dense" if dense else "strided"
@@ -215,24 +205,14 @@ def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Te
     kernel.launch(arguments, count * each)
 
 
-def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
-    """Return the dimension, counted from the front. Raises NoRule for arguments that PyTorch refuses."""
-    dim = wrapped(dim, self.dim())
-    shape = list(self.shape)
-    if index.dtype not in (torch.int64, torch.int32) or index.dim() > 1 or source.dtype != self.dtype or not shape:
-        raise NoRule("no dimensions, or what PyTorch refuses")
-    shape[dim] = index.numel()
-    refuse(list(source.shape) != shape or not (index.is_mps and source.is_mps), "PyTorch refuses the shapes")
-    return dim
-
-
-@rule("index_add", outputs=as_self)
+@rule("index_add", outputs=by_meta)
 def index_add(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: complex = 1) -> None:
     """By atomic additions; many for each place are made in float32 where the tensor has half precision."""
     kernels.need("index_add_float_long")
     if torch.are_deterministic_algorithms_enabled():
         raise NoRule("deterministic algorithms, which the host takes another way for")
-    dim = _checked(self, dim, index, source)
+    refuse(not self.dim(), "no dimensions")
+    dim = wrapped(dim, self.dim())
     whole, given, where = output, source, index.reshape(-1)
     refuse(where.numel() == 0 or given.numel() == 0 or whole.shape[dim] == 0, "nothing to add")
     _refuse_reported(where, whole.shape[dim])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import wrapped
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, as_self, plane
+from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, plane
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, span, u32, u64
 
@@ -90,18 +90,14 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     if repeats.numel() == 0:
         return torch.empty_like(repeats)
     kernel = kernels[f"repeat_interleave_{'int64_t' if repeats.dtype == torch.int64 else 'int32_t'}"]
-    strided = any(each.name == "repeat_stride" for each in kernel.signature.bindings)
-    given = repeats if strided else repeats.contiguous()
     sums = repeats.cumsum(0)
     if output_size is None:
         refuse(int(repeats.min().item()) < 0)
         output_size = int(sums[-1].item())
     output = torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
-    arguments: dict[str, Tensor | bytes] = {"repeat_ptr": given, "cumsum_ptr": sums, "result_ptr": output}
-    if strided:
-        arguments["repeat_stride"] = i64(given.stride(0))
+    arguments = {"repeat_ptr": repeats, "cumsum_ptr": sums, "result_ptr": output}
     if output_size:
-        kernel.launch(arguments, repeats.numel())
+        kernel.launch({**arguments, "repeat_stride": i64(repeats.stride(0))}, repeats.numel())
     return output
 
 
@@ -116,14 +112,13 @@ def _refuse_long(*tensors: Tensor) -> None:
 # Host: operations/TriangularOps.mm.
 
 
-@rule("tril", outputs=as_self, name="tril")
-@rule("triu", outputs=as_self, name="triu")
+@rule("tril", outputs=by_meta, name="tril")
+@rule("triu", outputs=by_meta, name="triu")
 def triangle(output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> None:
     """What is on the diagonal and below, or above: a thread for each element.
 
     The grid is its column, its row, and all other dimensions; the last dimension counts first.
     """
-    refuse(self.dim() < 2, "PyTorch refuses fewer than two dimensions")
     count = self.numel()
     if count == 0:
         return

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.rules import GRAPH, by_meta, kernels, refuse, rule
+from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, u8, u32, u64
 
 # Host: operations/Bucketization.mm.
@@ -138,8 +138,7 @@ def topk(outputs: Pair, given: Tensor, k: int, dim: int = -1, largest: bool = Tr
 def _sorted(work: Work) -> None:
     """sort_out_mps_impl: digits for few rows of small elements, else one block a row, else blocks that are merged."""
     given = work.given
-    if f"sort_block_{metal(given.dtype)}_tptg32" not in kernels:
-        raise NoRule(GRAPH if "radix_scan" not in kernels else f"no kernel for {given.dtype}")
+    refuse(f"sort_block_{metal(given.dtype)}_tptg32" not in kernels, f"no kernel for {given.dtype}")
     if not given.numel():
         return
     if not given.dim() or given.shape[work.dim] <= 1:
