@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.notices import overriding
-from hf_mps.metal.fallback.op_schema import OutputSpec, OutputSpecs
 from hf_mps.metal.kernels.runtime import Kernel, recording
 from hf_mps.metal.kernels.values import NoRule
 from hf_mps.metal.operators.calls import call_of, text_of
 from hf_mps.metal.operators.dispatcher import registered_kernel
+from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload

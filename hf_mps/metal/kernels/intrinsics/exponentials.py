@@ -3,7 +3,7 @@
 A modest polynomial in double is both simpler and more accurate than a careful one in float: each result is within
 0.51 units in the last place, well inside what Metal promises for precise math (2 to 16), so `fast_` names share these
 definitions. exp and exp2, which training calls most, stay in float and are within one unit. No call, no branch, no
-table: a loop over them is vectorised. Angles, which are rare in training, are the host's libm's, by LLVM's intrinsics
+table: a loop over them is vectorised. Angles and powers, which are rarer, are the host's libm's, by LLVM's intrinsics
 of their names. Subnormal arguments and results are kept.
 """
 
@@ -130,26 +130,6 @@ def log2(x: Value) -> Value:
     return x.compare("ult", 0.0).select(math.nan, result)
 
 
-def power(x: Value, y: Value) -> Value:
-    """x^y with C's special values."""
-    body = x.body
-    size = body.llvm("fabs", x)
-    result = exp2(y * log2(size))
-    whole = body.llvm("trunc", y).compare("oeq", y)
-    half = y * 0.5
-    odd = whole & body.llvm("trunc", half).compare("one", half)
-    negative = body.bits(x) >> 63
-    is_negative = negative.compare("ne", 0)
-    result = (is_negative & odd).select(-result, result)
-    finite_negative = x.compare("olt", 0.0) & x.compare("ogt", -math.inf)
-    fraction = whole ^ body.value(1, whole.kind)
-    result = (finite_negative & fraction & y.compare("ord", 0.0)).select(math.nan, result)
-    # 1^y and x^0 are 1 whatever the other is, NaN included; (-1)^inf is 1
-    unit = size.compare("oeq", 1.0) & body.llvm("fabs", y).compare("oeq", math.inf)
-    one = x.compare("oeq", 1.0) | y.compare("oeq", 0.0) | unit
-    return one.select(1.0, result)
-
-
 def tanh(x: Value) -> Value:
     """With t = e^(2|x|) - 1: t / (t + 2), which is 1 in float from |x| = 10 on."""
     t = expm1(bounded(x.body.llvm("fabs", x) * 2.0, 60.0))
@@ -188,6 +168,10 @@ def _libm(name: str) -> Callable[[Value], Value]:
     return lambda x: x.body.llvm(name, x)
 
 
+def _libm_of_two(name: str) -> Callable[[Value, Value], Value]:
+    return lambda x, y: x.body.llvm(name, x, y)
+
+
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "exp": lambda x: exp2(x * _LOG2_E),
     "exp2": lambda x: exp2(x),
@@ -195,10 +179,9 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "log": lambda x: log2(x) * math.log(2),
     "log2": lambda x: log2(x),
     "log10": lambda x: log2(x) * math.log10(2),
-    "pow": power,
     "tanh": tanh,
     **{name: _libm(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
-    "atan2": lambda y, x: y.body.llvm("atan2", y, x),
+    **{name: _libm_of_two(name) for name in ("pow", "atan2")},
     "asinh": _asinh,
     "acosh": lambda x: log2(x + x.body.llvm("sqrt", x * x - 1.0)) * math.log(2),
     "atanh": _atanh,
