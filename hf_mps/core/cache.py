@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -28,8 +30,6 @@ def spare() -> Path | None:
 
     Anybody may write to the temporary folder, so the folder must be private to the user.
     """
-    if not hasattr(os, "getuid"):
-        return None
     folder = Path(tempfile.gettempdir()) / f"hf_mps-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -46,8 +46,6 @@ def open_to_others(place: Path) -> Path | None:
     In a sticky folder, as the temporary one is, others cannot replace what is the user's. Raises OSError for a place
     that is not there.
     """
-    if not hasattr(os, "getuid"):
-        return None
     for each in (place, *place.parents):
         facts = each.stat()
         group_writes = facts.st_mode & stat.S_IWGRP and not _alone_in(facts.st_gid)
@@ -58,6 +56,42 @@ def open_to_others(place: Path) -> Path | None:
         if each.name == "hf_mps" or each.name.startswith("hf_mps-"):
             return None
     return None
+
+
+@contextlib.contextmanager
+def alone(lock: Path, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Keep other processes out meanwhile, by a lock on a file; yields whether one had to be waited for.
+
+    `waiting` is called before the wait begins.
+    """
+    import filelock
+
+    held = filelock.FileLock(str(lock))
+    waited = False
+    try:
+        held.acquire(blocking=False)
+    except filelock.Timeout:
+        waiting()
+        held.acquire()
+        waited = True
+    try:
+        yield waited
+    finally:
+        held.release()
+
+
+@contextlib.contextmanager
+def working(folder: Path, name: str = "") -> Iterator[Path]:
+    """Give a folder inside `folder` for what is being made; it goes, whatever ends the work. The caller holds a lock:
+    one that is there already belongs to a process that was killed.
+    """
+    for left in folder.glob(f".work-{name}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(dir=folder, prefix=f".work-{name}"))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _alone_in(group: int) -> bool:

@@ -128,6 +128,7 @@ class Ranks:
         """What `make` returns here; the first process of each host calls it before the others, which find its files."""
         if self.world.alone:
             return make()
+        # Two rounds, each a barrier: the second begins when every host's first process is done.
         early = self.run_on_all(lambda: make() if self.world.local_main else None)
         value = self.run_on_all(lambda: None if self.world.local_main else make())
         return early if self.world.local_main else value  # type: ignore[return-value]

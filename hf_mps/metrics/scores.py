@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.notices import ignoring
@@ -60,37 +61,28 @@ def other_averages(name: str) -> str:
     return f"use {name}/macro, {name}/micro or {name}/weighted"
 
 
-def pearsonr(predictions: Numbers, references: Numbers) -> float:
-    """Pearson's r: scipy.stats.pearsonr; 0.0 where one side is constant, NaN where a value is not finite."""
+def _correlation(name: str, predictions: Numbers, references: Numbers) -> float:
     from scipy import stats
 
-    return _correlation(stats.pearsonr, predictions, references)
+    if not _finite(predictions, references):
+        return float("nan")
+    if len(set(predictions)) == 1 or len(set(references)) == 1:
+        return 0.0  # a constant says nothing about the other side; scipy returns NaN with a warning
+    with ignoring():  # an almost constant column: scipy still computes, to fewer digits
+        value = float(getattr(stats, name)(predictions, references)[0])
+    return value if value == value else 0.0
 
 
-def spearmanr(predictions: Numbers, references: Numbers) -> float:
-    """Spearman's rho, ties by average rank: scipy.stats.spearmanr; 0.0 and NaN as `pearsonr`."""
-    from scipy import stats
+def _error(name: str, predictions: Numbers, references: Numbers) -> float:
+    from sklearn import metrics
 
-    return _correlation(stats.spearmanr, predictions, references)
-
-
-def mse(predictions: Numbers, references: Numbers) -> float:
-    """Return the mean squared error: sklearn.metrics.mean_squared_error; NaN where a value is not finite."""
-    from sklearn.metrics import mean_squared_error
-
-    return float(mean_squared_error(references, predictions)) if _finite(predictions, references) else float("nan")
+    return float(getattr(metrics, name)(references, predictions)) if _finite(predictions, references) else float("nan")
 
 
-def rmse(predictions: Numbers, references: Numbers) -> float:
-    """Return the root of the mean squared error, in the unit of the values; NaN where a value is not finite."""
-    return math.sqrt(mse(predictions, references))
-
-
-def mae(predictions: Numbers, references: Numbers) -> float:
-    """Return the mean absolute error: sklearn.metrics.mean_absolute_error; NaN where a value is not finite."""
-    from sklearn.metrics import mean_absolute_error
-
-    return float(mean_absolute_error(references, predictions)) if _finite(predictions, references) else float("nan")
+pearsonr, spearmanr = (partial(_correlation, name) for name in ("pearsonr", "spearmanr"))
+"""scipy.stats' r and rho, ties by average rank; 0.0 where one side is constant, NaN where a value is not finite."""
+mse, rmse, mae = (partial(_error, f"{name}_error") for name in ("mean_squared", "root_mean_squared", "mean_absolute"))
+"""scikit-learn's; NaN where a value is not finite."""
 
 
 def mean_reciprocal_rank(ranks: Sequence[int], wanted: Sequence[int]) -> float:
@@ -138,16 +130,6 @@ def reciprocal_rank(scores: Sequence[float], relevance: Sequence[float]) -> floa
 
 def _gain(relevance: Sequence[float]) -> float:
     return sum(value / math.log2(rank + 1) for rank, value in enumerate(relevance[:TOP], 1))
-
-
-def _correlation(formula: Callable[..., Any], predictions: Numbers, references: Numbers) -> float:
-    if not _finite(predictions, references):
-        return float("nan")
-    if len(set(predictions)) == 1 or len(set(references)) == 1:
-        return 0.0  # a constant says nothing about the other side; scipy returns NaN with a warning
-    with ignoring():  # an almost constant column: scipy still computes, to fewer digits
-        value = float(formula(predictions, references)[0])
-    return value if value == value else 0.0
 
 
 def _finite(*columns: Numbers) -> bool:

@@ -82,6 +82,7 @@ class _Kernel:
             started = start(self._name, self._operator, on_host)
         except RuntimeError as error:
             raise works.failed(what, error) from None
+        # c10d's operators write one argument, whatever else they are given.
         written: Any = next((arguments[name] for name in arguments if self._use(name)["written"]), [])
         ends_here = not arguments.get("async_op", True) or works.completing()
         finish = works.completed if ends_here else works.MetalWork

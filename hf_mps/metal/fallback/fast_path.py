@@ -66,6 +66,7 @@ def _several(schema: OpSchema, stats: OpStats, general: Function, largest: float
         if copied < 0:
             return general(*args, **kwargs)
         result = call(*host_args, **kwargs)
+        # PyTorch's `.to` refuses float64 for Metal by this error: asking each result for its dtype would take longer.
         try:
             back: Any = _to(result, _MPS) if single else tuple([_to(value, _MPS) for value in result])
         except TypeError:  # float64
@@ -92,6 +93,7 @@ def _writing(schema: OpSchema, stats: OpStats, general: Function, largest: float
 
 def _out(schema: OpSchema, stats: OpStats, general: Function, largest: float) -> Function:
     """out= operators that have a functional form: its results are copied into the caller's tensors."""
+    # The functional form of a structured operator has no kernel of its own and comes here too, with a new output.
     call, positions, outs = _direct(schema.functional), schema.tensors or (), schema.out_arguments
     single = len(schema.returns) == 1
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_mps.metal.operators.outputs import ON_METAL
+
 # Below this many bytes a copy is cheaper than setting up an alias: scripts/bench/bench_fallback.py.
 SMALL = 32 * 1024
-# Dtypes that Metal does not have, and what a result becomes instead.
-ON_METAL = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 _CPU = torch.device("cpu")
 

@@ -7,7 +7,6 @@ import errno
 import mmap
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import sys
@@ -21,10 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import filelock
 from packaging.requirements import Requirement
 
-from hf_mps.core import status
+from hf_mps.core import cache, status
 from hf_mps.core.errors import RunError, UserError, brief, user_path
 from hf_mps.core.files import write_json
 from hf_mps.core.text import duration, memory
@@ -260,17 +258,9 @@ def _alone(release: str, say: Say) -> Iterator[store.Fetched | None]:
     if here is not None:  # needs no lock, and so no cache that can be written
         yield here
         return
-    lock = filelock.FileLock(str(store.made() / f".{release}.lock"))
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        say(f"{store.named(release)}: another process fetches it; waiting …")
-        lock.acquire()
-        here = _whole(release, say)
-    try:
-        yield here
-    finally:
-        lock.release()
+    words = f"{store.named(release)}: another process fetches it; waiting …"
+    with cache.alone(store.made() / f".{release}.lock", lambda: say(words)) as waited:
+        yield _whole(release, say) if waited else None
 
 
 def _whole(release: str, say: Say) -> store.Fetched | None:
@@ -289,17 +279,12 @@ def _whole(release: str, say: Say) -> store.Fetched | None:
 @contextlib.contextmanager
 def _work(release: str) -> Iterator[Path]:
     """A folder beside the releases for a download and what is made of it; it goes, whatever ends the work."""
-    # We hold the lock: a working folder that is here already belongs to a process that was killed.
-    for left in store.root().glob(f".work-{release}-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    work = store.made(f".work-{release}-{secrets.token_hex(4)}")
     try:
-        yield work
+        with cache.working(store.made(), f"{release}-") as work:
+            yield work
     except OSError as error:
         problem = "no space is left" if error.errno == errno.ENOSPC else f"{error.strerror or error}"
         raise RunError(f"{store.root()}: {problem}; next: room there, or XDG_CACHE_HOME=FOLDER elsewhere") from error
     except BrokenLibrary as error:
         problem = f"the metallib of {store.named(release)} cannot be read ({error})"
         raise UserError(f"{problem}; next: another wheel of it") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

@@ -15,18 +15,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hf_mps.core.notices import overriding
-from hf_mps.core.text import first_line
 from hf_mps.metal.kernels.runtime import Kernel, recording
 from hf_mps.metal.kernels.values import NoRule
 from hf_mps.metal.operators.calls import call_of, text_of
 from hf_mps.metal.operators.dispatcher import registered_kernel
+from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
 MPS = torch._C.DispatchKeySet(torch._C.DispatchKey.MPS)
-META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 GRAPH = "MPSGraph on this release"
 """Why a call has no rule: the release has no kernel for it, and computes it with MPSGraph."""
 
@@ -106,7 +105,7 @@ def rule(*operators: str, outputs: Function | None = None, **fixed: Any) -> Call
 
 
 def by_meta(given: Any, *arguments: Any, **options: Any) -> Any:
-    """As `outputs` of a rule: PyTorch's Meta kernel says shape, dtype and strides, in 90 µs. Never called itself."""
+    """As `outputs` of a rule: PyTorch's Meta kernel says shape, dtype and strides. Never called itself."""
     raise NotImplementedError
 
 
@@ -132,6 +131,7 @@ class Dispatch:
         with overriding():
             for each in rules.values():
                 for overload, form in overloads(each):
+                    # Of a rule with outputs a composite form calls the one with a kernel, and so comes here by itself.
                     keys = ("MPS", "CompositeExplicitAutograd") if each.outputs is None else ("MPS",)
                     if any(torch._C._dispatch_has_kernel_for_dispatch_key(overload._name, key) for key in keys):
                         self._library.impl(
@@ -215,37 +215,43 @@ def _fill(
     """Run a rule into new outputs, into those that `names` name among the options, or for None into the first input."""
     written = [arguments[0]] if names is None else [options[name] for name in names]
     options = {name: value for name, value in options.items() if name not in (names or ())}
-    if rule.outputs is None or rule.outputs is by_meta:
-        made = _made(first, arguments, options)
-        for each, target in zip(made if isinstance(made, tuple) else (made,), written, strict=False):
-            refuse_misfit(target, each.shape, each.dtype)
+    if rule.outputs is not None and rule.outputs is not by_meta:
+        outputs = rule.outputs(written[0] if written else None, *arguments, **options)
+    elif written:
+        inputs = tensors(arguments if names else arguments[1:])
+        shared = {each.untyped_storage().data_ptr() for each in inputs}
+        for spec, target in zip(_specs(first, arguments, options), written, strict=False):
+            inside = target.numel() and target.untyped_storage().data_ptr() in shared
+            refuse(inside, "an input shares memory with the output")
+            refuse_misfit(target, spec.shape if target.numel() else target.shape, spec.dtype)
+            target.resize_(spec.shape)  # an empty one alone has another shape here
     else:
-        made = rule.outputs(written[0] if written else None, *arguments, **options)
+        outputs = made(first, arguments, options)
     # Threads would write an element that is there twice in no order.
     for target in written:
         refuse_repeated(target)
-    outputs = (written[0] if len(written) == 1 else tuple(written)) if written else made
+    if written:
+        outputs = written[0] if len(written) == 1 else tuple(written)
     rule.function(outputs, *arguments, **options)
     return outputs
 
 
-def _made(first: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return new outputs of an operator, by PyTorch's Meta kernel: it computes shapes, dtypes and strides, no values.
-
-    Raises NoRule where that refuses the arguments, so that the device's kernel words the error.
-    """
-    try:
-        found = first.redispatch(META, *arguments, **options)
-    except Exception as error:
-        raise NoRule(f"PyTorch refuses the arguments: {first_line(error)}") from None
-    return tuple(map(_with_memory, found)) if isinstance(found, tuple) else _with_memory(found)
+def made(first: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Return new outputs of an operator, as PyTorch's Meta kernel lays them out. Raises NoRule as `_specs`."""
+    found = tuple(each.empty() for each in _specs(first, arguments, options))
+    return found if len(first._schema.returns) > 1 else found[0]
 
 
-def _with_memory(output: Tensor) -> Tensor:
-    """Return an output as the inputs' device has it: a few Meta kernels (upsample_nearest3d_backward) leave theirs."""
-    if not output.is_meta:
-        return output
-    return torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device="mps")
+def _specs(first: OpOverload, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[OutputSpec, ...]:
+    """Raises NoRule where PyTorch refuses the arguments, so that the device's kernel words the error."""
+    found = _of_meta(first).infer(arguments, options)
+    if found is None:
+        raise NoRule("PyTorch refuses the arguments")
+    return found
+
+
+# Most Meta kernels are Python, and the first one imports SymPy (0.7 s), as a training's first optimizer does.
+_of_meta = cache(OutputSpecs)
 
 
 MISFIT = "the result has another shape or dtype than what it is written to"

@@ -130,6 +130,7 @@ class Kernel:
                 self._refuse(f"the rule has {len(arguments)} arguments for {len(self._buffers)} bindings")
             bound = list(zip(self._buffers, arguments, strict=True))
         bound = [(each, self._struct(each, value) if isinstance(value, dict) else value) for each, value in bound]
+        # What is checked depends on the bytes' lengths alone, and these are few for a kernel.
         shape = tuple(len(value) if isinstance(value, bytes) else -1 for _, value in bound)
         if shape not in self._checked:
             for binding, value in bound:

@@ -200,8 +200,8 @@ def remove(release: str) -> int:
     return size
 
 
-def made(name: str = "") -> Path:
-    """Return the folder of all releases, or the new folder `name` in it, made and closed to everybody else.
+def made() -> Path:
+    """Return the folder of all releases, made and closed to everybody else.
 
     Raises UserError where it cannot be written.
     """
@@ -209,13 +209,11 @@ def made(name: str = "") -> Path:
     try:
         place.mkdir(parents=True, exist_ok=True)
         place.chmod(0o700)
-        if name:
-            (place / name).mkdir(mode=0o700)
     except OSError as error:
         raise UserError(
             f"{place} cannot be written ({error.strerror}); next: XDG_CACHE_HOME=FOLDER, a folder that can"
         ) from error
-    return place / name
+    return place
 
 
 def sha256(file: Path) -> str:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil, prod
 from pathlib import Path
@@ -391,18 +391,36 @@ def encoders(sequence: Iterable[Parts]) -> int:
     return count
 
 
+@dataclass
+class Batch:
+    """One dispatch: the numbers of its tensors in their list, and each threadgroup's (tensor of these, chunk of it)."""
+
+    tensors: list[int] = field(default_factory=list)
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+
+
+def batches(sizes: Iterable[int], *, alone: bool = False) -> Iterator[Batch]:
+    """The dispatches for tensors of so many elements (MultiTensorApply.h); with `alone` none serves two of them.
+
+    A tensor that does not fit its dispatch goes on in the next one, as that one's first. Empty ones are left out.
+    """
+    batch = Batch()
+    for number, size in enumerate(sizes):
+        last = ceil(size / CHUNK) - 1
+        for chunk in range(last + 1):
+            if number not in batch.tensors[-1:]:  # its first chunk, or the first of a new dispatch
+                batch.tensors.append(number)
+            batch.chunks.append((len(batch.tensors) - 1, chunk))
+            if len(batch.chunks) == GROUPS or (chunk == last and (alone or len(batch.tensors) == TENSORS)):
+                yield batch
+                batch = Batch()
+    if batch.chunks:
+        yield batch
+
+
 def multi_tensor(sizes: Iterable[int], *, alone: bool = False) -> int:
-    """The dispatches for tensors of so many elements; with `alone` none serves two of them (MultiTensorApply.h)."""
-    dispatches = groups = tensors = 0
-    for chunks in (ceil(size / CHUNK) for size in sizes if size):
-        tensors += 1
-        full, groups = divmod(groups + chunks, GROUPS)
-        dispatches += full
-        if full:  # a dispatch that ends with its tensor leaves none in the next one's list
-            tensors = bool(groups)
-        if groups and (alone or tensors == TENSORS):
-            dispatches, groups, tensors = dispatches + 1, 0, 0
-    return dispatches + bool(groups)
+    """The number of `batches`."""
+    return sum(1 for _ in batches(sizes, alone=alone))
 
 
 def _class(table: LaunchTable, operator: str, call: Call) -> LaunchClass:

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hf_mps.core import settings
+from hf_mps.core.errors import UserError
+from hf_mps.metal import kernels
 from hf_mps.metal.pytest_plugin import known_failures
 
 if TYPE_CHECKING:
@@ -75,8 +78,6 @@ def pytest_unconfigure() -> None:
     """Leave the environment, and a device that was there before, as they were."""
     while _enabled:
         _enabled.pop()
-        from hf_mps.metal import kernels
-
         kernels.disable()
     _environment.undo()
 
@@ -85,7 +86,6 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """Say which device the suite runs on, and with whose kernels."""
     if config.getoption("simulated_metal") is None and config.getoption("metal_kernels") is None:
         return None
-    from hf_mps.metal import kernels
     from hf_mps.metal.device import choose
 
     return f"hf_mps: simulated Metal device {os.environ[VARIABLE]}: {kernels.told(choose())}"
@@ -104,8 +104,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if output is not None and counted is not None:
         release, counts = counted
         output[WORKER_COUNTS] = (release, counts.plain())
-        from hf_mps.metal import kernels
-
         kernels.coverage_is_said()
 
 
@@ -125,7 +123,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     _of_workers.clear()
     if not counted:
         return
-    from hf_mps.metal import kernels
     from hf_mps.metal.kernels.coverage import Counts, covered
 
     counts = sum((counts for _, counts in counted), Counts())
@@ -158,8 +155,6 @@ def metal_kernels() -> Counting:
     operators that have a launch rule which did not cover them; `coverage` says how much a Mac would run with kernels.
     """
     _need_metal()
-    from hf_mps.metal import kernels
-
     counting = kernels.counting()
     if counting is None:
         pytest.skip(f"needs PyTorch's own Metal kernels: pytest {KERNELS}=RELEASE")
@@ -218,18 +213,17 @@ class FallbackLedger:
             pytest.fail(f"ran on the CPU, having no Metal kernel: {named}", pytrace=False)
 
 
-def _simulate(profile: str, kernels: str | None) -> None:
+def _simulate(profile: str, release: str | None) -> None:
     """Set the variables for this process and its children, and load the device where torch is there already."""
-    from hf_mps.core.errors import UserError
     from hf_mps.metal.device import profiles
 
     asked = f"{OPTION}={profile}"
     try:
         _environment.setenv(VARIABLE, profile)
         profiles.get(profile)
-        if kernels is not None:
-            asked = KERNELS if kernels == INSTALLED else f"{KERNELS}={kernels}"
-            _ask_for(kernels)
+        if release is not None:
+            asked = KERNELS if release == INSTALLED else f"{KERNELS}={release}"
+            _ask_for(release)
         # `import torch` loads the device where the layer is installed; a copy of the Metal wing alone loads it here.
         if "torch" in sys.modules or not _layer():
             _load(profile)
@@ -242,8 +236,6 @@ def _simulate(profile: str, kernels: str | None) -> None:
 
 
 def _ask_for(release: str) -> None:
-    from hf_mps.core.errors import UserError
-    from hf_mps.metal import kernels
     from hf_mps.metal.kernels import store
 
     installed = store.installed()
@@ -257,8 +249,7 @@ def _ask_for(release: str) -> None:
 
 
 def _load(profile: str) -> None:
-    from hf_mps.core import settings
-    from hf_mps.metal import kernels, simulator
+    from hf_mps.metal import simulator
     from hf_mps.metal.simulator import build
 
     simulator.load(profile)
@@ -293,8 +284,6 @@ def _switch_on() -> None:
 
 def _counted() -> tuple[str, Counts] | None:
     """Return the release whose kernels run in this process, and what ran up to now; None where none do."""
-    from hf_mps.metal import kernels
-
     dispatch = kernels.running()
     if dispatch is None:
         return None

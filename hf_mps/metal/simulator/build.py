@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -100,8 +99,6 @@ def _load(built: Path) -> ModuleType:
 
 def _build(name: str) -> Path:
     """Compile into the cache, or wait for the process that does so already; return the library's path."""
-    import filelock
-
     compiler, header = _compiler(), Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
         raise UserError(
@@ -115,17 +112,10 @@ def _build(name: str) -> Path:
     built = folder / f"{NAME}.so"
     if why_not_usual:
         _say(f"{why_not_usual}: the compiled device goes to {folder}")
-    lock = filelock.FileLock(str(folder / ".lock"))
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        _say("waiting for another process that compiles the simulated Metal device …")
-        lock.acquire()
-    try:
+    words = "waiting for another process that compiles the simulated Metal device …"
+    with cache.alone(folder / ".lock", lambda: _say(words)):
         if cache.find(f"{name}/{NAME}.so") != built:  # not there, or another user may have put it there
             _compile_with_progress(compiler, built)
-    finally:
-        lock.release()
     return built
 
 
@@ -134,15 +124,9 @@ def _compile_with_progress(compiler: Sequence[str], built: Path) -> None:
 
     _say(f"compiling the simulated Metal device for torch {torch.__version__} (once, about a minute) …")
     start = time.monotonic()
-    # We hold the lock: a working folder that is here already belongs to a process that was killed.
-    for left in built.parent.glob(".work-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(dir=built.parent, prefix=".work-"))
-    try:
+    with cache.working(built.parent) as work:
         made = _compile(compiler, work, log=built.parent / "compile.log")
         made.replace(built)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     _say(f"… done in {time.monotonic() - start:.0f} s")
 
 

@@ -66,30 +66,25 @@ class Figures:
     bytes_out: int
 
 
-class WithFigures:
-    """What has the counts of some piece of a program as `figures`, and each of them by its name."""
+class Counted:
+    """The counts since it was made, and until it was stopped: `figures`, and each of them by its name.
 
-    @property
-    def figures(self) -> Figures:
-        """All counts of this moment."""
-        raise NotImplementedError
-
-    def __getattr__(self, name: str) -> int:
-        if name not in Figures.__dataclass_fields__:
-            raise AttributeError(f"{type(self).__name__} has no {name}")
-        return int(getattr(self.figures, name))
-
-
-class Counted(WithFigures):
-    """The counts since it was made, and until it was stopped; if asked, `places` says how often each line waited."""
+    If asked, `places` says how often each line waited.
+    """
 
     def __init__(self) -> None:
         self.places: Counter[Place] = Counter()
         self._metal = _extension()
         self._metal.record_calls(True)
+        # The record of calls grows while anybody counts: one that was never stopped must not keep it growing.
         self._forget = weakref.finalize(self, self._metal.record_calls, False)
         self._first, self._start = self._metal.calls_recorded(), self._metal.work_done()
         self._end: tuple[dict[str, int], list[Call]] | None = None
+
+    def __getattr__(self, name: str) -> int:
+        if name not in Figures.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        return int(getattr(self.figures, name))
 
     def stop(self) -> None:
         """Count no further."""
@@ -206,8 +201,10 @@ SHOWN = 8
 """How many operators or lines a failure names."""
 
 
-class Work(WithFigures):
+class Work:
     """Counts over a block, and over the next one anew: `with work: step()`, then `work.at_most(launches=120, waits=0)`.
+
+    It has what the block's Counted has (`figures`, `launches`, …, and `operators`, the launches of each).
 
     pytest gives one by the fixture `metal_work` (`hf_mps.metal.pytest_plugin`). Raises UserError, when a block is
     entered, where no device is simulated, and where somebody counts by place already.
@@ -231,15 +228,8 @@ class Work(WithFigures):
             raise RuntimeError("nothing was counted yet; next: with metal_work: step()")
         return self._counts
 
-    @property
-    def figures(self) -> Figures:
-        """All counts of the last block."""
-        return self.counts.figures
-
-    @property
-    def operators(self) -> Mapping[str, int]:
-        """The launches of each operator ("aten::mm")."""
-        return self.counts.operators
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.counts, name)
 
     @property
     def places(self) -> Mapping[str, int]:

@@ -1,9 +1,10 @@
-"""exp, log, pow, hyperbolic and trigonometric functions: straight-line double arithmetic, rounded once to float.
+"""exp, log, pow, hyperbolic and trigonometric functions, computed in double and rounded once to float.
 
 A modest polynomial in double is both simpler and more accurate than a careful one in float: each result is within
 0.51 units in the last place, well inside what Metal promises for precise math (2 to 16), so `fast_` names share these
 definitions. exp and exp2, which training calls most, stay in float and are within one unit. No call, no branch, no
-table: a loop over them is vectorised. Subnormal arguments and results are kept.
+table: a loop over them is vectorised. Angles and powers, which are rarer, are the host's libm's, by LLVM's intrinsics
+of their names. Subnormal arguments and results are kept.
 """
 
 from __future__ import annotations
@@ -35,32 +36,6 @@ LOG2 = _read("""
     0x1.71547652b82fep+1 0x1.ec709dc3a047dp-1 0x1.2776c50ee39dcp-1 0x1.a61762d693934p-2
     0x1.484afb7a67652p-2 0x1.0ca160627dbfcp-2 0x1.c46e1440404d7p-3 0x1.b592d3c48c41cp-3
 """)
-# sin(r) / r in r^2 for |r| <= pi/4, relative error 2^-37
-SIN = _read("""
-    0x1.fffffffff67c2p-1 -0x1.5555554948094p-3 0x1.1111074b2ec5ep-7 -0x1.a00ee7e30b36cp-13 0x1.6cb748c562976p-19
-""")
-# cos(r) in r^2 for |r| <= pi/4, relative error 2^-43
-COS = _read("""
-    0x1.ffffffffffe0bp-1 -0x1.ffffffffe3762p-2 0x1.555555447639ep-5
-    -0x1.6c16b2d3e0aa9p-10 0x1.a00e968302e7fp-16 -0x1.23c5c0d130a07p-22
-""")
-# sin(pi r) / r in r^2 for |r| <= 1/2, relative error 2^-43
-SINPI = _read("""
-    0x1.921fb54442bb4p+1 -0x1.4abbce624ad99p+2 0x1.466bc66ed3d1cp+1 -0x1.32d2c9b2d1df5p-1
-    0x1.50770f6a5a66bp-4 -0x1.e29b82ab98ea9p-8 0x1.d53abdeb199c1p-12
-""")
-# atan(t) / t in t^2 for |t| <= tan(pi/8), relative error 2^-40
-ATAN = _read("""
-    0x1.fffffffffe56dp-1 -0x1.5555554ba45bcp-2 0x1.99999046d1e86p-3 -0x1.24909144ba082p-3
-    0x1.c6cc2f2f6f999p-4 -0x1.7055c066509b3p-4 0x1.1da9c35cc3322p-4 -0x1.34787b1b4ac83p-5
-""")
-# asin(s) / s in s^2 for |s| <= 1/2, relative error 2^-43
-ASIN = _read("""
-    0x1.ffffffffffe37p-1 0x1.55555556ba261p-3 0x1.333331c54a5c9p-4 0x1.6db76c4073936p-5 0x1.f1aa2e3259ba2p-6
-    0x1.703109f1e31b1p-6 0x1.0de3abdd2358ep-6 0x1.315f91ce454b4p-6 -0x1.76633841944a1p-9 0x1.05af6a78bec66p-5
-""")
-# the bits of 2/pi in words of 64, two zero bits before them
-TWO_OVER_PI = (0x28BE60DB9391054A, 0x7F09D5F47D4D3770, 0x36D8A5664F10E410, 0x7F9458EAF7AEF158)
 
 
 _LOG2_E = 1 / math.log(2)
@@ -83,7 +58,8 @@ def define(name: str) -> Definition | None:
         return body.finish(exp_in_float(body.arguments[0], natural=found[1] == "exp"))
     if found[1] == "sincos":
         body = Body(name, kind, kind, "ptr")
-        sin, cos = (from_double(v, scalar_of(kind)) for v in sine_and_cosine(body.arguments[0].cast("fpext", "double")))
+        x = body.arguments[0].cast("fpext", "double")
+        sin, cos = (from_double(body.llvm(each, x), scalar_of(kind)) for each in ("sin", "cos"))
         body.effect(f"store {kind} {cos.name}, ptr {body.arguments[1].name}")
         return body.finish(sin)
     function = _FUNCTIONS.get(found[1])
@@ -154,42 +130,10 @@ def log2(x: Value) -> Value:
     return x.compare("ult", 0.0).select(math.nan, result)
 
 
-def power(x: Value, y: Value) -> Value:
-    """x^y with C's special values."""
-    body = x.body
-    size = body.llvm("fabs", x)
-    result = exp2(y * log2(size))
-    whole = body.llvm("trunc", y).compare("oeq", y)
-    half = y * 0.5
-    odd = whole & body.llvm("trunc", half).compare("one", half)
-    negative = body.bits(x) >> 63
-    is_negative = negative.compare("ne", 0)
-    result = (is_negative & odd).select(-result, result)
-    finite_negative = x.compare("olt", 0.0) & x.compare("ogt", -math.inf)
-    fraction = whole ^ body.value(1, whole.kind)
-    result = (finite_negative & fraction & y.compare("ord", 0.0)).select(math.nan, result)
-    # 1^y and x^0 are 1 whatever the other is, NaN included; (-1)^inf is 1
-    unit = size.compare("oeq", 1.0) & body.llvm("fabs", y).compare("oeq", math.inf)
-    one = x.compare("oeq", 1.0) | y.compare("oeq", 0.0) | unit
-    return one.select(1.0, result)
-
-
 def tanh(x: Value) -> Value:
     """With t = e^(2|x|) - 1: t / (t + 2), which is 1 in float from |x| = 10 on."""
     t = expm1(bounded(x.body.llvm("fabs", x) * 2.0, 60.0))
     return copysign(t / (t + 2.0), x)
-
-
-def sinh(x: Value) -> Value:
-    """With t = e^|x| - 1: (t + t / (t + 1)) / 2."""
-    t = expm1(x.body.llvm("fabs", x))
-    return copysign((t + t / (t + 1.0)) * 0.5, x)
-
-
-def cosh(x: Value) -> Value:
-    """(e^|x| + e^-|x|) / 2."""
-    e = exp2(x.body.llvm("fabs", x) * _LOG2_E)
-    return (e + 1.0 / e) * 0.5
 
 
 def _asinh(x: Value) -> Value:
@@ -208,116 +152,24 @@ def _atanh(x: Value) -> Value:
     return copysign(size.compare("olt", 1e-4).select(near, far), x)
 
 
-_HALF_PI, _HALF_PI_REST = math.pi / 2, 6.123233995736766e-17
-
-
-def sine_and_cosine(x: Value) -> tuple[Value, Value]:
-    """Both, in double, of a double that float holds."""
-    body = x.body
-    r, quadrant = _reduced(x)
-    z = r * r
-    sin, cos = r * body.polynomial(z, SIN), body.polynomial(z, COS)
-    swapped = (quadrant & 1).compare("ne", 0)
-    s, c = swapped.select(cos, sin), swapped.select(sin, cos)
-    return _negated(s, quadrant & 2), _negated(c, (quadrant + 1) & 2)
-
-
-def _reduced(x: Value) -> tuple[Value, Value]:
-    """(r, n) with x = r + n pi/2 and |r| <= pi/4; of n the last two bits count."""
-    body = x.body
-    shifted = body.fma(x, 2 / math.pi, _ROUNDING)
-    turns = shifted - _ROUNDING
-    r = body.fma(turns, -_HALF_PI_REST, body.fma(turns, -_HALF_PI, x))
-    large_r, large_n = _reduced_by_bits(x)
-    is_large = body.llvm("fabs", x).compare("oge", 2.0**28)
-    # x - x is NaN for an infinite x, and 0 otherwise
-    return is_large.select(large_r + (x - x), r), is_large.select(large_n, body.bits(shifted))
-
-
-def _reduced_by_bits(x: Value) -> tuple[Value, Value]:
-    """`_reduced` for |x| = m 2^t with a whole m below 2^24 and 0 <= t <= 104.
-
-    x 2/pi is needed modulo 4: m times the 96 bits of 2/pi that begin at bit t, as a number in units of 2^-62.
-    """
-    body = x.body
-    bits = body.bits(x)
-    mantissa = ((bits >> 29) & (2**23 - 1)) | 2**23
-    t = ((bits >> 52) & 0x7FF) - (1023 + 23)
-    later = t.compare("uge", 64)
-    words = [body.value(word, t.kind) for word in TWO_OVER_PI]
-    first, second, third = (later.select(words[i + 1], words[i]) for i in range(3))
-    high, low = body.llvm("fshl", first, second, t), body.llvm("fshl", second, third, t)
-    p = mantissa * (high & 0xFFFFFFFF) + ((mantissa * (high >> 32)) << 32) + ((mantissa * (low >> 32)) >> 32)
-    n = (p + 2**61) >> 62
-    # the fraction, signed, as two halves that become doubles without an integer conversion
-    fraction = (p << 2) ^ 2**63
-    upper = ((fraction >> 32) | 0x4330000000000000).cast("bitcast", "double") - (2.0**52 + 2.0**31)
-    lower = ((fraction & 0xFFFFFFFF) | 0x4330000000000000).cast("bitcast", "double") - 2.0**52
-    r = body.fma(lower, 2.0**-32, upper) * (2.0**-32 * math.pi / 2)
-    negative = x.compare("olt", 0.0)
-    return negative.select(-r, r), negative.select(4 - n, n)
-
-
-def _negated(x: Value, second_bit: Value) -> Value:
-    """`x` with its sign turned where bit 1 is set."""
-    return (x.body.bits(x) ^ (second_bit << 62)).cast("bitcast", "double")
-
-
-def _tan(x: Value) -> Value:
-    sin, cos = sine_and_cosine(x)
-    return sin / cos
-
-
 def _sinpi(x: Value) -> Value:
-    """sin(pi x): of the distance to the nearest whole number, which is exact."""
+    """sin(pi x), of the distance to the nearest whole number, which is exact."""
     body = x.body
     whole = body.llvm("roundeven", x)
     r = x - whole
     half = whole * 0.5
     odd = body.llvm("trunc", half).compare("one", half)
-    value = r * body.polynomial(r * r, SINPI)
+    value = body.llvm("sin", r * math.pi)
     value = odd.select(-value, value)
     return r.compare("oeq", 0.0).select(copysign(body.value(0.0, x.kind), x), value)
 
 
-def atan2(y: Value, x: Value) -> Value:
-    """The angle of the point (x, y), with C's special values."""
-    body = x.body
-    height, width = body.llvm("fabs", y), body.llvm("fabs", x)
-    both = height.compare("oeq", math.inf) & width.compare("oeq", math.inf)
-    height, width = both.select(1.0, height), both.select(1.0, width)
-    steep = height.compare("ogt", width * math.tan(3 * math.pi / 8))
-    middle = height.compare("ogt", width * math.tan(math.pi / 8))
-    above = steep.select(-width, middle.select(height - width, height))
-    below = steep.select(height, middle.select(height + width, width))
-    offset = steep.select(math.pi / 2, middle.select(body.value(math.pi / 4, x.kind), 0.0))
-    origin = above.compare("oeq", 0.0) & below.compare("oeq", 0.0)
-    t = origin.select(0.0, above / below)
-    angle = body.fma(t, body.polynomial(t * t, ATAN), offset)
-    is_left = (body.bits(x) >> 63).compare("ne", 0)
-    return copysign(is_left.select(math.pi - angle, angle), y)
+def _libm(name: str) -> Callable[[Value], Value]:
+    return lambda x: x.body.llvm(name, x)
 
 
-def _arc(x: Value) -> tuple[Value, Value]:
-    """(whether |x| is over one half, asin of |x| or of sqrt((1 - |x|) / 2))."""
-    body = x.body
-    size = body.llvm("fabs", x)
-    large = size.compare("ogt", 0.5)
-    z = large.select((1.0 - size) * 0.5, size * size)
-    s = large.select(body.llvm("sqrt", z), size)
-    return large, s * body.polynomial(z, ASIN)
-
-
-def _asin(x: Value) -> Value:
-    large, arc = _arc(x)
-    return copysign(large.select(math.pi / 2 - arc * 2.0, arc), x)
-
-
-def _acos(x: Value) -> Value:
-    large, arc = _arc(x)
-    is_left = x.compare("olt", 0.0)
-    outer = is_left.select(math.pi - arc * 2.0, arc * 2.0)
-    return large.select(outer, math.pi / 2 - copysign(arc, x))
+def _libm_of_two(name: str) -> Callable[[Value, Value], Value]:
+    return lambda x, y: x.body.llvm(name, x, y)
 
 
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
@@ -327,21 +179,13 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "log": lambda x: log2(x) * math.log(2),
     "log2": lambda x: log2(x),
     "log10": lambda x: log2(x) * math.log10(2),
-    "pow": power,
     "tanh": tanh,
-    "sinh": sinh,
-    "cosh": cosh,
+    **{name: _libm(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
+    **{name: _libm_of_two(name) for name in ("pow", "atan2")},
     "asinh": _asinh,
     "acosh": lambda x: log2(x + x.body.llvm("sqrt", x * x - 1.0)) * math.log(2),
     "atanh": _atanh,
-    "sin": lambda x: sine_and_cosine(x)[0],
-    "cos": lambda x: sine_and_cosine(x)[1],
-    "tan": _tan,
     "sinpi": _sinpi,
     "cospi": lambda x: _sinpi(x + 0.5),
     "tanpi": lambda x: _sinpi(x) / _sinpi(x + 0.5),
-    "atan": lambda x: atan2(x, x.body.value(1.0, x.kind)),
-    "atan2": atan2,
-    "asin": _asin,
-    "acos": _acos,
 }

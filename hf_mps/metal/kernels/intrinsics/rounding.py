@@ -4,7 +4,6 @@ Meanings are the Metal Shading Language specification's: fmin and fmax take the 
 is fmin(fmax(x, low), high), fract stays below one, subnormals are kept. sqrt and rsqrt are correctly rounded.
 """
 
-import math
 import re
 from collections.abc import Callable
 
@@ -82,33 +81,6 @@ def _dot(a: Value, b: Value) -> Value:
     return total.cast("fptrunc", scalar)
 
 
-def _ldexp(x: Value, exponent: Value) -> Value:
-    """x * 2^exponent in double, where neither overflows nor underflows, rounded once."""
-    body = x.body
-    bounded = body.llvm("smin", body.llvm("smax", exponent, body.value(-400, "i32")), body.value(400, "i32"))
-    power = ((bounded + 1023).cast("zext", "i64") << 52).cast("bitcast", "double")
-    return from_double(x.cast("fpext", "double") * power, scalar_of(x.kind))
-
-
-def _fmod(x: Value, y: Value) -> Value:
-    """The exact remainder with the sign of x.
-
-    In double a quotient is right to 53 bits, so that a step takes 53 bits off a quotient of at most 277; each
-    remainder is exact.
-    """
-    body, scalar = x.body, scalar_of(x.kind)
-    wide_x, wide_y = x.cast("fpext", "double"), body.llvm("fabs", y.cast("fpext", "double"))
-    size = body.llvm("fabs", wide_x)
-    rest = size
-    for _ in range(6 if scalar == "float" else 1):
-        rest = body.fma(-body.llvm("trunc", rest / wide_y), wide_y, rest)
-    rest = rest.compare("olt", 0.0).select(rest + wide_y, rest)
-    rest = rest.compare("oge", wide_y).select(rest - wide_y, rest)
-    whole = wide_y.compare("oeq", math.inf) & size.compare("olt", math.inf)
-    kept = whole.select(size, rest)
-    return from_double(copysign(kept, wide_x), scalar)
-
-
 def _nextafter(x: Value, toward: Value) -> Value:
     """The neighbour of x in the direction of `toward`; equal arguments give `toward`, NaN gives NaN."""
     body, scalar = x.body, scalar_of(x.kind)
@@ -133,7 +105,8 @@ _OPERATIONS: dict[str, tuple[Callable[..., Value], str | tuple[str, ...]]] = {
     "fract": (_fract, "x"),
     "rsqrt": (_rsqrt, "x"),
     "dot": (_dot, "xx"),
-    "ldexp": (_ldexp, ("x", "i32")),
-    "fmod": (_fmod, "xx"),
+    # LLVM puts the second overload, i32, into the name itself.
+    "ldexp": (lambda x, exponent: x.body.llvm("ldexp", x, exponent), ("x", "i32")),
+    "fmod": (lambda x, y: x.body.emit(x.kind, f"frem {x.kind} {x.name}, {y.name}"), "xx"),
     "nextafter": (_nextafter, "xx"),
 }

@@ -7,15 +7,14 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
 
 from hf_mps.metal.kernels.launch.iterator import Walk, plane, walk
 from hf_mps.metal.kernels.launch.pointwise import ILP, SCALAR_TYPES, exec_unary, repeats
-from hf_mps.metal.kernels.rules import MISFIT, kernels, refuse, refuse_repeated, rule
+from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, scalar, u32, u64
 
 BYTES = "a fill of bytes on Metal, no kernel"
@@ -210,33 +209,10 @@ DIMENSIONS = 16
 # Host: operations/Shape.mm.
 
 
-@rule("cat", "cat.out")
-def cat(tensors: list[Tensor], dim: int = 0, *, out: Tensor | None = None) -> Tensor:
-    """Into a new tensor: contiguous, unless every input suggests one channels-last format; or into one of its shape."""
-    shape, dtype = _shape(tensors, dim), reduce(torch.promote_types, (each.dtype for each in tensors))
-    if out is None:
-        formats = {suggest_memory_format(each) for each in tensors}
-        form = formats.pop() if len(formats) == 1 else torch.contiguous_format
-        out = torch.empty(shape, dtype=dtype, device=tensors[0].device, memory_format=form)
-    elif list(out.shape) != shape or not torch.can_cast(dtype, out.dtype):  # PyTorch resizes it
-        raise NoRule(MISFIT)
-    elif any(each.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for each in tensors):
-        raise NoRule("an input shares memory with the output")
-    _join(out, tensors, wrapped(dim, out.dim()))
-    return out
-
-
-def _shape(tensors: list[Tensor], dim: int) -> list[int]:
-    """Return the result's shape; tensors of one dimension and no elements are passed over."""
-    there = [each for each in tensors if each.dim() != 1 or each.shape[0]]
-    first = there[0] if there else tensors[0]
-    dim = wrapped(dim, first.dim())
-    same = _but(first.shape, dim)
-    if first.dim() == 0 or any(each.dim() != first.dim() or _but(each.shape, dim) != same for each in there):
-        raise NoRule("PyTorch refuses the shapes")
-    shape = list(first.shape)
-    shape[dim] = sum(each.shape[dim] for each in there)
-    return shape
+@rule("cat", outputs=by_meta)
+def cat(output: Tensor, tensors: list[Tensor], dim: int = 0) -> None:
+    """Tensors of one dimension and no elements are passed over."""
+    _join(output, tensors, wrapped(dim, output.dim()))
 
 
 def _join(output: Tensor, tensors: list[Tensor], dim: int) -> None:
@@ -286,10 +262,6 @@ def _layout(wide: bool, strides: tuple[int, ...], shape: tuple[int, ...]) -> byt
     """Return the strides and the shape of a tensor, as a struct has them: arrays, with what is left of them empty."""
     packed, size = (i64, 8 * DIMENSIONS) if wide else (i32, 4 * DIMENSIONS)
     return padded(packed(strides), size) + padded(packed(shape), size)
-
-
-def _but(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return (*shape[:dim], *shape[dim + 1 :])
 
 
 def wrapped(dim: int, dims: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.rules import GRAPH, by_meta, kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.rules import GRAPH, by_meta, kernels, made, refuse, rule
 from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, span, u8, u64
 
@@ -188,57 +188,17 @@ DIMENSIONS = 5
 """Of the arrays in the kernels' structs."""
 
 
-class Window:
-    """The pooled dimensions of a call: kernel, stride, padding and dilation of each, and the shape of the result."""
-
-    def __init__(
-        self,
-        given: Tensor,
-        kernel: Ints,
-        stride: Ints = (),
-        padding: Ints = (0,),
-        dilation: Ints = (1,),
-        ceil_mode: bool = False,
-    ) -> None:
-        """Raise NoRule where PyTorch refuses the arguments."""
-        leading = given.dim() - 2
-        refuse(leading not in (1, 2) or any(size == 0 for size in given.shape[leading - 1 :]))
-        self.kernel = _pair(kernel)
-        self.stride = _pair(stride) if len(stride) else self.kernel
-        self.padding, self.dilation = _pair(padding), _pair(dilation)
-        ways = zip(given.shape[leading:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        pools = [_size(*way, ceil_mode) for way in ways]
-        halves = any(pad < 0 or 2 * pad > size for pad, size in zip(self.padding, self.kernel, strict=True))
-        refuse(halves or min(self.stride) < 1 or min(pools) < 1)
-        self.shape = (*given.shape[:leading], *pools)
+Windows = Sequence[list[int]]
+"""Kernel, stride, padding and dilation, of height and width each."""
 
 
-def _pair(numbers: Ints) -> list[int]:
-    return [numbers[0], numbers[-1]]
+def _windows(kernel: Ints, stride: Ints = (), padding: Ints = (0,), dilation: Ints = (1,), *_: Any) -> Windows:
+    return [[each[0], each[-1]] for each in (kernel, stride or kernel, padding, dilation)]
 
 
-def _size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """Windows along a dimension; with `ceil_mode` the last may reach over the end, and begins before it."""
-    last = size + 2 * padding - dilation * (kernel - 1) - 1
-    count = (last + (stride - 1 if ceil_mode else 0)) // max(stride, 1) + 1
-    return count - (ceil_mode and (count - 1) * stride >= size + padding)
-
-
-def _layout(given: Tensor) -> torch.memory_format:
-    """Return the memory format of the result: that of the input."""
-    if given.is_contiguous():
-        return torch.contiguous_format
-    if given.dim() == 4 and given.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    return torch.contiguous_format
-
-
-def _arrays(*tensors: Tensor, sizes: bool = True) -> bytes:
-    """Return sizes and strides of each tensor, five numbers each; strides alone without `sizes`."""
-    parts = []
-    for each in tensors:
-        parts += [each.shape, each.stride()] if sizes else [each.stride()]
-    return b"".join(map(_array, parts))
+def _arrays(*tensors: Tensor) -> bytes:
+    """Return sizes and strides of each tensor, five numbers each."""
+    return b"".join(_array(part) for each in tensors for part in (each.shape, each.stride()))
 
 
 def _array(numbers: Ints) -> bytes:
@@ -250,55 +210,29 @@ def _each(*numbers: Ints) -> bytes:
     return b"".join(padded(i32(part), 4 * (DIMENSIONS - 2)) for part in numbers)
 
 
-def _target(like: Tensor, shape: Ints, out: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
-    dtype = dtype or like.dtype
-    if out is None:
-        return torch.empty(shape, dtype=dtype, device=like.device, memory_format=_layout(like))
-    refuse_misfit(out, shape, dtype)
-    return out
-
-
-def _average(given: Tensor, result: Tensor, window: Window, include_pad: bool, divisor: int | None) -> dict[str, bytes]:
-    """Return the members of AvgPoolingParams, of the input's side and the pooled side."""
-    sides = {"input": given, "output": result}
-    return {
-        "dims": i32(given.dim()),
-        "pooling_dims": i32(2),
-        **{f"{side}_sizes": _array(each.shape) for side, each in sides.items()},
-        **{f"{side}_strides": _array(each.stride()) for side, each in sides.items()},
-        "kernel_size": _each(window.kernel),
-        "stride": _each(window.stride),
-        "padding": _each(window.padding),
-        "count_include_pad": u8(include_pad),
-        "has_divisor_override": u8(divisor is not None),
-        "divisor_override": i32(divisor or 0),
-    }
-
-
-@rule("max_pool2d_with_indices", "max_pool2d_with_indices.out")
-@rule("max_pool2d", with_places=False)
-def max_pool2d(
-    given: Tensor,
-    *ways: Any,
-    out: Tensor | None = None,
-    indices: Tensor | None = None,
-    with_places: bool = True,
-) -> Any:
+@rule("max_pool2d_with_indices", outputs=by_meta)
+def max_pool2d(outputs: tuple[Tensor, Tensor | None], given: Tensor, *ways: Any) -> None:
     """Windows that move by one element are MPSGraph's; places are for a gradient."""
-    window = Window(given, *ways)
-    refuse(window.stride == [1, 1], GRAPH)
-    output = _target(given, window.shape, out)
-    places = _target(given, window.shape, indices, torch.int64) if with_places else None
+    output, places = outputs
+    windows = _windows(*ways)
+    refuse(windows[1] == [1, 1], GRAPH)
     placed = _arrays(given, output) + (_arrays(places) if places is not None else bytes(8 * DIMENSIONS))
-    placed += _each(window.kernel, window.stride, window.padding, window.dilation)
-    parameters = i32(given.dim(), 2) + placed + i32(places is not None)
+    parameters = i32(given.dim(), 2) + placed + _each(*windows) + i32(places is not None)
     arguments = {"input": given, "output": output, "indices": places, "params": parameters}
     kernels[f"max_pool_{metal(given.dtype)}"].launch(arguments, output.numel())
-    return (output, places) if with_places else output
 
 
-@rule("avg_pool2d", "avg_pool2d.out")
+@rule("max_pool2d")
+def max_pool2d_alone(given: Tensor, *ways: Any) -> Tensor:
+    """The same without places, which the operator has no Meta kernel for."""
+    output: Tensor = made(torch.ops.aten.max_pool2d_with_indices.default, (given, *ways), {})[0]
+    max_pool2d((output, None), given, *ways)
+    return output
+
+
+@rule("avg_pool2d", outputs=by_meta)
 def avg_pool2d(
+    output: Tensor,
     given: Tensor,
     kernel_size: Ints,
     stride: Ints = (),
@@ -306,49 +240,45 @@ def avg_pool2d(
     ceil_mode: bool = False,
     include_pad: bool = True,
     divisor: int | None = None,
-    *,
-    out: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """Windows that may not reach over the end (without `ceil_mode`) are MPSGraph's."""
     refuse(not ceil_mode, GRAPH)
-    window = Window(given, kernel_size, stride, padding, (1,), ceil_mode)
-    kernel = kernels[f"avg_pool_{metal(given.dtype)}"]
-    output = _target(given, window.shape, out)
-    parameters = _average(given, output, window, include_pad, divisor)
-    kernel.launch({"input": given, "output": output, "params": parameters}, output.numel())
-    return output
+    kernel, step, pad, _ = _windows(kernel_size, stride, padding)
+    sides = {"input": given, "output": output}
+    parameters = {
+        "dims": i32(given.dim()),
+        "pooling_dims": i32(2),
+        **{f"{side}_sizes": _array(each.shape) for side, each in sides.items()},
+        **{f"{side}_strides": _array(each.stride()) for side, each in sides.items()},
+        "kernel_size": _each(kernel),
+        "stride": _each(step),
+        "padding": _each(pad),
+        "count_include_pad": u8(include_pad),
+        "has_divisor_override": u8(divisor is not None),
+        "divisor_override": i32(divisor or 0),
+    }
+    kernels[f"avg_pool_{metal(given.dtype)}"].launch({**sides, "params": parameters}, output.numel())
 
 
 # Host: operations/AdaptivePooling.mm.
-@rule("adaptive_max_pool2d", "adaptive_max_pool2d.out")
-def adaptive_max_pool2d(
-    given: Tensor, output_size: Ints, *, out: Tensor | None = None, indices: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+@rule("adaptive_max_pool2d", outputs=by_meta)
+def adaptive_max_pool2d(outputs: tuple[Tensor, Tensor], given: Tensor, output_size: Ints) -> None:
     """From 2.14 on the kernel has the bounds of each window.
 
     Before, it is one ordinary pooling with the stride that the sizes give: wrong where they do not divide
     (pytorch#190064).
     """
+    output, places = outputs
     sizes, maxima = given.shape[-2:], kernels[f"max_pool_{metal(given.dtype)}"]
     struct = maxima.signature.at(3)
     if struct is not None and any(member.name == "adaptive" for member in struct.members):
-        refuse(given.dim() not in (3, 4) or 0 in given.shape[1:] or min(output_size) < 1)
-        shape = (*given.shape[:-2], *output_size)
-        output, places = _target(given, shape, out), _target(given, shape, indices, torch.int64)
         # Kernel, stride, padding, dilation, which an adaptive pool does not read; two booleans, two bytes of nothing.
         rest = padded(i32(1, 1), 12) * 2 + bytes(12) + padded(i32(1, 1), 12) + bytes([True, True, 0, 0])
         bound = {"input": given, "output": output, "indices": places}
         maxima.launch({**bound, "params": i32(given.dim(), 2) + _arrays(given, output, places) + rest}, output.numel())
-        return output, places
-    if given.dim() not in (3, 4) or any(
-        wanted < 1 or size < wanted for size, wanted in zip(sizes, output_size, strict=True)
-    ):
+        return
+    if any(size < wanted for size, wanted in zip(sizes, output_size, strict=True)):
         raise NoRule("a result that is larger than what is pooled")
     stride = [size // wanted for size, wanted in zip(sizes, output_size, strict=True)]
     kernel = [size - (wanted - 1) * step for size, wanted, step in zip(sizes, output_size, stride, strict=True)]
-    call = torch.ops.aten.max_pool2d_with_indices
-    if out is None:
-        pooled: tuple[Tensor, Tensor] = call(given, kernel, stride)
-        return pooled
-    written: tuple[Tensor, Tensor] = call.out(given, kernel, stride, out=out, indices=indices)
-    return written
+    torch.ops.aten.max_pool2d_with_indices.out(given, kernel, stride, out=output, indices=places)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import expanded
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, broadcast, fitting, result, walk
-from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_repeated, rule
+from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, broadcast, result, walk
+from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_misfit, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, Pointers, i32, i64, metal, u32, u64
 
 # Host: operations/Indexing.mm.
@@ -66,7 +66,11 @@ def index(self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tenso
     if out is None:
         out = result(self.dtype, taken.source, *taken.indices)
     else:
-        refuse_repeated(fitting(out, taken.source.shape, self, self, *taken.indices))
+        refuse_misfit(out, taken.source.shape, self.dtype)
+        start = out.untyped_storage().data_ptr()
+        shared = any(each.untyped_storage().data_ptr() == start != 0 for each in (self, *taken.indices))
+        refuse(shared, "an input shares memory with the output")
+        refuse_repeated(out)
     if out.numel():
         _launch(f"index_select_{_bits(self)}", out, taken.source, taken, out.numel())
     return out

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.rules import refuse, refuse_misfit
+from hf_mps.metal.kernels.rules import refuse
 from hf_mps.metal.kernels.values import NoRule, span
 
 LARGEST_GROUP = 1024
@@ -80,6 +80,7 @@ def _walk(operands: tuple[Lying, ...]) -> Walk | None:
             return None
     if all(each[0] == shape for each in operands) and all(is_dense(*each[:2]) for each in operands):
         return Walk((math.prod(shape),), tuple((each[2],) for each in operands), contiguous=True)
+    # In place: `sizes` and `steps` have the merged dimensions first, and what is behind them means nothing.
     kept = _merge(sizes, steps) if rank > 1 else rank
     walk = Walk(tuple(sizes[:kept]), tuple(tuple(each[:kept]) for each in steps), contiguous=False)
     dense = kept == 0 or (kept == 1 and all(each[0] == op[2] for each, op in zip(steps, operands, strict=True)))
@@ -272,19 +273,3 @@ def as_common(target: Tensor | None, self: Operand, other: Operand, *_: Any, **_
 def as_common_float(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
     """Two inputs, promoted to one dtype, and whole numbers become floats."""
     return written(target, floating(common(self, other)), self, other)
-
-
-def as_self(target: Tensor | None, self: Tensor, *others: Any, **_: Any) -> Tensor:
-    """Contiguous, of the first input's shape and dtype; what is written to shares no memory with the other inputs."""
-    return fitting(target, self.shape, self, *others)
-
-
-def fitting(target: Tensor | None, shape: Sequence[int], like: Tensor, *inputs: Any) -> Tensor:
-    """Return a new tensor, or `target` where it has that shape, the dtype of `like` and no memory of the inputs."""
-    if target is None:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    refuse_misfit(target, shape, like.dtype)
-    start = target.untyped_storage().data_ptr()
-    if any(isinstance(each, Tensor) and each.untyped_storage().data_ptr() == start != 0 for each in inputs):
-        raise NoRule("an input shares memory with the output")
-    return target

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hf_mps.metal.kernels.launch.iterator import is_dense
 from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, parameters
-from hf_mps.metal.kernels.launch.reductions import kept, result, wrapped
-from hf_mps.metal.kernels.rules import kernels, refuse, rule
+from hf_mps.metal.kernels.launch.reductions import kept, wrapped
+from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, u32
 
 ROW = 4096
@@ -160,43 +160,35 @@ def _threads(elements: int) -> int:
 
 
 # Host: operations/ReduceOps.mm.
-REAL = {torch.complex64: torch.float32, torch.complex32: torch.float16}
-
-
 # Host: ../ReduceOps.cpp.
-@rule("linalg_vector_norm", "linalg_vector_norm.out")
-@rule("norm.ScalarOpt_dim", "norm.out")
-@rule("norm.ScalarOpt_dim_dtype", "norm.dtype_out")
+@rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", outputs=by_meta)
 def norms(
+    output: Tensor,
     given: Tensor,
     order: float | None = 2,
     dim: Sequence[int] | int | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """linalg_vector_norm_out of LinearAlgebra.cpp, then norm_kernel_mps: one value is its absolute value.
 
     `norm` without an order has order 2.
     """
     dims = wrapped(dim, given.dim())
-    cast = dtype or given.dtype
-    refuse(not (given.is_floating_point() or given.is_complex()))
-    output = result(given, dims, keepdim, REAL.get(cast, cast), out)
-    source = given if given.dtype == cast else given.to(cast)
+    source = given if dtype is None else given.to(dtype)
     order = 2.0 if order is None else float(order)
+    sizes, strides = kept(output, dims, rank := source.dim())
     if not source.numel():
         refuse(order < 0 or math.isinf(order))
-        return output.zero_() if output.numel() else output
+        output.zero_()
+        return
     if all(given.shape[at] == 1 for at in dims):
-        rest = source if keepdim or not dims else source.squeeze(tuple(dims))
+        rest = source.view_as(output)
         torch.abs(rest, out=output) if order else torch.ne(rest, 0, out=output)
-        return output
+        return
     # Rows of order 1 and 2 by a simdgroup each; all else by a threadgroup for each result, whatever the strides.
-    rank = source.dim()
     refuse(rank > DIMENSIONS, f"more than {DIMENSIONS} dimensions")
-    sizes, strides = kept(output, dims, rank)
     types = f"{metal(source.dtype)}_{metal(output.dtype)}"
     inner = f"norm_l{int(order) if order in {1.0, 2.0} else 0}_reduction_inner_{types}"
     reduced = [at for at in range(rank) if source.shape[at] != sizes[at]]
@@ -210,4 +202,3 @@ def norms(
         length = source.numel() // output.numel()
         bound["params"] = parameters(order, length, source.shape, source.stride(), sizes, strides)
         kernels[f"norm_{types}"].launch(bound, groups=output.numel(), group=min(GROUP, length))
-    return output

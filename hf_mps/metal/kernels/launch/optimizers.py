@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,65 +13,23 @@ from hf_mps.metal.kernels.launch.iterator import walk
 from hf_mps.metal.kernels.rules import kernels, refuse, rule
 from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.values import NoRule, Pointers, f32, i32, metal, u8
-from hf_mps.metal.operators.launch_class import CHUNK, GROUPS, TENSORS
+from hf_mps.metal.operators.launch_class import CHUNK, GROUPS, TENSORS, Batch, batches
 
 _TABLE = struct.Struct(f"<{TENSORS + 2 * GROUPS}Q")
 
 
-@dataclass
-class Batch:
-    """One launch: the numbers of its tensors in their list, their elements, and each threadgroup's (tensor, chunk)."""
-
-    tensors: list[int] = field(default_factory=list)
-    numels: list[int] = field(default_factory=list)
-    chunks: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, number: int, numel: int) -> None:
-        """Take one more tensor in."""
-        self.tensors.append(number)
-        self.numels.append(numel)
-
-    def metadata(self) -> bytes:
-        """Return the kernel's MetadataArguments: elements, tensor of each threadgroup, chunk of each threadgroup."""
-        tensors, chunks = [tensor for tensor, _ in self.chunks], [chunk for _, chunk in self.chunks]
-        return _TABLE.pack(*_padded(self.numels, TENSORS), *_padded(tensors, GROUPS), *_padded(chunks, GROUPS))
-
-    def addresses(self, lists: Sequence[Sequence[Tensor]]) -> Pointers:
-        """Return the kernel's argument buffer: 32 addresses for each list."""
-        rest = [None] * (TENSORS - len(self.tensors))
-        found = [tensor for each in lists for tensor in (*(each[number] for number in self.tensors), *rest)]
-        return Pointers(found, 8 * len(found))
-
-    @property
-    def elements(self) -> int:
-        """At most so many are computed."""
-        return CHUNK * len(self.chunks)
+def _metadata(batch: Batch, tensors: Sequence[Tensor]) -> bytes:
+    """The kernel's MetadataArguments: elements of each tensor, and of each threadgroup its tensor and its chunk."""
+    columns = [[tensors[number].numel() for number in batch.tensors], *zip(*batch.chunks, strict=True)]
+    filled = ((*each, *[0] * (room - len(each))) for each, room in zip(columns, (TENSORS, GROUPS, GROUPS), strict=True))
+    return _TABLE.pack(*(number for each in filled for number in each))
 
 
-def _padded(numbers: list[int], length: int) -> list[int]:
-    return numbers + [0] * (length - len(numbers))
-
-
-def batches(tensors: Sequence[Tensor], full: Callable[[Batch, bool], bool]) -> Iterator[Batch]:
-    """The launches for a list, of GROUPS chunks at most; `full` ends one earlier, by it and whether a tensor is done.
-
-    A tensor that does not fit its launch goes on in the next one, as that one's first. Empty tensors are left out.
-    """
-    batch = Batch()
-    for number, tensor in enumerate(tensors):
-        numel = tensor.numel()
-        chunks = -(-numel // CHUNK)
-        if chunks:
-            batch.add(number, numel)
-        for chunk in range(chunks):
-            batch.chunks.append((len(batch.tensors) - 1, chunk))
-            if len(batch.chunks) == GROUPS or full(batch, chunk == chunks - 1):
-                yield batch
-                batch = Batch()
-                if chunk < chunks - 1:
-                    batch.add(number, numel)
-    if batch.chunks:
-        yield batch
+def _addresses(batch: Batch, lists: Sequence[Sequence[Tensor]]) -> Pointers:
+    """The kernel's argument buffer: 32 addresses for each list."""
+    rest = [None] * (TENSORS - len(batch.tensors))
+    found = [tensor for each in lists for tensor in (*(each[number] for number in batch.tensors), *rest)]
+    return Pointers(found, 8 * len(found))
 
 
 GROUP = 32
@@ -150,10 +107,10 @@ def _launch(
             refuse(value.is_mps and (value.dtype != torch.float32 or value.numel() != 1), LEARNING_RATE)
             value = value if value.is_mps else float(value)
         numbers[word] = u8(value) if isinstance(value, bool) else f32(value) if isinstance(value, float) else value
-    # multi_tensor_apply_for_fused_optimizer in MultiTensorApply.h: a launch holds TENSORS tensors.
-    for batch in batches(tensors[0], lambda batch, done: done and len(batch.tensors) == TENSORS):
-        pointers = {"args": batch.addresses(bound), "metadata_args": batch.metadata()}
-        kernel.launch({**pointers, **numbers}, groups=len(batch.chunks), group=GROUP, work=batch.elements)
+    for batch in batches(each.numel() for each in tensors[0]):
+        pointers = {"args": _addresses(batch, bound), "metadata_args": _metadata(batch, tensors[0])}
+        groups = len(batch.chunks)
+        kernel.launch({**pointers, **numbers}, groups=groups, group=GROUP, work=CHUNK * groups)
 
 
 # Host: operations/Amp.mm.
@@ -177,10 +134,10 @@ def unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     if one is not many:
         done = {id(each) for each in dense}
         _one_by_one(one, [each for each in grads if id(each) not in done], found_inf, inv_scale)
-    # multi_tensor_apply in MultiTensorApply.h: a launch is never of two tensors.
-    for batch in batches(dense, lambda batch, done: done):
-        arguments = [batch.addresses([dense]), batch.metadata(), found_inf, inv_scale]
-        many.launch(arguments, groups=len(batch.chunks), group=64, work=batch.elements)
+    for batch in batches((each.numel() for each in dense), alone=True):
+        arguments = [_addresses(batch, [dense]), _metadata(batch, dense), found_inf, inv_scale]
+        groups = len(batch.chunks)
+        many.launch(arguments, groups=groups, group=64, work=CHUNK * groups)
 
 
 def _one_by_one(kernel: Kernel, grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:

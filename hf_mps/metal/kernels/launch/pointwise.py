@@ -33,12 +33,6 @@ MANY = 1 << 18
 ILP = 4
 """Elements that such a thread does (ILP_PER_THREAD in c10/metal/common.h)."""
 
-ELSEWHERE = {"lcm": "on the CPU on this release"} | dict.fromkeys(
-    ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
-    "a kernel that this release compiles from source",
-)
-"""Where an operator is computed on a release whose library has no kernel of its name: else with MPSGraph."""
-
 
 class Alpha:
     """A value beside the operands: the bytes that are bound, and the name of its type in the kernel's name."""
@@ -101,9 +95,9 @@ def scalar_type(tensor: Tensor) -> int:
 
 @lru_cache(maxsize=256)
 def _need_any(release: object, name: str) -> None:
-    """Raise NoRule, with what computes it instead, where the release has no kernel at all of a name."""
+    """Raise NoRule where the release has no kernel at all of a name."""
     if not any(each.startswith(f"{name}_dense_") for each in kernels.release.library):  # type: ignore[union-attr]
-        raise NoRule(ELSEWHERE.get(name, GRAPH))
+        raise NoRule(GRAPH)
 
 
 def exec_unary(
@@ -133,6 +127,8 @@ def exec_unary(
     many = count >= MANY and output.dtype.is_floating_point if many is None else many
     full, threads = f"{name}_dense_{into}_{of}{tail}", count
     several = -(-count // ILP)
+    # Three ways of naming what a thread of several elements runs: with a value beside them, a kernel of its own for
+    # one element a thread (so that the plain name means several), or a kernel that casts.
     if beside is not None:
         wide = f"{name}_dense_ilp_{into}_{of}{tail}"
         if many and wide in kernels:

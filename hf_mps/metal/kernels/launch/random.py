@@ -48,13 +48,11 @@ def fill(output: Tensor, family: str, numbers: bytes, generator: Generator | Non
         return output
     refuse(count >= 1 << 31, "more than 2**31 elements")
     kernel = kernels[f"{family}_{metal(output.dtype)}"]
-    # A kernel that is told the number of elements makes four of a Philox number, of which it has four words.
-    packed = any(each.name == "numel" for each in kernel.signature.bindings)
     flat = output if output.is_contiguous() or walk(output).contiguous else _temporary(output)
-    threads = -(-count // (2 if output.dtype.itemsize == 8 and family == "random_int" else 4)) if packed else count
+    # A Philox number has four words of 32 bits, and a thread makes an element of each, or of each two.
+    threads = -(-count // (2 if output.dtype.itemsize == 8 and family == "random_int" else 4))
     stream = drawn(generator, threads)
-    arguments = {"output": flat, "params": numbers, "seed_base_offset": stream}
-    kernel.launch(arguments | {"numel": u32(count)} if packed else arguments, threads)
+    kernel.launch({"output": flat, "params": numbers, "seed_base_offset": stream, "numel": u32(count)}, threads)
     return output if flat is output else output.copy_(flat)
 
 

@@ -12,243 +12,176 @@ from torch import Tensor
 
 from hf_mps.metal.kernels.launch import reduce
 from hf_mps.metal.kernels.launch.reduce import MAX, MIN, SUM, Blocks, Family, Reduction
-from hf_mps.metal.kernels.rules import kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import metal, u32
 
 # Host: operations/ReduceOps.mm.
 
 
 def wrapped(dims: Sequence[int] | int | None, rank: int) -> set[int]:
-    """The dimensions meant, counted from 0; all of them for None or none. Raises NoRule where PyTorch refuses."""
-    if dims is None:
-        return set(range(rank))
-    given = [dims] if isinstance(dims, int) else dims
-    if not given:
-        return set(range(rank))
-    limit = max(rank, 1)
-    found = {each % limit for each in given}
-    refuse(len(found) != len(given) or any(not -limit <= each < limit for each in given))
-    return found if rank else set()
-
-
-def result(given: Tensor, dims: set[int], keepdim: bool, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-    """Return a new tensor for the result, or `out` where it has that shape and dtype."""
-    if keepdim:
-        shape = [1 if at in dims else size for at, size in enumerate(given.shape)]
-    else:
-        shape = [size for at, size in enumerate(given.shape) if at not in dims]
-    if out is None:
-        return given.new_empty(shape, dtype=dtype)
-    refuse_misfit(out, shape, dtype)
-    return out
+    """The dimensions meant, counted from 0; all of them for None or none."""
+    given = [dims] if isinstance(dims, int) else dims or range(rank)
+    return {each % rank for each in given} if rank else set()
 
 
 def kept(output: Tensor, dims: set[int], rank: int) -> tuple[list[int], list[int]]:
     """Return sizes and strides of the output with the reduced dimensions kept."""
-    if output.dim() == rank:
-        return list(output.shape), list(output.stride())
-    sizes, strides = [], []
-    rest = iter(zip(output.shape, output.stride(), strict=True))
-    for at in range(rank):
-        size, stride = (1, 0) if at in dims else next(rest)
-        sizes.append(size)
-        strides.append(stride)
-    return sizes, strides
+    if output.dim() < rank:
+        for at in sorted(dims):
+            output = output.unsqueeze(at)
+    return list(output.shape), list(output.stride())
 
 
-def reduced(family: Family, given: Tensor, output: Tensor, dims: set[int], *, divisor: float = 0.0) -> Tensor:
-    """`output`, with what there is to reduce reduced into it."""
+def reduced(
+    family: Family, given: Tensor, output: Tensor, dim: Sequence[int] | int | None = None, *, divisor: float = 0.0
+) -> None:
+    """Reduce what there is to reduce into the output."""
+    # Only a release that reduces in segments (2.14 and later) has kernels of flat elements.
     if given.numel() and output.numel():
-        sizes, strides = kept(output, dims, given.dim())
-        work = Reduction(family, given, output, sizes, strides, divisor)
+        work = Reduction(family, given, output, *kept(output, wrapped(dim, given.dim()), given.dim()), divisor)
         work.check()
         in_segments = work.kernel_name("flat") in kernels
         (reduce.run_in_segments if in_segments else reduce.run_whole)(work)
-    return output
 
 
-@rule("sum.dim_IntList", "sum.IntList_out", family=SUM)
-@rule("nansum", "nansum.out", family=reduce.NANSUM)
+@rule("sum.dim_IntList", outputs=by_meta, family=SUM)
+@rule("nansum", outputs=by_meta, family=reduce.NANSUM)
 def sums(
+    output: Tensor,
     given: Tensor,
     dim: Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     family: Family,
     dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """Elements are cast to the result's dtype before, integers to int64; nansum of integers is their sum."""
     refuse(given.is_complex() and family is reduce.NANSUM)
-    dims = wrapped(dim, given.dim())
-    wanted = dtype or (out.dtype if out is not None else None)
-    if wanted is None:
-        wanted = given.dtype if given.dtype.is_floating_point or given.dtype.is_complex else torch.int64
-    output = result(given, dims, keepdim, wanted, out)
-    family = family if given.is_floating_point() and (wanted.is_floating_point or wanted.is_complex) else SUM
-    _need(SUM)
     if not given.numel():
-        return output.zero_()
-    return reduced(family, given if given.dtype == wanted else given.to(wanted), output, dims)
+        output.zero_()
+        return
+    floats = given.is_floating_point() and (output.is_floating_point() or output.is_complex())
+    reduced(family if floats else SUM, given.to(output.dtype), output, dim)
 
 
-@rule("mean.dim", "mean.out")
+@rule("mean.dim", outputs=by_meta)
 def means(
+    output: Tensor,
     given: Tensor,
     dim: Sequence[int] | None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """The sum's kernels, which divide their accumulator before they round it."""
-    dims = wrapped(dim, given.dim())
-    wanted = dtype or (out.dtype if out is not None and given.dtype == out.dtype else given.dtype)
-    refuse(not (wanted.is_floating_point or wanted.is_complex))
-    output = result(given, dims, keepdim, wanted, out)
-    _need(SUM)
-    if not given.numel():
-        return output.fill_(math.nan)
-    divisor = given.numel() / output.numel()
-    return reduced(SUM, given if given.dtype == wanted else given.to(wanted), output, dims, divisor=divisor)
+    if given.numel():
+        reduced(SUM, given.to(output.dtype), output, dim, divisor=given.numel() / output.numel())
+    else:
+        output.fill_(math.nan)
 
 
-@rule("count_nonzero.dim_IntList")
-def counts(given: Tensor, dim: Sequence[int]) -> Tensor:
+@rule("count_nonzero.dim_IntList", outputs=by_meta)
+def counts(output: Tensor, given: Tensor, dim: Sequence[int]) -> None:
     """Elements that are not 0, by dimension."""
-    dims = wrapped(dim, given.dim())
-    output = result(given, dims, False, torch.int64, None)
-    _need(reduce.COUNT_NONZERO)
-    return reduced(reduce.COUNT_NONZERO, given, output, dims) if given.numel() else output.zero_()
+    output.zero_()
+    reduced(reduce.COUNT_NONZERO, given, output, dim)
 
 
-@rule("amax", "amax.out", family=MAX)
-@rule("amin", "amin.out", family=MIN)
-def extreme(
-    given: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, family: Family, out: Tensor | None = None
-) -> Tensor:
+@rule("amax", outputs=by_meta, family=MAX)
+@rule("amin", outputs=by_meta, family=MIN)
+def extreme(output: Tensor, given: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, family: Family) -> None:
     """The largest or the smallest, NaN where there is one."""
-    dims = wrapped(dim, given.dim())
-    refuse(given.is_complex() or any(given.shape[at] == 0 for at in dims))
-    _need(family)
-    return reduced(family, given, result(given, dims, keepdim, given.dtype, out), dims)
+    refuse(given.is_complex())
+    reduced(family, given, output, dim)
 
 
-@rule("aminmax")
-def both(given: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+@rule("aminmax", outputs=by_meta)
+def both(outputs: tuple[Tensor, Tensor], given: Tensor, *, dim: int | None = None, keepdim: bool = False) -> None:
     """amin, then amax."""
-    dims = () if dim is None else (dim,)
-    refuse(dim is None and keepdim, "aminmax over all dimensions that keeps them")
-    smallest: Tensor = extreme(given, dims, keepdim, family=MIN)
-    largest: Tensor = extreme(given, dims, keepdim, family=MAX)
-    return smallest, largest
+    for output, family in zip(outputs, (MIN, MAX), strict=True):
+        extreme(output, given, () if dim is None else (dim,), family=family)
 
 
 # Host: ../ReduceOps.cpp.
-@rule("all", "all.all_out", "all.dim", "all.out", family=reduce.ALL)
-@rule("any", "any.all_out", "any.dim", "any.out", family=reduce.ANY)
-def decided(
-    given: Tensor, dim: int | None = None, keepdim: bool = False, *, family: Family, out: Tensor | None = None
-) -> Tensor:
+@rule("all", "all.dim", outputs=by_meta, family=reduce.ALL)
+@rule("any", "any.dim", outputs=by_meta, family=reduce.ANY)
+def decided(output: Tensor, given: Tensor, dim: int | None = None, keepdim: bool = False, *, family: Family) -> None:
     """Whether no element is 0, or one is not, along a dimension or of all.
 
     A byte for uint8 and bool for the others, as NumPy has it; one element is copied and never reduced.
     """
-    dims = wrapped(dim, given.dim())
-    output = result(given, dims, keepdim, torch.uint8 if given.dtype == torch.uint8 else torch.bool, out)
-    _need(family)
     if given.numel() == 0:
-        return output.fill_(family is reduce.ALL)
-    if given.numel() == 1:
-        return output.copy_(given.view_as(output).to(torch.bool))
-    return reduced(family, given, output, dims)
-
-
-def _need(family: Family) -> None:
-    """Raise NoRule where the release reduces with MPSGraph."""
-    kind = "float_uchar" if family.predicate else "float_long" if family is reduce.COUNT_NONZERO else "float_float"
-    kernels.need(f"{family.prefix}_reduction_{kind}")
-
-
-@rule("argmax", "argmax.out", prefix="argmax")
-@rule("argmin", "argmin.out", prefix="argmin")
-def positions(
-    given: Tensor, dim: int | None = None, keepdim: bool = False, *, prefix: str, out: Tensor | None = None
-) -> Tensor:
-    """The first position of the extreme element, or of the first NaN. Of all elements: of the contiguous tensor's."""
-    kernels.need(f"{prefix}_reduction_float_long")
-    dims = wrapped(dim, given.dim())
-    refuse(given.is_complex() or given.dtype == torch.bool or any(given.shape[at] == 0 for at in dims))
-    output = result(given, dims, keepdim, torch.int64, out)
-    if not output.numel():
-        return output
-    if not given.dim():
-        return output.fill_(0)
-    name = metal(given.dtype)
-    if dim is None:
-        _along(prefix, name, given.contiguous().view(-1), 0, output, ([1], [1]), whole=True)
+        output.fill_(family is reduce.ALL)
+    elif given.numel() == 1:
+        output.copy_(given.view_as(output).to(torch.bool))
     else:
-        _along(prefix, name, given, min(dims), output, kept(output, dims, given.dim()), whole=False)
-    return output
+        reduced(family, given, output, dim)
 
 
-def _along(
-    prefix: str, name: str, given: Tensor, dim: int, output: Tensor, layout: tuple[list[int], list[int]], *, whole: bool
-) -> None:
-    if f"{prefix}_reduction_combine_{name}" in kernels:
-        if not along(Places(prefix, name, given, output), dim):
-            general(f"{prefix}_reduction_{name}_long", given, given.shape[dim], output, layout)
-        return
+@rule("argmax", outputs=by_meta, prefix="argmax")
+@rule("argmin", outputs=by_meta, prefix="argmin")
+def positions(output: Tensor, given: Tensor, dim: int | None = None, keepdim: bool = False, *, prefix: str) -> None:
+    """The first position of the extreme element, or of the first NaN. Of all elements: of the contiguous tensor's."""
+    refuse(given.is_complex() or given.dtype == torch.bool)
+    if not given.dim():
+        output.zero_()
+    elif dim is None:
+        _along(Places(prefix, metal(given.dtype), given.contiguous().view(-1), output), 0, ([1], [1]), whole=True)
+    elif output.numel():
+        dims = wrapped(dim, given.dim())
+        layout = kept(output, dims, given.dim())
+        _along(Places(prefix, metal(given.dtype), given, output), min(dims), layout, whole=False)
+
+
+def _along(places: Places, dim: int, layout: tuple[list[int], list[int]], *, whole: bool) -> None:
+    """`layout` is the output's sizes and strides, the dimension kept."""
+    given, output = places.given, places.output
     rank, length = given.dim(), given.shape[dim]
-    if not whole and rank >= 2 and dim in {0, rank - 1} and given.is_contiguous() and output.is_contiguous():
-        rest, places = given.numel() // length, Places(prefix, name, given, output)
-        if dim == 0:
+    if f"{places.prefix}_reduction_combine_{places.element}" in kernels:
+        if along(places, dim):
+            return
+    elif not whole and rank >= 2 and dim in {0, rank - 1} and given.is_contiguous() and output.is_contiguous():
+        rest = given.numel() // length
+        if dim:
             places.launch(
-                f"outer_{name}_long", (length, rest, 1, 0), -(-rest // reduce.OUTER), (reduce.OUTER, reduce.OUTER, 1)
+                f"inner_{places.element}_long", (rest, length), -(-rest // (reduce.INNER // 32)), reduce.INNER
             )
         else:
-            places.launch(f"inner_{name}_long", (rest, length), -(-rest // (reduce.INNER // 32)), reduce.INNER)
+            group = (reduce.OUTER, reduce.OUTER, 1)
+            places.launch(f"outer_{places.element}_long", (length, rest, 1, 0), -(-rest // reduce.OUTER), group)
         return
-    general(f"{prefix}_reduction_{name}_long", given, length, output, layout)
+    # A threadgroup for each result, whatever the strides.
+    refuse(rank > reduce.DIMENSIONS, f"more than {reduce.DIMENSIONS} dimensions")
+    bound: dict[str, Tensor | bytes] = {"input": given, "output": output}
+    bound["params"] = reduce.parameters(0.0, length, given.shape, given.stride(), *layout)
+    kernel = kernels[f"{places.prefix}_reduction_{places.element}_long"]
+    kernel.launch(bound, groups=output.numel(), group=reduce.simdgroups(length))
 
 
-def general(kernel: str, given: Tensor, length: int, output: Tensor, layout: tuple[list[int], list[int]]) -> None:
-    """A threadgroup for each result, whatever the strides. `layout` is the output's, the dimension kept."""
-    refuse(given.dim() > reduce.DIMENSIONS, f"more than {reduce.DIMENSIONS} dimensions")
-    params = reduce.parameters(0.0, length, given.shape, given.stride(), *layout)
-    bound = {"input": given, "output": output, "params": params}
-    kernels[kernel].launch(bound, groups=output.numel(), group=reduce.simdgroups(length))
-
-
-@rule("max", family=MAX)
-@rule("min", family=MIN)
-def extreme_of_all(given: Tensor, *, family: Family) -> Tensor:
+@rule("max", outputs=by_meta, family=MAX)
+@rule("min", outputs=by_meta, family=MIN)
+def extreme_of_all(output: Tensor, given: Tensor, *, family: Family) -> None:
     """The largest or smallest element; MPSGraph before 2.14."""
     _need_segments(family)
     refuse(given.is_complex() or not given.numel())
-    return reduced(family, given, given.new_empty(()), set(range(given.dim())))
+    reduced(family, given, output)
 
 
-@rule("max.dim", "max.dim_max", family=MAX)
-@rule("min.dim", "min.dim_min", family=MIN)
-def extremes(given: Tensor, dim: int, keepdim: bool = False, *, family: Family, **out: Tensor) -> tuple[Tensor, Tensor]:
+@rule("max.dim", outputs=by_meta, family=MAX)
+@rule("min.dim", outputs=by_meta, family=MIN)
+def extremes(outputs: tuple[Tensor, Tensor], given: Tensor, dim: int, keepdim: bool = False, *, family: Family) -> None:
     """argmax or argmin, then the values; MPSGraph before 2.14."""
-    values = out.pop(family.prefix, None)
-    indices = next(iter(out.values()), None)
+    output, places = outputs
     _need_segments(family)
-    dims = wrapped(dim, given.dim())
-    refuse(given.is_complex() or any(given.shape[at] == 0 for at in dims))
-    places = result(given, dims, keepdim, torch.int64, indices)
-    output = result(given, dims, keepdim, given.dtype, values)
+    refuse(given.is_complex())
     if not given.dim():
         output.copy_(given)
         places.zero_()
     elif output.numel():
         # argmax has no kernel for bool, whose bytes are in the same order.
         source = given.view(torch.int8) if given.dtype == torch.bool else given
-        positions(source, dim, keepdim, prefix=f"arg{family.prefix}", out=places)
-        reduced(family, given, output, dims)
-    return output, places
+        positions(places, source, dim, prefix=f"arg{family.prefix}")
+        reduced(family, given, output, dim)
 
 
 def _need_segments(family: Family) -> None:

@@ -39,7 +39,6 @@ def cumulative(result: Tensor, given: Tensor, dim: int, *, name: str, dtype: tor
 
     Complex products have other kernels.
     """
-    kernels.need(f"{name}_innermost_float")
     if not given.dim():
         result.copy_(given)
         return
@@ -99,6 +98,7 @@ def _scan(name: str, given: Tensor, result: Tensor, dim: int) -> None:
         tag = f"{tag}_{metal(result.dtype)}"
     form = "innermost" if dim == given.dim() - 1 else "outer"
     refuse(f"{name}_{form}_{tag}" not in kernels, f"{name}: no kernel for {tag}")
+    # Logarithms of sums, and products of complex numbers, have the plain kernels alone.
     blocked = f"{name}_block_reduce_{tag}" in kernels
     if blocked and _transposed(given, result, dim):
         transposed(f"{name}_innermost_transposed_{tag}", given, result)

@@ -8,39 +8,41 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import host_number, wrapped
-from hf_mps.metal.kernels.launch.iterator import as_self, fitting
-from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_outside, refuse_repeated, rule
+from hf_mps.metal.kernels.rules import OUTSIDE, by_meta, errors, kernels, refuse, refuse_outside, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, u32
+
+DIMENSIONS = 16
+MANY = f"more than {DIMENSIONS} dimensions"
 
 # Host: operations/ScatterGather.mm.
 MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax": "amax", "amin": "amin", "mean": "add"}
 """The reductions by their names in `scatter` and `scatter_reduce`, and in kernels' names."""
 
 
-@rule("gather", "gather.out")
-def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None) -> Tensor:
-    """A thread for each index. `out` has the indices' shape: PyTorch resizes another."""
-    output = fitting(out, index.shape, self, self, index)
-    refuse_repeated(output)
+@rule("gather", outputs=by_meta)
+def gather(output: Tensor, self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> None:
+    """A thread for each index."""
     given, into, where = _one_dimension(self), _one_dimension(output), _one_dimension(index)
     dim = wrapped(dim, given.dim())
-    _refuse(given, dim, where)
+    refuse(where.dim() > DIMENSIONS, MANY)
     if given.numel() == 0 or where.numel() == 0:
-        return output
-    if _same_but(given, into, dim) and into.is_contiguous() and where.is_contiguous() and given.is_contiguous():
-        layout = "dense"
-        rest = [_inner(into, dim), i64(into.shape[dim]), i64(given.shape[dim])]
-    else:
-        layout = "strided"
-        rest = [*map(i64, (where.shape, into.stride(), given.stride(), where.stride()))]
-        rest += [padded(u32(where.dim(), dim), 16), i64(given.shape[dim])]
-    name = f"gather_{layout}_{metal(output.dtype)}_{metal(index.dtype)}"
+        return
+    dense = _same_but(given, into, dim) and all(each.is_contiguous() for each in (into, where, given))
+    name = f"gather_{'dense' if dense else 'strided'}_{metal(output.dtype)}_{metal(index.dtype)}"
+    rest = _numbers(into, given, where, dim, given.shape[dim], dense=dense)
     _launch(name, (into, given, where, *rest, i64(0)), where.numel())
-    return output
 
 
-@rule("scatter.src", "scatter.reduce", outputs=as_self, reduce=None)
-@rule("scatter_add", outputs=as_self, reduce="add")
+def _numbers(into: Tensor, given: Tensor, where: Tensor, dim: int, size: int, *, dense: bool) -> list[bytes]:
+    """What a kernel of either layout is told; `size` is of the dimension that the indices are within."""
+    if dense:
+        return [_inner(into, dim), i64(where.shape[dim]), i64(size)]
+    layout = map(i64, (where.shape, into.stride(), given.stride(), where.stride()))
+    return [*layout, padded(u32(where.dim(), dim), 16), i64(size)]
+
+
+@rule("scatter.src", "scatter.reduce", outputs=by_meta, reduce=None)
+@rule("scatter_add", outputs=by_meta, reduce="add")
 def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str | None) -> None:
     """Write, add or multiply the source's elements to where the indices say, by atomic operations, in no order."""
     mode = "set" if reduce is None else _mode(reduce)
@@ -48,25 +50,25 @@ def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, 
     _scatter(output, dim, index, src, mode)
 
 
-@rule("scatter.value", outputs=as_self)
+@rule("scatter.value", outputs=by_meta)
 def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex) -> None:
     """Write one number to where the indices say."""
     number = host_number(value, self.dtype)
     _start(output, self)
     into, where = _one_dimension(output), _one_dimension(index)
     dim = wrapped(dim, into.dim())
-    _refuse(into, dim, where)
+    refuse(where.dim() > DIMENSIONS, MANY)
     if into.numel() == 0 or where.numel() == 0:
         return
     if not (into.is_contiguous() and where.is_contiguous() and _same_but(into, where, dim)):
         _scatter(output, dim, index, self.new_empty(where.shape).fill_(value), "set")
         return
     name = f"scatter_set_dense_value_{metal(output.dtype)}_{metal(index.dtype)}"
-    sizes = (_inner(into, dim), i64(where.shape[dim]), i64(into.shape[dim]))
-    _launch(name, (into, number, where, *sizes, i64(0)), where.numel())
+    rest = _numbers(into, into, where, dim, into.shape[dim], dense=True)
+    _launch(name, (into, number, where, *rest, i64(0)), where.numel())
 
 
-@rule("scatter.value_reduce", outputs=as_self)
+@rule("scatter.value_reduce", outputs=by_meta)
 def scatter_value_reduced(
     output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
 ) -> None:
@@ -75,7 +77,7 @@ def scatter_value_reduced(
 
 
 # Host: native/TensorAdvancedIndexing.cpp.
-@rule("scatter_reduce.two", outputs=as_self)
+@rule("scatter_reduce.two", outputs=by_meta)
 def scatter_reduce(
     output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> None:
@@ -103,24 +105,17 @@ def _divide(sums: Tensor, count: Tensor) -> None:
 def _scatter(output: Tensor, dim: int, index: Tensor, src: Tensor, mode: str) -> None:
     into, where, given = _one_dimension(output), _one_dimension(index), _one_dimension(src)
     dim = wrapped(dim, into.dim())
-    refuse(given.dtype != into.dtype or given.dim() != into.dim())
-    _refuse(into, dim, where)
-    if any(mine > theirs for mine, theirs in zip(where.shape, given.shape, strict=True)):
-        raise NoRule("PyTorch refuses the shapes")
+    refuse(where.dim() > DIMENSIONS, MANY)
     if into.numel() == 0 or where.numel() == 0 or given.numel() == 0:
         return
-    refuse_repeated(into)
     flips = into.dtype == torch.int64 and mode in ("amax", "amin")
     refuse(flips and not into.is_contiguous(), "PyTorch refuses the layout")
     dtypes = f"{metal(output.dtype)}_{metal(index.dtype)}"
     dense = all(each.is_contiguous() for each in (into, where, given))
-    if dense and given.shape == where.shape and _same_but(into, where, dim):
-        name = f"scatter_{mode}_dense_{dtypes}"
-        rest = [_inner(into, dim), i64(where.shape[dim]), i64(into.shape[dim])]
-    else:
-        name = f"scatter_set_{dtypes}" if mode == "set" else f"scatter_{mode}_strided_{dtypes}"
-        rest = [*map(i64, (where.shape, into.stride(), given.stride(), where.stride()))]
-        rest += [padded(u32(where.dim(), dim), 16), i64(into.shape[dim])]
+    dense = dense and given.shape == where.shape and _same_but(into, where, dim)
+    layout = "_dense" if dense else "" if mode == "set" else "_strided"
+    name = f"scatter_{mode}{layout}_{dtypes}"
+    rest = _numbers(into, given, where, dim, into.shape[dim], dense=dense)
     kernels[name]  # a kernel that the release lacks is refused here, before any sign is flipped
     if flips:
         _flip_signs(into)
@@ -148,14 +143,6 @@ def _start(output: Tensor, self: Tensor) -> None:
 
 def _one_dimension(tensor: Tensor) -> Tensor:
     return tensor.view(1) if tensor.dim() == 0 else tensor
-
-
-def _refuse(given: Tensor, dim: int, index: Tensor) -> None:
-    """Raise NoRule for indices that PyTorch refuses: of another dtype, number of dimensions, or size."""
-    if index.dtype not in (torch.int64, torch.int32) or index.dim() != given.dim() or index.dim() > 16:
-        raise NoRule("PyTorch refuses the indices")
-    if any(mine > theirs for at, (mine, theirs) in enumerate(zip(index.shape, given.shape, strict=True)) if at != dim):
-        raise NoRule("PyTorch refuses the shapes")
 
 
 def _same_but(one: Tensor, other: Tensor, dim: int) -> bool:
@@ -186,15 +173,15 @@ def neutral(reduce: str, dtype: torch.dtype) -> float:
 
 
 # Host: operations/Indexing.mm.
-DIMENSIONS = 16
 CONTENDED = 16
 """Indices for each place from which sums of half precision are made in float32."""
 
 
-@rule("index_copy", outputs=as_self)
+@rule("index_copy", outputs=by_meta)
 def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
     """A thread for each element of the source."""
-    dim = _checked(self, dim, index, source)
+    refuse(not self.dim(), "no dimensions")
+    dim = wrapped(dim, self.dim())
     refuse_outside(index, self.shape[dim])
     dense = source.is_contiguous() and output.is_contiguous() and index.is_contiguous()
     layout = "dense" if dense else "strided"
@@ -218,24 +205,14 @@ def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Te
     kernel.launch(arguments, count * each)
 
 
-def _checked(self: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
-    """Return the dimension, counted from the front. Raises NoRule for arguments that PyTorch refuses."""
-    dim = wrapped(dim, self.dim())
-    shape = list(self.shape)
-    if index.dtype not in (torch.int64, torch.int32) or index.dim() > 1 or source.dtype != self.dtype or not shape:
-        raise NoRule("no dimensions, or what PyTorch refuses")
-    shape[dim] = index.numel()
-    refuse(list(source.shape) != shape or not (index.is_mps and source.is_mps), "PyTorch refuses the shapes")
-    return dim
-
-
-@rule("index_add", outputs=as_self)
+@rule("index_add", outputs=by_meta)
 def index_add(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: complex = 1) -> None:
     """By atomic additions; many for each place are made in float32 where the tensor has half precision."""
     kernels.need("index_add_float_long")
     if torch.are_deterministic_algorithms_enabled():
         raise NoRule("deterministic algorithms, which the host takes another way for")
-    dim = _checked(self, dim, index, source)
+    refuse(not self.dim(), "no dimensions")
+    dim = wrapped(dim, self.dim())
     whole, given, where = output, source, index.reshape(-1)
     refuse(where.numel() == 0 or given.numel() == 0 or whole.shape[dim] == 0, "nothing to add")
     _refuse_reported(where, whole.shape[dim])

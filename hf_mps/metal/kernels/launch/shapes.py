@@ -11,41 +11,23 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import wrapped
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, as_self, fitting, plane
-from hf_mps.metal.kernels.rules import kernels, refuse, rule
+from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, plane
+from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, span, u32, u64
 
 
 def _columns(
     sizes: Sequence[int], kernel: list[int], dilation: list[int], padding: list[int], stride: list[int]
 ) -> list[int]:
-    """Return windows along the height and the width. Raises NoRule where PyTorch refuses the arguments."""
-    numbers = (*kernel, *dilation, *stride)
-    refuse(any(len(each) != 2 for each in (kernel, dilation, padding, stride)) or min(numbers) < 1 or min(padding) < 0)
-    found = [
+    """Return windows along the height and the width."""
+    return [
         (size + 2 * pad - by * (each - 1) - 1) // step + 1
         for size, pad, by, each, step in zip(sizes, padding, dilation, kernel, stride, strict=True)
     ]
-    refuse(min(found) < 1 or min(sizes) < 1, "PyTorch refuses the shapes")
-    return found
-
-
-def _unfolded(target: Tensor | None, self: Tensor, kernel: list[int], *rest: list[int]) -> Tensor:
-    refuse(self.dim() not in (3, 4) or 0 in self.shape[1:], "PyTorch refuses the shapes")
-    length = math.prod(_columns(self.shape[-2:], kernel, *rest))
-    shape = (*self.shape[:-3], self.shape[-3] * math.prod(kernel), length)
-    return fitting(target, shape, self)
-
-
-def _folded(target: Tensor | None, self: Tensor, sizes: list[int], kernel: list[int], *rest: list[int]) -> Tensor:
-    refuse(self.dim() not in (2, 3) or len(sizes) != 2 or 0 in self.shape[1:], "PyTorch refuses the shapes")
-    if self.shape[-1] != math.prod(_columns(sizes, kernel, *rest)) or self.shape[-2] % math.prod(kernel):
-        raise NoRule("PyTorch refuses the shapes")
-    return fitting(target, (*self.shape[:-2], self.shape[-2] // math.prod(kernel), *sizes), self)
 
 
 # Host: operations/Im2Col.mm.
-@rule("im2col", outputs=_unfolded)
+@rule("im2col", outputs=by_meta)
 def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     """A thread for each window of each plane; 64 of them a group."""
     kernel_size, dilation, padding, stride = windows
@@ -64,7 +46,7 @@ def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
 
 
 # Host: operations/Col2Im.mm.
-@rule("col2im", outputs=_folded)
+@rule("col2im", outputs=by_meta)
 def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[int]) -> None:
     """A thread for each element of the image, which sums the windows that it is in."""
     kernel_size, dilation, padding, stride = windows
@@ -108,18 +90,14 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     if repeats.numel() == 0:
         return torch.empty_like(repeats)
     kernel = kernels[f"repeat_interleave_{'int64_t' if repeats.dtype == torch.int64 else 'int32_t'}"]
-    strided = any(each.name == "repeat_stride" for each in kernel.signature.bindings)
-    given = repeats if strided else repeats.contiguous()
     sums = repeats.cumsum(0)
     if output_size is None:
         refuse(int(repeats.min().item()) < 0)
         output_size = int(sums[-1].item())
     output = torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
-    arguments: dict[str, Tensor | bytes] = {"repeat_ptr": given, "cumsum_ptr": sums, "result_ptr": output}
-    if strided:
-        arguments["repeat_stride"] = i64(given.stride(0))
+    arguments = {"repeat_ptr": repeats, "cumsum_ptr": sums, "result_ptr": output}
     if output_size:
-        kernel.launch(arguments, repeats.numel())
+        kernel.launch({**arguments, "repeat_stride": i64(repeats.stride(0))}, repeats.numel())
     return output
 
 
@@ -134,14 +112,13 @@ def _refuse_long(*tensors: Tensor) -> None:
 # Host: operations/TriangularOps.mm.
 
 
-@rule("tril", outputs=as_self, name="tril")
-@rule("triu", outputs=as_self, name="triu")
+@rule("tril", outputs=by_meta, name="tril")
+@rule("triu", outputs=by_meta, name="triu")
 def triangle(output: Tensor, self: Tensor, diagonal: int = 0, *, name: str) -> None:
     """What is on the diagonal and below, or above: a thread for each element.
 
     The grid is its column, its row, and all other dimensions; the last dimension counts first.
     """
-    refuse(self.dim() < 2, "PyTorch refuses fewer than two dimensions")
     count = self.numel()
     if count == 0:
         return

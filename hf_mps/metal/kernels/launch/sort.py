@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.rules import GRAPH, kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, u8, u32, u64
 
 # Host: operations/Bucketization.mm.
 SEARCHERS = 1024
 
 
-@rule("searchsorted.Tensor", "searchsorted.Tensor_out", "searchsorted.Scalar")
+@rule("searchsorted.Tensor", "searchsorted.Scalar", outputs=by_meta)
 def searchsorted(
+    result: Tensor,
     boundaries: Tensor,
     given: Tensor | float,
     *,
@@ -26,8 +26,7 @@ def searchsorted(
     right: bool = False,
     side: str | None = None,
     sorter: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+) -> None:
     """A thread for each value; inputs of two dtypes are promoted to one. What PyTorch refuses has no rule.
 
     A number becomes a tensor of no dimension on the device, which counts less than one in promotion.
@@ -43,17 +42,13 @@ def searchsorted(
         or (sorter is not None and (sorter.shape != boundaries.shape or sorter.dtype != torch.int64))
     ):
         raise NoRule("PyTorch refuses the arguments")
-    dtype = torch.int32 if out_int32 else torch.int64
-    if out is not None:
-        refuse_misfit(out, given.shape, dtype)
     if boundaries.dtype != given.dtype or not (boundaries.is_mps and given.is_mps):
         common = torch.result_type(boundaries, given)
         boundaries, given = boundaries.to(common), given.to(boundaries.device, common)
-    result = out if out is not None else given.new_empty(given.shape, dtype=dtype)
     if not given.numel():
-        return result
+        return
     found = result if result.is_contiguous() else result.contiguous()
-    kernel = f"searchsorted_{metal(given.dtype)}_{metal(dtype)}"
+    kernel = f"searchsorted_{metal(given.dtype)}_{metal(result.dtype)}"
     bound: dict[str, Tensor | bytes] = {"data_in": given.contiguous(), "data_bd": boundaries.contiguous()}
     bound["data_out"] = found
     bound |= {"idim_in": i64(given.shape[-1] if given.dim() else 1), "idim_bd": i64(boundaries.shape[-1])}
@@ -63,15 +58,15 @@ def searchsorted(
         kernel, bound["data_sort"] = f"{kernel}_sorter", sorter.contiguous()
     threads = min(SEARCHERS, given.numel())
     kernels[kernel].launch(bound, groups=min(1024, -(-given.numel() // threads)), group=threads)
-    return result if found is result else result.copy_(found)
+    if found is not result:
+        result.copy_(found)
 
 
-@rule("bucketize.Tensor", "bucketize.Tensor_out", "bucketize.Scalar")
-def bucketize(given: Tensor | float, boundaries: Tensor, **options: Any) -> Tensor:
+@rule("bucketize.Tensor", "bucketize.Scalar", outputs=by_meta)
+def bucketize(result: Tensor, given: Tensor | float, boundaries: Tensor, **options: Any) -> None:
     """searchsorted in boundaries of one dimension."""
     refuse(boundaries.dim() != 1)
-    result: Tensor = searchsorted(boundaries, given, **options)
-    return result
+    searchsorted(result, boundaries, given, **options)
 
 
 LINEAR = 0
@@ -80,13 +75,11 @@ NO_WEIGHT = -1
 
 
 # Host: operations/HistogramKernel.mm.
-@rule("histc", "histc.out")
-def histc(given: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out: Tensor | None = None) -> Tensor:
+@rule("histc", outputs=by_meta)
+def histc(output: Tensor, given: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> None:
     """Elements outside the edges, and NaN, count nowhere. Equal edges are the least and the greatest element."""
     refuse(not given.is_floating_point(), "no rule yet for whole numbers")
     refuse(bins <= 0 or not given.numel(), "no element, or what PyTorch refuses")
-    if out is not None:
-        refuse_misfit(out, [bins], given.dtype)
     kernel = kernels[f"histogramdd_{metal(given.dtype)}"]
     # The outer edges (histc_select_outer_bin_edges of Histogram.cpp).
     first, last = float(min), float(max)
@@ -106,7 +99,7 @@ def histc(given: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, out
     bound |= {"bin_seq": _bytes(edges), "leftmost_edge": _bytes(edges[:1]), "rightmost_edge": _bytes(edges[-1:])}
     bound |= {"num_bin_edges": i64(bins + 1), "local_out_strides": i64(bins, 1), "weight_stride": i64(NO_WEIGHT)}
     kernel.launch({**bound, "algorithm": u8(LINEAR)}, count)
-    return of_each.sum(0) if out is None else torch.sum(of_each, 0, out=out)
+    torch.sum(of_each, 0, out=output)
 
 
 def _bytes(edges: Tensor) -> bytes:
@@ -119,69 +112,33 @@ EACH = 4
 Pair = tuple[Tensor, Tensor]
 
 
-@rule("sort.stable", "sort.values_stable")
-def sort(
-    given: Tensor,
-    *,
-    stable: bool | None,
-    dim: int = -1,
-    descending: bool = False,
-    values: Tensor | None = None,
-    indices: Tensor | None = None,
-) -> Pair:
+@rule("sort.stable", outputs=by_meta)
+def sort(outputs: Pair, given: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False) -> None:
     """Without `stable` equal elements come in the order that the blocks' merge leaves."""
-    rank = max(given.dim(), 1)
-    refuse(not -rank <= dim < rank)
-    values = torch.empty_like(given) if values is None else _fitted(values, given.shape, given.dtype)
-    if indices is None:
-        indices = torch.empty_like(values, dtype=torch.int64)
-    _fitted(indices, given.shape, torch.int64)
-    _sorted(Work(given, values, indices, dim % rank, descending, bool(stable)))
-    return values, indices
+    _sorted(Work(given, *outputs, dim % max(given.dim(), 1), descending, bool(stable)))
 
 
-@rule("topk", "topk.values")
-def topk(
-    given: Tensor,
-    k: int,
-    dim: int = -1,
-    largest: bool = True,
-    *_: bool,
-    values: Tensor | None = None,
-    indices: Tensor | None = None,
-) -> Pair:
+@rule("topk", outputs=by_meta)
+def topk(outputs: Pair, given: Tensor, k: int, dim: int = -1, largest: bool = True, *_: bool) -> None:
     """The first k of a sort, in order whether that is asked for or not."""
-    rank = max(given.dim(), 1)
-    refuse(not -rank <= dim < rank or not 0 <= k <= (given.shape[dim] if given.dim() else 1))
-    dim %= rank
-    shape = [k if at == dim else size for at, size in enumerate(given.shape)]
-    values = _fitted(given.new_empty(shape) if values is None else values, shape, given.dtype)
-    indices = _fitted(given.new_empty(shape, dtype=torch.int64) if indices is None else indices, shape, torch.int64)
     if not given.numel() or not k:
-        return values, indices
-    if dim == rank - 1:
-        _sorted(Work(given, values, indices, dim, largest, False, k))
-        return values, indices
+        return
+    rank = max(given.dim(), 1)
+    if dim % rank == rank - 1:
+        _sorted(Work(given, *outputs, rank - 1, largest, False, k))
+        return
     source = given.movedim(dim, -1).contiguous()
     shape = [*source.shape[:-1], k]
     found = given.new_empty(shape), given.new_empty(shape, dtype=torch.int64)
     _sorted(Work(source, *found, rank - 1, largest, False, k))
-    values.copy_(found[0].movedim(-1, dim))
-    indices.copy_(found[1].movedim(-1, dim))
-    return values, indices
-
-
-def _fitted(target: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Resize an empty tensor that is written, as PyTorch does; refuse another of another shape or dtype."""
-    refuse_misfit(target, shape if target.numel() else target.shape, dtype)
-    return target.resize_(shape)
+    for output, each in zip(outputs, found, strict=True):
+        output.copy_(each.movedim(-1, dim))
 
 
 def _sorted(work: Work) -> None:
     """sort_out_mps_impl: digits for few rows of small elements, else one block a row, else blocks that are merged."""
     given = work.given
-    if f"sort_block_{metal(given.dtype)}_tptg32" not in kernels:
-        raise NoRule(GRAPH if "radix_scan" not in kernels else f"no kernel for {given.dtype}")
+    refuse(f"sort_block_{metal(given.dtype)}_tptg32" not in kernels, f"no kernel for {given.dtype}")
     if not given.numel():
         return
     if not given.dim() or given.shape[work.dim] <= 1:

@@ -56,6 +56,7 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
 
 
 def _looped(signature: Signature, flat: Flat, checked: bool) -> str:
+    # Inlined into the loop over threads, which LLVM can make vectors of then.
     head = re.compile(r"^define dso_local void (@kernel\(.*)\{$", re.MULTILINE)
     kernel = head.sub(r"define internal void \1alwaysinline {", flat.text)
     if checked:
