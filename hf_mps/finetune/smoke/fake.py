@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
@@ -335,18 +336,11 @@ def grouped(
 
 def needs_numbers(error: BaseException) -> bool:
     """Whether a step failed only because its tensors hold no values, or an operator cannot know its result's shape."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedFakeTensorException,
-        UnsupportedOperatorException,
-    )
-
     kinds = (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedFakeTensorException,
-        UnsupportedOperatorException,
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedFakeTensorException,
+        fake_tensor.UnsupportedOperatorException,
     )
     chain: BaseException | None = error
     while chain is not None:
