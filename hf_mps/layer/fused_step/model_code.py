@@ -69,9 +69,14 @@ class ModelCode(Part):
         return _computes(function, self.original(piece), self.sample)
 
     def has(self, kinds: Iterable[Any], *pieces: str) -> bool:
-        """Return whether one of transformers' classes computes what the class of a piece does."""
-        there = (kind for kind in kinds if kind.__module__.startswith(MODELS))
-        return any(self.is_copy(kind.forward, f"{piece}.forward") for kind in there for piece in pieces)
+        """Return whether one of transformers' classes, named as the class of a piece is, computes what that does."""
+        there = [kind for kind in kinds if kind.__module__.startswith(MODELS)]
+        return any(
+            self.is_copy(kind.forward, f"{piece}.forward")
+            for piece in pieces
+            for kind in there
+            if kind.__name__.endswith(_kind(piece.partition(":")[2]))
+        )
 
     def original(self, piece: str) -> Any:
         """Return the function that a piece is, or one that computes the same."""
@@ -92,6 +97,11 @@ def _part(factor: float, given: Tensor) -> Tensor:
     return (given * factor).sin() + factor
 
 
+def _kind(name: str) -> str:
+    """Return what a class is called without its model's name: other classes are not called with samples."""
+    return re.sub("^(Llama|T5|Bert|ViT)", "", name)
+
+
 def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
     """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's.
 
@@ -102,7 +112,7 @@ def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
         if callable(vars(module).get(name)):
             yield module, name
         return
-    kind = re.sub("^(Llama|T5|Bert|ViT)", "", owner)
+    kind = _kind(owner)
     for value in tuple(vars(module).values()):
         here = isinstance(value, type) and value.__module__ == module.__name__
         if here and value.__name__.endswith(kind) and inspect.isfunction(vars(value).get(name)):

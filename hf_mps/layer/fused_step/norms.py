@@ -61,7 +61,7 @@ class Norms(ModelCode):
         """Return what it will do for a model that has such norms, where their kernel has won its trial."""
         kinds: set[Any] = {type(each) for each in model.modules()}
         layers = any(issubclass(kind, torch.nn.LayerNorm) for kind in kinds)
-        roots = any(issubclass(kind, torch.nn.RMSNorm) for kind in kinds) or self.has(kinds, ROOT)
+        roots = any(issubclass(kind, torch.nn.RMSNorm) for kind in kinds) or self.has(kinds, ROOT, OF_T5)
         used = [name for name, there in (("layer-norm", layers), ("rms-norm", roots)) if there and trial.may_act(name)]
         named = " and ".join({"layer-norm": "LayerNorm", "rms-norm": "RMSNorm"}[name] for name in used)
         joined = self.has(kinds, JOINED) and trial.may_act("residual-norm")

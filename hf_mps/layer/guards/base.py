@@ -258,7 +258,7 @@ class LibraryGuard(Guard):
         super().__init__()
         self._cures: dict[str, bool] = {}
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether a module of a library does what the guard does; None for one that does not tell."""
         raise NotImplementedError
 
@@ -271,7 +271,7 @@ class LibraryGuard(Guard):
 
     def concerns(self, module: ModuleType) -> bool:
         """Return whether a library has the fault, as far as this module tells."""
-        found = self.cures(module)
+        found = self.is_cured(module)
         if found is not None:
             library = module.__name__.partition(".")[0]
             self._cures["Lightning" if "lightning" in library else library] = found

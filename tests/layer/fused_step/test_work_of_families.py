@@ -14,7 +14,7 @@ from tests.layer.fused_step import families
 
 Fused = Callable[[], AbstractContextManager[None]]
 # Counted from macOS 15 on: on macOS 14 each tensor of a batch is a copy, and MPSGraph gets copies of permuted tensors.
-STEPS, PLAIN_STEPS = 32, 4
+STEPS, PLAIN_STEPS, MINILM_STEPS = 32, 4, 8
 COLUMN = sum(torch_release() >= release for release in ((2, 14), (2, 15)))
 # What is left of the plain Trainer's dispatches and graphs, of models with two layers, with torch 2.13, 2.14 and 2.15.
 # From 2.14 on a linear layer sums for its bias in a dispatch by itself; 2.15 drops in one by itself, so that the plain
@@ -57,10 +57,10 @@ def of_minilm(folder: Path) -> families.Made:
 def test_a_step_of_minilm(minilm: Path, tmp_path: Path, fused: Fused) -> None:
     plain = families.train(of_minilm(minilm), tmp_path, steps=2).counted
     with fused():
-        found = families.train(of_minilm(minilm), tmp_path, steps=STEPS).counted
+        found = families.train(of_minilm(minilm), tmp_path, steps=MINILM_STEPS).counted
     assert plain.launches / 2 == OF_PLAIN_MINILM
-    assert found.launches / STEPS <= OF_MINILM
-    assert (found.copies_in, found.waits <= 2) == (STEPS, True)
+    assert found.launches / MINILM_STEPS <= OF_MINILM
+    assert (found.copies_in, found.waits <= 2) == (MINILM_STEPS, True)
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder with LoRA", "decoder with LoRA, nothing dropped", "pictures"])

@@ -254,7 +254,7 @@ class OomText(LibraryGuard):
         ),
     }
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether the library's own question knows Metal's words."""
         lightning = hasattr(module, "is_oom_error")
         question = module.is_oom_error if lightning else module.should_reduce_batch_size

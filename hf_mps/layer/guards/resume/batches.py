@@ -247,7 +247,7 @@ class ResumeEpoch(LibraryGuard):
         "accelerate.accelerator:load_accelerator_state": "_loaded",
     }
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether save_accelerator_state names the loader's count."""
         saving = getattr(module, "save_accelerator_state", None)  # accelerate's loaders always count anew
         return saving and "iteration" in names_in(saving)

@@ -68,7 +68,7 @@ class AtomicCheckpoint(LibraryGuard):
         "accelerate.accelerator:Accelerator.save_state": "_accelerator_saves",
     }
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether the library's saving function renames anything."""
         saving = module.Trainer._save_checkpoint if hasattr(module, "Trainer") else module.Accelerator.save_state
         return bool(names_in(saving) & {"rename", "renames", "replace"})
@@ -370,7 +370,7 @@ class NodeWeights(LibraryGuard):
         "transformers.distributed.mixin:DistributedMixin.should_save_on_this_rank": Patch("_saves", optional=True),
     }
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether saving does not look at the rank; the arguments tell nothing of it."""
         mixin = getattr(module, "DistributedMixin", None)
         asked = getattr(mixin, "should_save_on_this_rank", None)

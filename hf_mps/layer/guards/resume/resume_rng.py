@@ -38,7 +38,7 @@ class ResumeRng(LibraryGuard):
         "accelerate.accelerator:load_accelerator_state": "_accelerator_loads",
     }
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether the library's function that saves random states names one of mps."""
         saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
         return any("mps" in word for word in names_in(saving))
@@ -110,7 +110,7 @@ class LightningRng(LibraryGuard):
         ),
     }
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether Lightning's function that makes a checkpoint names a random state."""
         connector = getattr(module, "_CheckpointConnector", None)
         return connector and any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)

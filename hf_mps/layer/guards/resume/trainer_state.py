@@ -45,7 +45,7 @@ class ResumeLoss(LibraryGuard):
         "transformers.trainer:Trainer.log": "_logged",
     }
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether Trainer's saving function names the step of the last log entry."""
         return "_globalstep_last_logged" in names_in(module.Trainer._save_checkpoint)
 
@@ -114,7 +114,7 @@ class ResumeNames(LibraryGuard):
         "transformers.trainer:Trainer._issue_warnings_after_load": "_told",
     }
 
-    def cures(self, module: ModuleType) -> bool | None:
+    def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether Trainer's loading function has the conversion that saving undoes."""
         return any("conversion" in word for word in names_in(module.Trainer._load_from_checkpoint))
 
