@@ -276,7 +276,8 @@ def test_an_override_is_split_at_the_first_equals_sign(tmp_path: Path) -> None:
         ("seed", "'seed' is not an override; allowed: key=value, for example training.learning_rate=2e-5"),
         (
             "model.size=3",
-            "command line: model.size: model is a value here ('some/model'), not a section with keys; next: model=VALUE",
+            "command line: model.size: model is a value here ('some/model'), not a section with keys;"
+            " next: model=VALUE",
         ),
         ("seed=[1", None),
     ],
