@@ -105,14 +105,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rotated = [item for item in daily if item.get_closest_marker("rotated")]
     share.rotate(rotated, by=_rotated_list)
     rest = [item for item in daily if not item.get_closest_marker("rotated")]
-    # A sixth of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
-    share.rotate((item for item in rest if item in starts), by=lambda item: str(item.path), shares=6)
-    # A quarter of what else takes over ten seconds in a folder; whole files where all tests look at the same runs.
+    # An eighth of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
+    share.rotate((item for item in rest if item in starts), by=lambda item: str(item.path))
+    # A sixth of what else takes over ten seconds in a folder; whole files where all tests look at the same runs.
     whole = (each for each in rest if each.get_closest_marker("together"))
-    share.rotate(whole, by=lambda _: "", shares=4, unit=lambda item: str(item.path))
+    share.rotate(whole, by=lambda _: "", shares=6, unit=lambda item: str(item.path))
     long = (each for each in rest if each.get_closest_marker("slow") or each.get_closest_marker("process"))
     alone = (each for each in long if not (each in starts or each.get_closest_marker("together")))
-    share.rotate(alone, by=lambda item: str(item.path.parent), shares=4)
+    share.rotate(alone, by=lambda item: str(item.path.parent), shares=6)
 
 
 def _rotated_list(item: pytest.Item) -> str:

@@ -134,9 +134,8 @@ def _put(values: Values, key: str, value: Any) -> None:
             inner = here[section] = {}
         if not isinstance(inner, dict):
             above = ".".join(sections[: depth + 1])
-            raise UserError(
-                f"command line: {key}: {above} is a value here ({inner!r}), not a section with keys; next: {above}=VALUE"
-            )
+            came = f"{above} is a value here ({inner!r}), not a section with keys"
+            raise UserError(f"command line: {key}: {came}; next: {above}=VALUE")
         here = inner
     here[last] = copy.deepcopy(value)
 
