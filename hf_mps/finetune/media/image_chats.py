@@ -306,8 +306,7 @@ def refuse_unlike(
 def answers(
     model: Any, rows: Rows, reader: Reader, collator: Collator, asked: Sequence[Asked], most: int, at_once: int
 ) -> Iterator[dict[str, str]]:
-    """Yield the images of each conversation of `asked`, the conversation as the model reads it, and its answer of at
-    most `most` tokens, `at_once` at a time.
+    """Yield the images of each conversation of `asked`, and its answer of at most `most` tokens, `at_once` at a time.
 
     Greedy, so that equal weights answer equally. Raises UserError for a row that cannot be used.
     """
@@ -330,6 +329,5 @@ def answers(
         beside = collator.beside(padded, shown)
         beside = {name: value.to(model.device) for name, value in beside.items()}
         texts = generated(model, reader.tokenizer, prompts, most, **beside)
-        for (index, said), text in zip(some, texts, strict=True):
-            shown_by = ", ".join(map(images.named, values(rows.dataset[index])))
-            yield {"image": shown_by, "prompt": chat.render(reader.tokenizer, said, prompt=True), "generated": text}
+        for (index, _), text in zip(some, texts, strict=True):
+            yield {"image": ", ".join(map(images.named, values(rows.dataset[index]))), "generated": text}

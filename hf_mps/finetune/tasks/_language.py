@@ -109,7 +109,14 @@ class ChatTask(LanguageTask):
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return a conversation as predictions.csv has it: a line a message, without the template's tokens."""
-    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
+    return "\n".join(f"{message['role']}: {_words(message.get('content') or '')}" for message in messages)
+
+
+def _words(content: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return a message's text, with <image> where it has one."""
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text", f"<{part['type']}>") for part in content)
 
 
 def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list[Asked]:

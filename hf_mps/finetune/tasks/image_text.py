@@ -18,7 +18,7 @@ from hf_mps.finetune.media import image_chats
 from hf_mps.finetune.models import language, vision_language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared, snippets
-from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked
+from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, readable
 from hf_mps.finetune.text import chat, conversations, lengths, tokens
 
 # Room for an image of the default size and a few turns about it.
@@ -138,9 +138,9 @@ class ImageText(LanguageTask):
         prompts = [(index, messages) for index, (messages, _) in enumerate(inputs)]
         most, joining = self.recipe.generate.max_new_tokens, self._joining()
         found = image_chats.answers(trainer.model, rows, self.reader, joining, prompts, most, at_once)
-        for (_, truth), row in zip(inputs, found, strict=True):
+        for (messages, truth), row in zip(inputs, found, strict=True):
             known = {} if truth is None else {"reference": truth}
-            yield {"image": row["image"], "prompt": row["prompt"], **known, "generated": row["generated"]}
+            yield {"image": row["image"], "prompt": readable(messages), **known, "generated": row["generated"]}
 
     def _takes(self) -> tuple[str, ...]:
         """Return the arguments of the model's forward pass, of the one inside adapters."""
