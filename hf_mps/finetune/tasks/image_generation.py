@@ -20,8 +20,8 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Picture, Prepared, Task, snippets
 
-# Sides of the images of a smoke run, in pixels.
-SMOKE_SIZE = (160, 128)
+# Sides of the images of a smoke run, in pixels, and the most rows of a split.
+SMOKE_SIZE, MADE_UP = (160, 128), 8
 
 
 class Columns(schema.Columns):
@@ -264,8 +264,9 @@ class ImageGeneration(Task):
             values = {"image": name, "text": f"a {colour} picture"}
             return {column: values[role] for role, column in named.items()}
 
+        # A plan encodes them at full size for each change that it tries; a smoke run's epoch has few steps as it is.
         rows = synthetic.splits_of(recipe.data)
-        return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
+        return {split: [row(split, number) for number in range(min(count, MADE_UP))] for split, count in rows.items()}
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
