@@ -107,7 +107,6 @@ def write_tiny(size: Mapping[str, Any], folder: Path, seed: int) -> None:
                 up_block_types=["UpDecoderBlock2D"] * 4,
                 latent_channels=LATENTS,
                 norm_num_groups=2,
-                mid_block_add_attention=False,  # over every place of an image of 1024 pixels it takes seconds
             ),
             "unet": diffusers.UNet2DConditionModel(**{**size, **_small(size)}),
             "scheduler": diffusers.DDIMScheduler(
