@@ -80,8 +80,7 @@ class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
         with _without_autocast(query.device):
-            module, where = _draws(query.device)
-            call.random = module.get_rng_state(*where) if call.dropout else None
+            call.random = _generator(query.device).get_state() if call.dropout else None
             out, sums = _forward(call, query, key, value, bias)
         ctx.call = call
         ctx.save_for_backward(query, key, value, bias, out, sums)
@@ -229,10 +228,15 @@ def _add_bias(total: Tensor, block: Block, by_score: Tensor, group: int) -> None
     there.add_(whole.sum_to_size(there.shape).to(there.dtype))
 
 
-def _draws(device: torch.device) -> tuple[Any, tuple[torch.device, ...]]:
-    """Return whose get_rng_state and set_rng_state are the device's, and what they are told; meta draws nothing."""
-    host = device.type in ("cpu", "meta")
-    return (torch, ()) if host else (torch.get_device_module(device), (device,))
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type in ("cpu", "meta"):  # a trace on meta draws nothing
+        return torch.default_generator
+    module: Any = torch.get_device_module(device)
+    of_all = getattr(module, "default_generators", None)
+    if of_all:
+        return of_all[device.index or 0]  # type: ignore[no-any-return]
+    # Not torch.mps.set_rng_state: it clones the state, which is a fake tensor in a plan and ends the process.
+    return module._get_default_mps_generator()  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -241,10 +245,10 @@ def _replayed(state: Tensor | None, device: torch.device) -> Iterator[None]:
     if state is None:
         yield
         return
-    module, where = _draws(device)
-    now = module.get_rng_state(*where)
-    module.set_rng_state(state, *where)
+    generator = _generator(device)
+    now = generator.get_state()
+    generator.set_state(state)
     try:
         yield
     finally:
-        module.set_rng_state(now, *where)
+        generator.set_state(now)
