@@ -69,11 +69,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(bench_waits.MODELS), help="of %(default)s, with commas")
     parser.add_argument("--list", action="store_true", help="each operator's launches and bytes as well")
     given = parser.parse_args()
-    models = given.models.split(",")
-    unknown = [name for name in models if name not in bench_waits.MODELS]
-    if unknown or given.steps < 10:
-        allowed = ", ".join(bench_waits.MODELS)
-        parser.error(f"no model {unknown[0]}; there are {allowed}" if unknown else "at least 10 steps")
+    models = bench_waits.models_of(parser, given)
     print(measured_on.line_of({"HF_MPS_SIMULATE": "1"}))
     counted = given.steps - bench_waits.begins(given.steps)
     print(f"figures of a step, of {counted} steps; MB without the products; milliseconds as modelled")

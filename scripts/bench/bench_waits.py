@@ -67,10 +67,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.child:
         return train(given.child, given.steps, given.without)
-    models = given.models.split(",")
-    unknown = [name for name in models if name not in MODELS]
-    if unknown or given.steps < 10:
-        parser.error(f"no model {unknown[0]}; there are {', '.join(MODELS)}" if unknown else "at least 10 steps")
+    models = models_of(parser, given)
     print(measured_on.line_of({"HF_MPS_SIMULATE": "1"}))
     print(f"{given.steps} steps of transformers' Trainer; figures of a step, those after the first looks in brackets")
     print(f"{'':<{TITLE}}" + "".join(f"{name.replace('_', ' '):>{width}}" for name, width in COLUMNS.items()))
@@ -86,6 +83,15 @@ def main() -> int:
     for model in models:
         print("\n".join(["", f"{model}: waits in {given.steps} steps", *lines(model, found, given.places)]))
     return 0
+
+
+def models_of(parser: argparse.ArgumentParser, given: argparse.Namespace) -> list[str]:
+    """The names that --models has; the parser ends the program for another, and for too few steps."""
+    models: list[str] = given.models.split(",")
+    unknown = [name for name in models if name not in MODELS]
+    if unknown or given.steps < 10:
+        parser.error(f"no model {unknown[0]}; there are {', '.join(MODELS)}" if unknown else "at least 10 steps")
+    return models
 
 
 def part_names() -> tuple[str, ...]:

@@ -13,6 +13,16 @@ PAINTS = ((60, 60, 60), (220, 40, 40), (40, 60, 220))
 THINGS = {"red": (230, 30, 30), "blue": (30, 50, 230)}
 COLOURS = {"red": (220, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 220), "white": (245, 245, 245)}
 ASKED = "What colour is this?"
+BOXES = """# Red and blue things.
+task: object-detection
+model: yolos
+data:
+  files: {train: train.jsonl, validation: dev.jsonl}
+  columns: {image: image, objects: objects}
+  labels: [red, blue]
+image_size: 32
+"""
+"""A recipe of scenes with boxes, as `boxed` makes them, without its training."""
 MASKED, BOXED = (40, 32), (48, 32)
 PHOTOS = [(64, 48), (40, 90), (200, 30)]
 

@@ -25,6 +25,7 @@ FOLDER, NAME = "examples", "step-{:06}"
 ROWS = 4
 KEPT = 50
 """Evaluations whose examples stay in the folder; the oldest go first."""
+TRACKERS = (MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback)
 LONGEST = 2000
 """Characters of a text."""
 
@@ -70,8 +71,10 @@ class Examples(TrainerCallback):  # type: ignore[misc]
             write_atomic(place.with_suffix(".csv"), made)
         for file in sorted(place.parent.glob("step-*"))[:-KEPT]:
             file.unlink()
-        for callback in self.trainer.callback_handler.callbacks:
-            _track(callback, step, made, rows)
+        trackers = [each for each in self.trainer.callback_handler.callbacks if isinstance(each, TRACKERS)]
+        image = _opened(made) if trackers and isinstance(made, bytes) else None
+        for tracker in trackers:
+            _track(tracker, step, made, rows, image)
 
 
 class Seen:
@@ -90,13 +93,14 @@ class Seen:
         return self._trainer.predict(inputs)
 
 
-def _track(callback: Any, step: int, made: str | bytes, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Hand a picture (PNG) or a table (csv, and its rows) to the tracker of one of transformers' callbacks."""
-    image = None
-    if isinstance(made, bytes):
-        from PIL import Image
+def _opened(made: bytes) -> Any:
+    from PIL import Image
 
-        image = Image.open(io.BytesIO(made)).convert("RGB")
+    return Image.open(io.BytesIO(made)).convert("RGB")
+
+
+def _track(callback: Any, step: int, made: str | bytes, rows: Iterable[Mapping[str, Any]], image: Any) -> None:
+    """Hand a picture, or a table (csv, and its rows), to the tracker of one of transformers' callbacks."""
     names, cells = list(dict.fromkeys(name for row in rows for name in row)), []
     if image is None:
         cells = [[str(row.get(name, "")) for name in names] for row in rows]

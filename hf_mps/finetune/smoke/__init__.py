@@ -157,7 +157,7 @@ def _values(whole: ResolvedRecipe, files: dict[str, str], folder: Path) -> dict[
         values["max_target_length"] = SHORT_TARGET  # a model that has learned nothing generates as many
     if hasattr(whole.recipe, "image_size") and "image_size" not in whole.changed:
         values["image_size"] = SIDE
-    if "num_inference_steps" in getattr(type(getattr(whole.recipe, "generate", None)), "model_fields", {}):
+    if hasattr(getattr(whole.recipe, "generate", None), "num_inference_steps"):
         values["generate"] = {"num_inference_steps": BATCH, **values.get("generate", {})}
     if TEACHER in values:
         values[TEACHER] = str(folder / TEACHER)

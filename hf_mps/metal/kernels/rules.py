@@ -219,10 +219,8 @@ def _fill(
         outputs = rule.outputs(written[0] if written else None, *arguments, **options)
     elif written:
         inputs = tensors(arguments if names else arguments[1:])
-        shared = {each.untyped_storage().data_ptr() for each in inputs}
         for spec, target in zip(_specs(first, arguments, options), written, strict=False):
-            inside = target.numel() and target.untyped_storage().data_ptr() in shared
-            refuse(inside, "an input shares memory with the output")
+            refuse_shared(target, inputs)
             refuse_misfit(target, spec.shape if target.numel() else target.shape, spec.dtype)
             target.resize_(spec.shape)  # an empty one alone has another shape here
     else:
@@ -261,6 +259,13 @@ def refuse_misfit(target: Tensor, shape: Sequence[int], dtype: torch.dtype | Non
     """Raise NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
     if tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype):
         raise NoRule(MISFIT)
+
+
+def refuse_shared(target: Tensor, inputs: Sequence[Tensor]) -> None:
+    """Raise NoRule where a tensor that is written shares memory with one that is read."""
+    place = target.untyped_storage().data_ptr()
+    shared = target.numel() and any(each.untyped_storage().data_ptr() == place for each in inputs)
+    refuse(shared, "an input shares memory with the output")
 
 
 def refuse_repeated(target: Tensor) -> None:

@@ -16,17 +16,13 @@ from tests.finetune.run_files import predictions
 from tests.finetune.tiny import Command, Stop
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-RECIPE = """# Red and blue things.
-task: object-detection
-model: yolos
-data:
-  files: {train: train.jsonl, validation: dev.jsonl}
-  columns: {image: image, objects: objects}
-  labels: [red, blue]
-image_size: 32
+RECIPE = (
+    senses.BOXES
+    + """\
 seed: 1
 training: {max_steps: 6, logging_steps: 1, eval_strategy: steps, eval_steps: 2, save_strategy: steps, save_steps: 2}
 """
+)
 TEXTS = ("translation/opus-books", "--smoke", "training.eval_strategy=steps", "training.eval_steps=3")
 
 

@@ -18,14 +18,9 @@ from tests.finetune.tiny import Command
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 NAMES = list(senses.THINGS)
-RECIPE = """# Red and blue things.
-task: object-detection
-model: yolos
-data:
-  files: {train: train.jsonl, validation: dev.jsonl}
-  columns: {image: image, objects: objects}
-  labels: [red, blue]
-image_size: 32
+RECIPE = (
+    senses.BOXES
+    + """\
 threshold: 0.3
 seed: 1
 training:
@@ -35,6 +30,7 @@ training:
   max_steps: 160
   logging_steps: 40
 """
+)
 
 
 @pytest.fixture(scope="module")

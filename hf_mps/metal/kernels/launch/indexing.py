@@ -10,7 +10,16 @@ from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import expanded
 from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, broadcast, result, walk
-from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_misfit, refuse_repeated, rule
+from hf_mps.metal.kernels.rules import (
+    OUTSIDE,
+    errors,
+    kernels,
+    refuse,
+    refuse_misfit,
+    refuse_repeated,
+    refuse_shared,
+    rule,
+)
 from hf_mps.metal.kernels.values import NoRule, Pointers, i32, i64, metal, u32, u64
 
 # Host: operations/Indexing.mm.
@@ -67,9 +76,7 @@ def index(self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tenso
         out = result(self.dtype, taken.source, *taken.indices)
     else:
         refuse_misfit(out, taken.source.shape, self.dtype)
-        start = out.untyped_storage().data_ptr()
-        shared = any(each.untyped_storage().data_ptr() == start != 0 for each in (self, *taken.indices))
-        refuse(shared, "an input shares memory with the output")
+        refuse_shared(out, (self, *taken.indices))
         refuse_repeated(out)
     if out.numel():
         _launch(f"index_select_{_bits(self)}", out, taken.source, taken, out.numel())
