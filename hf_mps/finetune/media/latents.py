@@ -20,16 +20,19 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
     """Return rows of one column, `row`: tensors as safetensors, made once and then found again on the disk.
 
     `moments` is what the VAE says of the image, cut to `size` pixels (mean and logarithm of the variance, float32 of
-    shape (2 x channels, side, side)), `embeds` the caption's (tokens, width). SDXL's have `pooled` (width,) and
-    `time_ids` (6,): height and width of the image before it was cut, upper and left edge, height and width now.
+    shape (2 x channels, side, side)), `embeds` the caption's (tokens, width). SDXL's and SD3's have `pooled` (width,),
+    SDXL's `time_ids` (6,) as well: height and width of the image before it was cut, upper and left edge, height and
+    width now.
     """
     import torch
     from datasets import Features, Value
     from safetensors.torch import save
 
+    from hf_mps.finetune.models.diffusion import TOKENS
     from hf_mps.finetune.run.run_dir import digest_rows
 
-    large = hasattr(pipeline, "text_encoder_2")
+    pooled, third = hasattr(pipeline, "text_encoder_2"), hasattr(pipeline, "text_encoder_3")
+    more = {"prompt_2": None, "prompt_3": None, "max_sequence_length": TOKENS} if third else {}
     images.refuse_missing(rows)
     pipeline.to(device)
 
@@ -41,11 +44,12 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
             pixels, corner = squared(image, size)
             made = {"moments": pipeline.vae.encode(pixels[None].to(device)).latent_dist.parameters[0]}
             one = pipeline.encode_prompt(
-                caption, device=device, num_images_per_prompt=1, do_classifier_free_guidance=False
+                caption, device=device, num_images_per_prompt=1, do_classifier_free_guidance=False, **more
             )
             made["embeds"] = one[0][0]
-            if large:
+            if pooled:
                 made["pooled"] = one[2][0]
+            if pooled and not third:
                 made["time_ids"] = torch.tensor([*image.size[::-1], *corner, size, size], dtype=torch.float32)
             found.append(save({name: tensor.cpu().contiguous() for name, tensor in made.items()}))
         return {"row": found}

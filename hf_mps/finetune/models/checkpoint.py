@@ -194,20 +194,20 @@ class Checkpoint:
         return model, Choice(self.name, f"{type(model).__name__}, {size} parameters{head}")
 
     def encoders(self) -> Any:
-        """Load diffusers' pipeline without its UNet. Raises UserError where it is missing or cannot be read."""
+        """Load diffusers' pipeline without its denoiser. Raises UserError where it is missing or cannot be read."""
         import torch
 
         from hf_mps.finetune.models import diffusion
 
         return self._load("pipeline", diffusion.encoders, dtype=getattr(torch, self.dtype))
 
-    def unet(self) -> tuple[Any, Choice[str]]:
-        """Load the UNet of diffusers' pipeline in `dtype`. Raises UserError where it is missing or cannot be read."""
+    def denoiser(self) -> tuple[Any, Choice[str]]:
+        """Load the UNet or transformer of diffusers' pipeline in `dtype`. Raises UserError where it cannot be read."""
         import torch
 
         from hf_mps.finetune.models import diffusion
 
-        model = self._load("UNet", diffusion.unet, dtype=getattr(torch, self.dtype))
+        model = self._load("denoiser", diffusion.denoiser, dtype=getattr(torch, self.dtype))
         return model, Choice(self.name, f"{type(model).__name__}, {model.num_parameters() / 1e6:.1f} M parameters")
 
     def sentence_transformer(self, device: str) -> Any:

@@ -49,8 +49,8 @@ class Lora(lora.Lora):
     lora_alpha: float = Field(default=4, gt=0)
     """The adapters are scaled by lora_alpha / r."""
     every: ClassVar[tuple[str, ...]] = ()  # peft finds all linear layers of transformers' models alone
-    target_modules: list[str] = Field(default=["to_k", "to_q", "to_v", "to_out.0"])
-    """The layers that get adapters."""
+    target_modules: list[str] | None = Field(default=None, min_length=1)  # type: ignore[assignment]
+    """The layers that get adapters; by default all of attention, as diffusers' scripts choose them."""
     init_lora_weights: Literal["gaussian"] | bool = "gaussian"
     """How adapters begin: gaussian as in diffusers' scripts, true as peft has it."""
     export: Literal["adapter"] = "adapter"
@@ -86,7 +86,7 @@ class Recipe(schema.Recipe):
     image_size: int = Field(default=512, ge=64)
     """The sides of the images in pixels."""
     snr_gamma: float | None = Field(default=None, gt=0)
-    """Weighs a timestep by min(SNR, snr_gamma) / SNR; null weighs all alike."""
+    """Weighs a timestep by min(SNR, snr_gamma) / SNR; null weighs as the model's script does."""
     generate: Generate = Generate()
 
     @field_validator("image_size")
@@ -127,20 +127,19 @@ class ImageGeneration(Task):
 
     @classmethod
     def size(cls, recipe: Any) -> tuple[Any, Choice[str]]:
-        """Return the configuration of the UNet in its real size, and where it comes from."""
+        """Return the configuration of the UNet or transformer in its real size, and where it comes from."""
         source = resolve(recipe.model)
         kind = known_configs.model_type(recipe.model, recipe.model_type, {}) or cls.family[0]
         if source.local:
-            return diffusion.library().UNet2DConditionModel.load_config(source.source, subfolder="unet"), Choice(
-                recipe.model, "the UNet of the model itself, without its weights"
-            )
-        names = [name for name, (other, _) in known_configs.KNOWN.items() if other == kind]
+            size = diffusion.stored_size(source.source)
+            return size, Choice(recipe.model, f"the {diffusion.part_of(size)} of the model itself, without its weights")
+        kinds = {name: other for name, (other, _) in known_configs.KNOWN.items() if other.startswith(cls.family[0])}
+        names = [name for name, other in kinds.items() if other == kind]
         if not names:
-            raise UserError(f"model_type is {kind}; allowed: stable-diffusion, stable-diffusion-xl")
+            raise UserError(f"model_type is {kind}; allowed: {', '.join(dict.fromkeys(kinds.values()))}")
         named = recipe.model if recipe.model in names else names[0]
-        return dict(known_configs.KNOWN[named][1]), Choice(
-            recipe.model, f"a UNet in the size of {named}, without weights"
-        )
+        size = dict(known_configs.KNOWN[named][1])
+        return size, Choice(recipe.model, f"a {diffusion.part_of(size)} in the size of {named}, without weights")
 
     @classmethod
     def smoke_model(cls, recipe: Any, folder: Path) -> bool:
@@ -150,20 +149,19 @@ class ImageGeneration(Task):
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         from transformers import default_data_collator
 
-        from hf_mps.finetune.models.diffusion_trainer import DiffusionTrainer
+        from hf_mps.finetune.models.diffusion_trainer import DiffusionTrainer, FlowTrainer
 
-        diffusers, recipe = diffusion.library(), self.recipe
+        recipe = self.recipe
         chosen = self.measures()
         pipeline = self.encoders()
         splits = {split: self.inputs(some) for split, some in rows.items()}
-        kind, scaling = type(pipeline), pipeline.vae.config.scaling_factor
-        scheduler = diffusers.DDPMScheduler.from_config(pipeline.scheduler.config)
-        if (says := scheduler.config.prediction_type) not in ("epsilon", "v_prediction"):
-            raise UserError(f"model {recipe.model}: it predicts {says}; allowed: epsilon, v_prediction")
-        self._encoders = pipeline = None  # they are done, and leave their memory to the UNet
-        self.model, self.choices["model"] = self.checkpoint.unet()
+        kind, vae, part = type(pipeline), pipeline.vae.config, diffusion.PIPELINES[type(pipeline).__name__]
+        scheduler, says, why = self._objective(pipeline.scheduler, part)
+        self._encoders = pipeline = None  # they are done, and leave their memory to the model that trains
+        self.model, self.choices["model"] = self.checkpoint.denoiser()
         if recipe.lora is not None:  # a saved model is measured with the adapters that it has
-            self.model, self.choices["lora"] = lora.apply(self.model, recipe.lora, None)
+            layers = {"target_modules": recipe.lora.target_modules or diffusion.LAYERS[part]}
+            self.model, self.choices["lora"] = lora.apply(self.model, recipe.lora.model_copy(update=layers), None)
         arguments, untrained = language.untrained(recipe)
         caption = f"one prompt for all: {recipe.prompt}" if recipe.prompt else f"the column {recipe.data.columns.text}"
         self.snippet = snippets()[self.name].format(base=recipe.model)
@@ -178,14 +176,14 @@ class ImageGeneration(Task):
                     f"{recipe.image_size} x {recipe.image_size} pixels", "image_size; cut in their middle"
                 ),
                 "captions": Choice(caption, f"cut to {diffusion.TOKENS} tokens"),
-                "latents": Choice("kept on disk", "images and captions are encoded once, before the UNet is loaded"),
-                "loss": Choice(says, self._weighed()),
+                "latents": Choice("kept on disk", "images and captions are encoded once, before the model is loaded"),
+                "loss": Choice(says, why),
                 **self.choices,
             },
-            trainer=DiffusionTrainer,
+            trainer=FlowTrainer if part == diffusion.TRANSFORMER else DiffusionTrainer,
             trainer_settings={
                 "scheduler": scheduler,
-                "scaling": scaling,
+                "vae": vae,
                 "snr_gamma": recipe.snr_gamma,
                 "untrained": untrained,
             },
@@ -195,14 +193,26 @@ class ImageGeneration(Task):
             figures=_figures,
         )
 
-    def _weighed(self) -> str:
-        gamma = self.recipe.snr_gamma
-        return "the scheduler's prediction_type; " + (
-            f"min-SNR weights, gamma {gamma:g}" if gamma else "timesteps count alike"
-        )
+    def _objective(self, scheduler: Any, part: str) -> tuple[Any, str, str]:
+        """Return the scheduler that adds noise, what the model predicts of it, and how timesteps count.
+
+        Raises UserError for what the pipeline's kind does not predict, and where SNR cannot weigh it.
+        """
+        gamma, diffusers = self.recipe.snr_gamma, diffusion.library()
+        kind = diffusers.FlowMatchEulerDiscreteScheduler if part == diffusion.TRANSFORMER else diffusers.DDPMScheduler
+        made = kind.from_config(scheduler.config)
+        if part == diffusion.TRANSFORMER:
+            if gamma is not None:
+                raise UserError(f"snr_gamma is {gamma:g}, and {self.recipe.model} learns a flow; next: snr_gamma=null")
+            return made, "flow", "as diffusers' script for SD3: logit-normal timesteps, weighed by sigma squared"
+        says = made.config.prediction_type
+        if says not in ("epsilon", "v_prediction"):
+            raise UserError(f"model {self.recipe.model}: it predicts {says}; allowed: epsilon, v_prediction")
+        weighed = f"min-SNR weights, gamma {gamma:g}" if gamma else "timesteps count alike"
+        return made, says, f"the scheduler's prediction_type; {weighed}"
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        self.model, self.choices["model"] = self.checkpoint.unet()
+        self.model, self.choices["model"] = self.checkpoint.denoiser()
         return self.made()
 
     def inputs(self, rows: Rows) -> Any:
@@ -213,7 +223,7 @@ class ImageGeneration(Task):
         return latents.Latents(latents.encoded(rows, self.encoders(), size, prompt, self.device))
 
     def encoders(self) -> Any:
-        """Return the pipeline without its UNet, loaded where it is needed."""
+        """Return the pipeline without the part that trains, loaded where it is needed."""
         if self._encoders is None:
             self._encoders = self.checkpoint.encoders()
         return self._encoders
@@ -235,7 +245,7 @@ class ImageGeneration(Task):
         recipe, model = self.recipe, trainer.accelerator.unwrap_model(trainer.model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         pipeline = self.encoders().to(self.device, model.dtype)
-        pipeline.register_modules(unet=model.eval())
+        pipeline.register_modules(**{diffusion.PIPELINES[type(pipeline).__name__]: model.eval()})
         columns = rows.dataset.column_names
         batch, each = rows.dataset[:] if "text" in columns else {}, range(len(rows.dataset))
         prompts = latents.captions(rows, None if "text" in columns else recipe.prompt, batch, each)

@@ -106,14 +106,15 @@ class MetaCheckpoint(Checkpoint):
             self.name, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
         )
 
-    def unet(self) -> tuple[Any, Choice[str]]:
-        """Return a UNet of the configuration, in `dtype`."""
+    def denoiser(self) -> tuple[Any, Choice[str]]:
+        """Return a UNet or transformer of the configuration, in `dtype`."""
         import torch
 
         from hf_mps.finetune.models import diffusion
 
+        kind = getattr(diffusion.library(), diffusion.CLASSES[diffusion.part_of(self.size)])
         with torch.device(self.device):
-            model = diffusion.library().UNet2DConditionModel.from_config(self.size).to(getattr(torch, self.dtype))
+            model = kind.from_config(self.size).to(getattr(torch, self.dtype))
         return diffusion.trainable(model), Choice(self.name, f"{type(model).__name__}, without its weights")
 
     def sentence_transformer(self, device: str) -> Any:

@@ -59,8 +59,8 @@ class Adapter(Checkpoint):
     def encoders(self) -> Any:
         return self.base.encoders()
 
-    def unet(self) -> tuple[Any, Choice[str]]:
-        return self._adapted(*self.base.unet())
+    def denoiser(self) -> tuple[Any, Choice[str]]:
+        return self._adapted(*self.base.denoiser())
 
     def _adapted(self, model: Any, loaded: Choice[str]) -> tuple[Any, Choice[str]]:
         """Return a base model with the adapter. Raises UserError without peft."""

@@ -27,18 +27,20 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 diffusers = pytest.importorskip("diffusers", reason="diffusers is an optional dependency")
 
 LAYERS = ["to_k", "to_q", "to_v", "to_out.0"]
+LAYERS_OF_SD3 = [f"attn.{name}" for name in (*LAYERS, "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")]
+SD3 = "stable-diffusion-3"
 COLOURS = ((200, 40, 40), (40, 80, 200), (40, 180, 60), (220, 200, 40))
 SMALL = ("image_size=64", "generate.num_inference_steps=2", "generate.rows=1")
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny pipelines of both kinds."""
+    """A tiny pipeline of each kind; that of SD3 is a small 3.5 medium, whose first blocks attend twice."""
     from hf_mps.finetune.models import diffusion, known_configs
 
     place = tmp_path_factory.mktemp("diffusion")
     for kind, size in known_configs.KNOWN.values():
-        if kind.startswith("stable-diffusion"):
+        if kind.startswith("stable-diffusion") and not (place / kind).exists():
             diffusion.write_tiny(size, place / kind, 0)
     return place
 
@@ -176,6 +178,52 @@ class Script:
         return found
 
 
+class ScriptOfSD3(Script):
+    """What diffusers' train_dreambooth_lora_sd3.py does with its defaults, on the CPU, from its own classes."""
+
+    def __init__(self, model: Path) -> None:
+        pipeline = diffusers.StableDiffusion3Pipeline.from_pretrained(model)
+        self.vae, self.unet = pipeline.vae, pipeline.transformer
+        self.clips = [(pipeline.tokenizer, pipeline.text_encoder), (pipeline.tokenizer_2, pipeline.text_encoder_2)]
+        self.t5 = pipeline.tokenizer_3, pipeline.text_encoder_3
+        self.scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(model, subfolder="scheduler")
+        self.unet.requires_grad_(False)
+        lora = LoraConfig(r=4, lora_alpha=4, init_lora_weights="gaussian", target_modules=LAYERS_OF_SD3)
+        self.unet.add_adapter(lora)
+
+    @torch.no_grad()
+    def read(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        how = {"padding": "max_length", "max_length": 77, "truncation": True, "return_tensors": "pt"}
+        said = [read(words(captions, **how).input_ids, output_hidden_states=True) for words, read in self.clips]
+        clip = torch.cat([one.hidden_states[-2] for one in said], dim=-1)
+        words, read = self.t5
+        t5 = read(words(captions, add_special_tokens=True, **how).input_ids)[0]
+        clip = torch.nn.functional.pad(clip, (0, t5.shape[-1] - clip.shape[-1]))
+        return torch.cat([clip, t5], dim=-2), torch.cat([one[0] for one in said], dim=-1)
+
+    def loss(self, photos: Path, numbers: list[int], state: torch.Tensor) -> torch.Tensor:
+        from diffusers.training_utils import compute_density_for_timestep_sampling, compute_loss_weighting_for_sd3
+
+        images = torch.stack([self.pixels(photos / f"{number}.png")[0] for number in numbers])
+        embeds, pooled = self.read([f"picture {number}" for number in numbers])
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            latents = self.vae.encode(images).latent_dist.sample().contiguous()
+        latents = (latents - self.vae.config.shift_factor) * self.vae.config.scaling_factor
+        noise = torch.randn_like(latents)
+        scheme = "logit_normal"
+        density = compute_density_for_timestep_sampling(scheme, len(numbers), 0.0, 1.0, 1.29)
+        indices = (density * self.scheduler.config.num_train_timesteps).long()
+        timesteps = self.scheduler.timesteps[indices]
+        at = [(self.scheduler.timesteps == timestep).nonzero().item() for timestep in timesteps]
+        sigmas = self.scheduler.sigmas[at][:, None, None, None]
+        noisy = (1.0 - sigmas) * latents + sigmas * noise
+        told = self.unet(noisy, embeds, pooled, timesteps, return_dict=False)[0]
+        told = told * (-sigmas) + noisy
+        weights = compute_loss_weighting_for_sd3(scheme, sigmas)
+        return (weights.float() * (told.float() - latents.float()) ** 2).reshape(len(numbers), -1).mean(1).mean()
+
+
 @pytest.mark.parametrize(
     ("kind", "gamma", "prediction"),
     [
@@ -183,18 +231,20 @@ class Script:
         ("stable-diffusion", 5.0, "epsilon"),
         ("stable-diffusion", 5.0, "v_prediction"),
         ("stable-diffusion-xl", None, "epsilon"),
+        (SD3, None, "flow"),
     ],
 )
 def test_each_steps_loss_and_the_weights_are_those_of_diffusers_own_script(
     kind: str, gamma: float | None, prediction: str, models: Path, photos: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(models / kind, tmp_path / kind)
-    scheduler = model / "scheduler" / "scheduler_config.json"
-    says = json.loads(scheduler.read_text(encoding="utf-8")) | {"prediction_type": prediction}
-    scheduler.write_text(json.dumps(says), encoding="utf-8")
+    if prediction != "flow":
+        scheduler = model / "scheduler" / "scheduler_config.json"
+        says = json.loads(scheduler.read_text(encoding="utf-8")) | {"prediction_type": prediction}
+        scheduler.write_text(json.dumps(says), encoding="utf-8")
     made = prepared(model, photos, snr_gamma=gamma)
     trainer, states = started(made, tmp_path / "ours", use_cpu=True)
-    script = Script(model, gamma)
+    script = ScriptOfSD3(model) if prediction == "flow" else Script(model, gamma)
     begun = get_peft_model_state_dict(made.model)
     set_peft_model_state_dict(script.unet, {name.removeprefix("base_model.model."): w for name, w in begun.items()})
     trainer.train()
@@ -249,11 +299,11 @@ def test_latents_are_made_once_and_anew_for_another_image(
     torch.testing.assert_close(before["embeds"], after["embeds"])
 
 
-@pytest.mark.parametrize("kind", ["stable-diffusion", "stable-diffusion-xl"])
+@pytest.mark.parametrize(("kind", "rate"), [("stable-diffusion", 0.02), ("stable-diffusion-xl", 0.02), (SD3, 0.2)])
 def test_a_run_leaves_weights_that_diffusers_pipeline_loads(
-    kind: str, models: Path, photos: Path, train: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+    kind: str, rate: float, models: Path, photos: Path, train: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(kind, "training.max_steps=3", "training.learning_rate=0.02", "seed=7")
+    run = train(kind, "training.max_steps=3", f"training.learning_rate={rate}", "seed=7")
     from safetensors.torch import load_file
 
     said = results(run)
@@ -271,7 +321,8 @@ def test_a_run_leaves_weights_that_diffusers_pipeline_loads(
     plain = pipeline(**asked, generator=torch.Generator().manual_seed(8)).images
     pipeline.load_lora_weights(run)
     theirs = pipeline(**asked, generator=torch.Generator().manual_seed(8)).images
-    loaded = get_peft_model_state_dict(pipeline.unet, adapter_name="default_0")
+    trained = pipeline.transformer if kind == SD3 else pipeline.unet
+    loaded = get_peft_model_state_dict(trained, adapter_name="default_0")
     ours = load_file(run / "adapter_model.safetensors")
     for name, weight in loaded.items():
         assert torch.equal(ours[f"base_model.model.{name}"], weight)
@@ -303,6 +354,7 @@ REFUSED = {
     "no whole latents": ["data.text=text", "image_size=100"],
     "no such layer": ["data.text=text", "image_size=64", "lora.target_modules=[to_x]"],
     "another pipeline": ["data.text=text", "image_size=64", "model=another"],
+    "a flow weighed by SNR": ["data.text=text", "image_size=64", "snr_gamma=5"],
 }
 
 
@@ -310,12 +362,12 @@ def test_what_is_refused(models: Path, photos: Path, finetune: Command) -> None:
     another = Path(shutil.copytree(models / "stable-diffusion", "another")) / "model_index.json"
     index = another.read_text(encoding="utf-8").replace("StableDiffusionPipeline", "FluxPipeline")
     another.write_text(index, encoding="utf-8")
-    said = {}
+    said, of = {}, {"a flow weighed by SNR": SD3}
     for what, words in REFUSED.items():
-        model = [] if "model=another" in words else [f"model={models / 'stable-diffusion'}"]
+        model = [] if "model=another" in words else [f"model={models / of.get(what, 'stable-diffusion')}"]
         ended = finetune("image-generation/lora", "data.folder=photos", "data.hold_out=0.34", *model, *words)
         assert (ended.code, ended.out.count("step ")) == (2, 0)
-        said[what] = masked(ended.err, recipes=catalogue.folder()).removeprefix("hf-mps: ").rstrip()
+        said[what] = masked(ended.err, recipes=catalogue.folder(), models=models).removeprefix("hf-mps: ").rstrip()
     assert said == snapshot(
         {
             "two captions": "<recipes>/image-generation/lora.yaml: the recipe has prompt and data.columns.text;"
@@ -329,7 +381,9 @@ def test_what_is_refused(models: Path, photos: Path, finetune: Command) -> None:
             " norm, norm1, norm2, norm3, proj, proj_in, proj_out, time_emb_proj, to_k, to_q, to_v; did you mean"
             " 'to_v'?",
             "another pipeline": "model another: it is a FluxPipeline; allowed: StableDiffusionPipeline,"
-            " StableDiffusionXLPipeline",
+            " StableDiffusionXLPipeline, StableDiffusion3Pipeline",
+            "a flow weighed by SNR": "snr_gamma is 5, and <models>/stable-diffusion-3 learns a flow; next:"
+            " snr_gamma=null",
         }
     )
 
@@ -337,7 +391,7 @@ def test_what_is_refused(models: Path, photos: Path, finetune: Command) -> None:
 def test_a_model_that_is_not_there_is_one_line(recwarn: pytest.WarningsRecorder) -> None:
     """The hub's client warns of an argument that diffusers gives it."""
     missing = resolve("nobody/nothing")
-    for load in (missing.unet, missing.encoders):
+    for load in (missing.denoiser, missing.encoders):
         with pytest.raises(UserError, match=r"model nobody/nothing is not in the local cache"):
             load()
     assert not [one for one in recwarn if "local_dir_use_symlinks" in str(one.message)]
