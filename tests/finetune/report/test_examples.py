@@ -37,10 +37,10 @@ def scenes(desk: Path) -> Path:
 
 
 def logged(run: Path) -> list[dict[str, float]]:
-    """Every loss and measure of a run's last checkpoint."""
+    """Every loss and measure of a run's last checkpoint, without its times and its memory."""
     state = json.loads((run / "checkpoint-6" / "trainer_state.json").read_text(encoding="utf-8"))
-    timed = ("runtime", "per_second")
-    return [{name: one for name, one in entry.items() if not name.endswith(timed)} for entry in state["log_history"]]
+    others = ("runtime", "per_second", "memory_bytes")
+    return [{name: one for name, one in entry.items() if not name.endswith(others)} for entry in state["log_history"]]
 
 
 def written(run: Path) -> dict[str, bytes]:
@@ -86,6 +86,25 @@ def test_boxes_of_each_evaluation_change_no_number_and_a_stopped_run_goes_on_wit
     assert finetune("my.yaml", "output_dir=stopped").code == 0
     assert logged(scenes / "stopped") == logged(scenes / "with")
     assert written(scenes / "stopped") == shown
+
+
+@pytest.mark.parametrize(
+    ("recipe", "steps"),
+    [("image-generation/lora", (0, 2, 4, 6)), ("image-segmentation", (2, 4, 6))],  # the first is measured at its start
+)
+def test_generated_pictures_and_masks_change_no_number(
+    recipe: str, steps: tuple[int, ...], tmp_path: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ("image_size=64", "generate.num_inference_steps=2") if recipe.startswith("image-generation") else ()
+    often = [f"training.{key}=2" for key in ("eval_steps", "save_steps")]
+    often += [f"training.{key}=steps" for key in ("eval_strategy", "save_strategy")]
+    for folder, shown in (("with", "true"), ("without", "false")):
+        words = (recipe, "--smoke", *small, *often, "training.max_steps=6", "training.logging_steps=1")
+        assert finetune(*words, f"examples={shown}", f"output_dir={folder}").code == 0
+    assert logged(tmp_path / "with") == logged(tmp_path / "without")
+    assert sorted(written(tmp_path / "with")) == [f"step-00000{step}.png" for step in steps]
+    assert not (tmp_path / "without/examples").exists()
 
 
 def test_what_cannot_be_drawn_is_told_and_the_training_goes_on(
