@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
@@ -27,6 +27,7 @@ FIRST_LAYER, INNER_LAYER, LAST_LAYER = "first", "between", "last"
 # `fullatt_block_indexes` of Qwen2.5-VL does.
 _NUMBERS = re.compile(r"index|indices|idx|layers")
 Kept = Mapping[str, Sequence[int]]
+Told = TypeVar("Told")
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,19 @@ def cut(*models: Any) -> Cut | None:
     if not base or (2 + len(further)) * kept + added >= 2 * whole:
         return None
     return Cut(base, [({**base, **each}, lacking) for lacking, each in further.items()], kinds)
+
+
+def told(work: Callable[[Cut | None], Told], shorter: Cut | None) -> Told:
+    """Return what `work` finds by the layers of a cut, or by all where the model asks for one that is not there.
+
+    XLM goes through its lists by `n_layers`, and layers of Gemma 3n share what others have made.
+    """
+    try:
+        return work(shorter)
+    except LookupError:
+        if shorter is None:
+            raise
+    return work(None)
 
 
 @contextmanager

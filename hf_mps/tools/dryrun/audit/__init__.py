@@ -46,18 +46,20 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
 
     def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
         step = prepare.step(parts, device, fake=tensors is FAKE)
-        cut = layers.cut(*models_of(parts.prepared)) if tensors is FAKE and not generates(step.trainer) else None
+        shorter = layers.cut(*models_of(parts.prepared)) if tensors is FAKE and not generates(step.trainer) else None
 
         def recorded(kept: layers.Kept) -> OperatorRecorder:
-            shorter = step if cut is None else prepare.step(parts, device, fake=True)
-            recorder = OperatorRecorder(shorter.tracker)
+            recorded_step = step if shorter is None else prepare.step(parts, device, fake=True)
+            recorder = OperatorRecorder(recorded_step.tracker)
             with layers.few(kept, *models_of(parts.prepared)):
-                shorter.run(1, watch=[recorder])
+                recorded_step.run(1, watch=[recorder])
             return recorder
 
-        recorder = recorded(cut.base if cut else {})
-        if cut is not None:
-            recorder = recorder.of_all([(recorded(kept), lacking) for kept, lacking in cut.more])
+        def whole(cut: layers.Cut | None) -> OperatorRecorder:
+            base = recorded(cut.base if cut else {})
+            return base.of_all([(recorded(kept), lacking) for kept, lacking in cut.more]) if cut else base
+
+        recorder = layers.told(whole, shorter)
         return audit_of(target.name, recorder, support, {**facts, **step.facts, "tensors": tensors}, launches)
 
     with model_errors(target.resolved):

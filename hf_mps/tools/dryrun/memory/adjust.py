@@ -22,6 +22,7 @@ from hf_mps.tools.dryrun.memory.fit import ADAFACTOR, CHECKPOINTING, EARLY, HALV
 from hf_mps.tools.dryrun.memory.machine import Machine, present
 from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.tools.dryrun.resolve import Target
+from hf_mps.tools.dryrun.step import model_errors
 
 if TYPE_CHECKING:
     from hf_mps.finetune.run.stages import PreparedRun
@@ -98,7 +99,7 @@ def make(
             continue
         try:
             size = _estimate(target.varied(further), device, length, before.trained).bytes
-        except (UserError, ValueError):  # the model has no such attention, no such layers, or cannot checkpoint
+        except UserError:  # the model has no such attention, no such layers, or cannot checkpoint
             continue
         if size < best[0]:
             best = (size, further)
@@ -130,7 +131,7 @@ def proposed(target: Target, machine: Machine, device: Choice[str], made: Memory
             changes.pop(early_steps.KEY, None)
         try:
             found.append((_estimate(target.varied(changes), device, None).bytes, further))
-        except (UserError, ValueError):
+        except UserError:
             continue
         if machine.verdict(found[-1][0]) == "fits":
             break
@@ -143,5 +144,5 @@ def proposed(target: Target, machine: Machine, device: Choice[str], made: Memory
 
 
 def _estimate(target: Target, device: Choice[str], length: int | None, trained: Collection[str] = ()) -> Estimate:
-    with prepare.weightless(target) as parts:
+    with model_errors(target.resolved), prepare.weightless(target) as parts:
         return Tracer(parts, device, length, trained=trained)()

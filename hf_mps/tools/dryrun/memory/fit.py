@@ -21,6 +21,7 @@ from hf_mps.tools.dryrun.launches import Launches, launch_lines
 from hf_mps.tools.dryrun.memory.machine import Machine
 from hf_mps.tools.dryrun.memory.trace import PARTS, STATE, WEIGHTS, Estimate, Tracer
 from hf_mps.tools.dryrun.render import Report
+from hf_mps.tools.dryrun.step import model_errors
 
 if TYPE_CHECKING:
     from hf_mps.tools.dryrun.resolve import Target
@@ -122,12 +123,13 @@ def ranked(
             changes = changes | {early_steps.KEY: False}
         try:
             if changes:
-                with prepare.weightless(target.varied(changes)) as parts:
+                varied = target.varied(changes)
+                with model_errors(varied.resolved), prepare.weightless(varied) as parts:
                     trained = estimate.trained if changes.keys().isdisjoint(LORA | QUANTIZED) else ()
                     option = _option(Tracer(parts, device, length, trained=trained), machine, changes, reason)
             else:
                 option = _option(tracer, machine, changes, reason)
-        except (UserError, ValueError):  # no such layers, no such precision, a model that cannot checkpoint
+        except UserError:  # no such layers, no such precision, a model that cannot checkpoint
             continue
         if option is not None:
             yield option

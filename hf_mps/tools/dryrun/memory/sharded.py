@@ -21,6 +21,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune import sharding
 from hf_mps.tools.dryrun import prepare
+from hf_mps.tools.dryrun.layers import Cut
 from hf_mps.tools.dryrun.memory.machine import Machine, of_ranks
 from hf_mps.tools.dryrun.memory.trace import Peak, Tracer, followed
 
@@ -50,7 +51,7 @@ class ShardedTracer(Tracer):
         super().__init__(parts, DEVICE, length)
         self._ranks, self._training = ranks, training
 
-    def _moments(self, rows: int) -> tuple[TrainingStep, Mapping[Any, Peak]]:
+    def _moments(self, rows: int, cut: Cut | None) -> tuple[TrainingStep, Mapping[Any, Peak]]:
         precision = _precision(self._training)
         with fake_ranks(self._ranks) as mesh:
             step = self._step(min(self.accumulation, 2), rows)

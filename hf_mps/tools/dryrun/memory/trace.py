@@ -469,7 +469,7 @@ class Tracer:
 
     def _trace(self, rows: int) -> Estimate:
         try:
-            step, moments = self._moments(rows)
+            step, moments = layers.told(lambda cut: self._moments(rows, cut), self._cut)
         except Exception as error:
             if not needs_numbers(error):
                 raise
@@ -491,13 +491,14 @@ class Tracer:
             {key: one.bytes for key, one in moments.items()},
         )
 
-    def _moments(self, rows: int) -> tuple[TrainingStep, Mapping[Any, Peak]]:
+    def _moments(self, rows: int, cut: Cut | None) -> tuple[TrainingStep, Mapping[Any, Peak]]:
         """Return a step of so many rows and the highest of its moments of each kind.
 
         Those of a model with many layers that are alike are told by traces of a few, but not where a step generates:
         its keys and values are kept for as many layers as the configuration says.
         """
-        cut = self._cut
+        if cut is not self._cut:
+            self._cut, self._trained = cut, ()
         with layers.few(cut.base if cut else {}, *models_of(self._parts.prepared)):
             step = self._step(1, rows)
             generating = generates(step.trainer)

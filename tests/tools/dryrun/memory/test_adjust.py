@@ -10,6 +10,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.features.memory_fit import at_most
 from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.memory import adjust, estimate
@@ -73,7 +74,7 @@ def test_the_least_change_that_fits_and_none_that_was_refused(
 def test_a_model_that_cannot_checkpoint_gets_what_it_can_have(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(target: Target, *given: Any) -> Estimate:
         if KEY in target.resolved.overrides:
-            raise ValueError("AlbertForMaskedLM does not support activation checkpointing.")
+            raise UserError("model m: it cannot take a step of the task masked-lm: ValueError: no checkpointing")
         return estimated(target, *given)
 
     monkeypatch.setattr(adjust, "_estimate", refusing)

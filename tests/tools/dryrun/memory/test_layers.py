@@ -166,6 +166,21 @@ def test_an_audit_of_a_few_layers_finds_the_calls_and_the_launches_of_all(
     assert told.launches.values() == whole.launches.values()  # type: ignore[union-attr]
 
 
+def test_a_model_that_goes_through_its_layers_by_number_is_told_by_all_of_them(tmp_path: Path) -> None:
+    """XLM has four lists, one for each part of a layer, and counts to `n_layers`."""
+    config = {"n_words": 512, "vocab_size": 512, "emb_dim": 64, "n_heads": 4, "n_layers": 8}
+    AutoConfig.for_model("xlm", **config, max_position_embeddings=64).save_pretrained(tmp_path)
+    target = resolve_target(str(tmp_path), ["training.per_device_train_batch_size=2"], "masked-lm")
+    with prepare.weightless(target) as parts:
+        assert layers.cut(parts.prepared.model) is not None
+        planned = Tracer(parts, metal_device(), 16)()
+        trained = sum(each.nbytes for each in parts.prepared.model.parameters())
+    assert planned.parts["weights"] == pytest.approx(trained, rel=0.001)
+    assert planned.parts["optimizer"] == pytest.approx(2 * trained, rel=0.01)  # Adam has two moments of each weight
+    products = {each.operator: each.calls for each in audit(target).entries}["aten::linear"]
+    assert products >= 6 * 8  # four of attention and two of the feed-forward part in each layer
+
+
 @pytest.mark.slow
 def test_attention_in_blocks_is_followed_once_and_counted_at_every_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
