@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hf_mps.metal.operators import launch_class
 from hf_mps.metal.operators.calls import call_of, read, text_of
@@ -46,6 +48,13 @@ def test_the_fused_optimizers_dispatch_for_2m_elements_or_32_tensors() -> None:
     assert multi_tensor([0, 0]) == 0
     lists = [tensor(8)] * 66
     assert encoded("2.13.0", "_fused_adamw_", *lists, lists=(33, 33)) == "MM"
+
+
+@given(
+    st.lists(st.integers(0, 2) | st.integers(0, 40).map(lambda chunks: 65536 * chunks + 1), max_size=90), st.booleans()
+)
+def test_dispatches_are_counted_as_they_are_made(sizes: list[int], alone: bool) -> None:
+    assert multi_tensor(sizes, alone=alone) == len(list(launch_class.batches(sizes, alone=alone)))
 
 
 def test_gradscalers_kernel_for_a_list_dispatches_each_tensor() -> None:
