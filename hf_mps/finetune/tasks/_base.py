@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset as Dataset  # which tasks import from here
 
     from hf_mps.finetune.data.load import Rows
+    from hf_mps.finetune.data.synthetic import MadeUp
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.recipe import schema
     from hf_mps.finetune.stream.dataset import Streamed
@@ -122,12 +123,19 @@ class Task:
         self.trainer_settings = {} if self.keep is None else {"preprocess_logits_for_metrics": self.keep}
         self.arguments_defaults: dict[str, Any] = {}
 
-    @staticmethod
-    def smoke_rows(recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    @classmethod
+    def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Return a few generated rows of each split under the names of the recipe's columns, as JSON holds them.
 
         Files that rows name (images, sound) are written into `folder`.
         """
+        from hf_mps.finetune.data import synthetic  # whose recipes name tasks
+
+        return synthetic.rows(recipe, folder, cls.smoke_row)
+
+    @staticmethod
+    def smoke_row(recipe: Any, made: MadeUp) -> dict[str, Any]:
+        """Return one row of `smoke_rows`, from what `made` draws for it."""
         raise NotImplementedError
 
     @classmethod

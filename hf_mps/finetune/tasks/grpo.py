@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -264,18 +263,17 @@ class GRPO(ChatTask):
             return Choice(None, "a CPU compiles nothing for a new shape")
         return Choice(MULTIPLE, "prompts and completions padded to multiples: every new shape costs a compiled graph")
 
+    @classmethod
+    def smoke_rows(cls, recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return rows as `Task` has them, as many as a step takes prompts at least."""
+        return synthetic.rows(recipe, folder, cls.smoke_row, prompts_of(recipe.training))
+
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return sums of small numbers and their results, as many as a step takes prompts at least."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-        least = prompts_of(recipe.training)
-
-        def row() -> dict[str, Any]:
-            first, second = draw.randrange(50), draw.randrange(50)
-            answer = {named.answer: str(first + second)} if named.answer else {}
-            return {named.prompt: f"How much is {first} + {second}?", **answer}
-
-        return {split: [row() for _ in range(max(count, least))] for split, count in synthetic.splits().items()}
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a sum of two small numbers and its result."""
+        named, first, second = recipe.data.columns, made.draw.randrange(50), made.draw.randrange(50)
+        answer = {named.answer: str(first + second)} if named.answer else {}
+        return {named.prompt: f"How much is {first} + {second}?", **answer}
 
 
 def conversation(row: Mapping[str, Any], system_prompt: str | None = None) -> list[dict[str, str]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -121,24 +119,13 @@ class ImageClassification(Task):
         return classification.rows(given, evaluated.label_ids, logits, self.classes.names, every=every)
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write noise images into `folder`, whose colour is their class, and return their rows."""
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Write a noise image, whose colour is its class."""
         from PIL import Image
 
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-        names = recipe.data.labels
-        kinds = len(names) if names else 2
-
-        def row(split: str, number: int, kind: int) -> dict[str, Any]:
-            base = COLOURS[kind % len(COLOURS)]
-            pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-40, 41))) for at in range(3 * 40 * 32))
-            file = folder / split / f"{number:03}.png"
-            file.parent.mkdir(exist_ok=True)
-            Image.frombytes("RGB", SMOKE_SIZE, pixels).save(file)
-            return {named.image: f"{split}/{file.name}", named.label: synthetic.class_value(names, kind)}
-
-        rows = synthetic.splits_of(recipe.data)
-        return {
-            split: [row(split, number, kind) for number, kind in enumerate(synthetic.classes(count, kinds, draw))]
-            for split, count in rows.items()
-        }
+        names, draw = recipe.data.labels, made.draw
+        kind = made.kind(len(names) if names else 2)
+        base = COLOURS[kind % len(COLOURS)]
+        pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-40, 41))) for at in range(3 * 40 * 32))
+        image = made.save(Image.frombytes("RGB", SMOKE_SIZE, pixels))
+        return {recipe.data.columns.image: image, recipe.data.columns.label: synthetic.class_value(names, kind)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -203,30 +202,19 @@ class ImageSegmentation(Task):
         return Baseline(what, chosen(pixels.overlaps([shared, answered, total])))
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write images of a rectangle on a ground into `folder`, each in its class's colour, and their masks."""
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Write an image of a rectangle on a ground, each in its class's colour, and its mask."""
         import numpy
         from PIL import Image
 
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-        first = int(recipe.reduce_labels)
+        draw, (width, height), first = made.draw, SMOKE_SIZE, int(recipe.reduce_labels)
         kinds = range(first, first + min(len(COLOURS), len(recipe.data.labels or COLOURS)))
-
-        def row(split: str, number: int) -> dict[str, Any]:
-            width, height = SMOKE_SIZE
-            mask = numpy.full((height, width), kinds[0], dtype=numpy.uint8)
-            left, upper = draw.randrange(width // 2), draw.randrange(height // 2)
-            mask[upper : upper + height // 2, left : left + width // 2] = draw.choice(kinds[1:])
-            colours = numpy.array([(0, 0, 0)] * first + list(COLOURS), dtype=numpy.uint8)
-            (folder / split).mkdir(exist_ok=True)
-            found = {}
-            for role, array in (("image", colours[mask]), ("mask", mask)):
-                found[role] = f"{split}/{number:03}-{role}.png"
-                Image.fromarray(array).save(folder / found[role])
-            return {named.image: found["image"], named.mask: found["mask"]}
-
-        rows = synthetic.splits_of(recipe.data)
-        return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
+        mask = numpy.full((height, width), kinds[0], dtype=numpy.uint8)
+        left, upper = draw.randrange(width // 2), draw.randrange(height // 2)
+        mask[upper : upper + height // 2, left : left + width // 2] = draw.choice(kinds[1:])
+        colours = numpy.array([(0, 0, 0)] * first + list(COLOURS), dtype=numpy.uint8)
+        image, masked = made.save(Image.fromarray(colours[mask]), "-image"), made.save(Image.fromarray(mask), "-mask")
+        return {recipe.data.columns.image: image, recipe.data.columns.mask: masked}
 
 
 def _areas(classes: int) -> Callable[[Any, Any], Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -140,18 +138,13 @@ class KTO(PreferenceTask):
         return {"reward": reward}, (reward > 0) == row["label"]
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return made-up sentences: a wanted answer is another sentence, any other one its words in disorder."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns.roles()
-
-        def row(number: int) -> dict[str, Any]:
-            question, answer = synthetic.sentences(draw, 2)
-            wrong = disordered(answer)
-            values: dict[str, Any] = {"prompt": f"Say it in other words: {question}", "chosen": answer}
-            values |= {"rejected": wrong, "completion": wrong if number % 2 else answer, "label": number % 2 == 0}
-            return {column: values[role] for role, column in {"prompt": "prompt", **named}.items()}
-
-        return {split: [row(number) for number in range(n)] for split, n in synthetic.splits().items()}
+        question, answer = synthetic.sentences(made.draw, 2)
+        wrong, wanted = disordered(answer), made.number % 2 == 0
+        values: dict[str, Any] = {"prompt": f"Say it in other words: {question}", "chosen": answer}
+        values |= {"rejected": wrong, "completion": answer if wanted else wrong, "label": wanted}
+        return {column: values[role] for role, column in {"prompt": "prompt", **recipe.data.columns.roles()}.items()}
 
 
 @dataclass

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -172,29 +170,18 @@ class ObjectDetection(Task):
             yield {"row": rows.number(at), "image": images.name(rows, at), "prediction": told}
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write images of one or two rectangles into `folder`, each in its class's colour, and return their boxes."""
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Write an image of one or two rectangles, each in its class's colour, and return their boxes."""
         from PIL import Image, ImageDraw
 
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-        names = recipe.data.labels
-        kinds = range(min(len(COLOURS), len(names or COLOURS)))
-
-        def row(split: str, number: int) -> dict[str, Any]:
-            image = Image.new("RGB", SMOKE_SIZE, (30, 30, 30))
-            found = []
-            for _ in range(draw.choice((1, 2))):
-                left, upper, kind = draw.randrange(28), draw.randrange(22), draw.choice(kinds)
-                ImageDraw.Draw(image).rectangle((left, upper, left + 15, upper + 13), COLOURS[kind])
-                box = [left, upper, 16, 14] if recipe.box_format == "xywh" else [left, upper, left + 16, upper + 14]
-                found.append({"bbox": box, "category": synthetic.class_value(names, kind)})
-            (folder / split).mkdir(exist_ok=True)
-            name = f"{split}/{number:03}.png"
-            image.save(folder / name)
-            return {named.image: name, named.objects: found}
-
-        rows = synthetic.splits_of(recipe.data)
-        return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
+        draw, names, image = made.draw, recipe.data.labels, Image.new("RGB", SMOKE_SIZE, (30, 30, 30))
+        kinds, found = range(min(len(COLOURS), len(names or COLOURS))), []
+        for _ in range(draw.choice((1, 2))):
+            left, upper, kind = draw.randrange(28), draw.randrange(22), draw.choice(kinds)
+            ImageDraw.Draw(image).rectangle((left, upper, left + 15, upper + 13), COLOURS[kind])
+            box = [left, upper, 16, 14] if recipe.box_format == "xywh" else [left, upper, left + 16, upper + 14]
+            found.append({"bbox": box, "category": synthetic.class_value(names, kind)})
+        return {recipe.data.columns.image: made.save(image), recipe.data.columns.objects: found}
 
 
 def _objects(rows: Rows, names: Sequence[str], form: Format) -> list[list[Object]]:

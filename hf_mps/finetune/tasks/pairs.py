@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hf_mps.finetune.data import synthetic
@@ -70,20 +68,15 @@ class PairTask(PreferenceTask):
         return {"reward_chosen": better, "reward_rejected": worse}, better > worse
 
     @staticmethod
-    def smoke_rows(recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    def smoke_row(recipe: Any, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return made-up sentences: the chosen answer is another sentence, the rejected one its words in disorder."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-
-        def row(question: str, answer: str) -> dict[str, Any]:
-            asked = {"role": "user", "content": f"Say it in other words: {question}"}
-            sides = {named.chosen: answer, named.rejected: disordered(answer)}
-            if named.prompt:
-                return {named.prompt: asked["content"], **sides}
-            return {side: [asked, {"role": "assistant", "content": text}] for side, text in sides.items()}
-
-        return {
-            split: [row(*synthetic.sentences(draw, 2)) for _ in range(n)] for split, n in synthetic.splits().items()
-        }
+        named = recipe.data.columns
+        question, answer = synthetic.sentences(made.draw, 2)
+        asked = {"role": "user", "content": f"Say it in other words: {question}"}
+        sides = {named.chosen: answer, named.rejected: disordered(answer)}
+        if named.prompt:
+            return {named.prompt: asked["content"], **sides}
+        return {side: [asked, {"role": "assistant", "content": text}] for side, text in sides.items()}
 
 
 def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from hf_mps.core.choice import Choice
@@ -98,15 +96,10 @@ class SFT(ChatTask):
         return self.recipe.generate
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return made-up sentences, each with another one as its answer."""
-        draw = random.Random(recipe.seed)
-
-        def row() -> dict[str, Any]:
-            asked, answer = synthetic.sentences(draw, 2)
-            return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
-
-        return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a made-up sentence with another one as its answer."""
+        asked, answer = synthetic.sentences(made.draw, 2)
+        return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
 
 
 def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:

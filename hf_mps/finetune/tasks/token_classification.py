@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -153,20 +151,14 @@ class TokenClassification(TextTask):
         return classes.confusion(pairs, self.tags.names, of="words")
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return sentences whose words reveal their tags: the recipe's own set of tags, or people and places."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a sentence whose words reveal their tags: the recipe's own set of tags, or people and places."""
+        draw, named = made.draw, recipe.data.columns
         tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-
-        def row(first: int) -> dict[str, Any]:
-            chosen = [(first + step * draw.randrange(1, 3)) % len(tags) for step in range(draw.randrange(4, 9))]
-            return {
-                named.words: [synthetic.word(draw, kind) for kind in chosen],
-                named.tags: [tags[kind] for kind in chosen],
-            }
-
-        rows = synthetic.splits_of(recipe.data)
-        return {split: [row(number) for number in range(count)] for split, count in rows.items()}
+        steps = [step * draw.randrange(1, 3) for step in range(draw.randrange(4, 9))]
+        kinds = [(made.number + step) % len(tags) for step in steps]
+        words = [synthetic.word(draw, kind) for kind in kinds]
+        return {named.words: words, named.tags: [tags[kind] for kind in kinds]}
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: labels.Labels | None) -> Dataset:
