@@ -50,8 +50,8 @@ class EmbeddingTask(SentenceTask):
     optional = ("text_pair",)
 
     def encoder(self) -> Any:
-        """Return the model, in float32, with its own pooling or else sentence-transformers' default."""
-        raise NotImplementedError
+        """Return the model, with its own pooling or else sentence-transformers' default."""
+        return self.checkpoint.of_sentence_transformers(self.auto_class, self.device)
 
     def open_encoder(self, chosen: Mapping[str, Any] | None = None) -> None:
         """Load and describe the model, and settle its longest length."""

@@ -168,7 +168,7 @@ class Rerank(SentenceTask):
 
     def _opened(self) -> tuple[Any, Choice[str]]:
         labels.override(self.checkpoint.config(), self.recipe.config_overrides)  # refuses a key that it does not have
-        model = self.checkpoint.cross_encoder(self.device, self.recipe.config_overrides)
+        model = self.checkpoint.of_sentence_transformers(self.auto_class, self.device, self.recipe.config_overrides)
         count = sum(parameter.numel() for parameter in model.parameters())
         kind = type(model[0].model).__name__
         return model, Choice(self.checkpoint.name, f"{kind} with one score, {count / 1e6:.1f} M parameters")

@@ -123,9 +123,6 @@ class SentenceEmbeddings(EmbeddingTask):
             figures=pictures.similarities if scored else pictures.ranks,
         )
 
-    def encoder(self) -> Any:
-        return self.checkpoint.sentence_transformer(self.device)
-
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Yield the cosine of each pair of texts, or the embedding of each text alone."""
         size = trainer.args.eval_batch_size

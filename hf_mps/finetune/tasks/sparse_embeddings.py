@@ -111,7 +111,7 @@ class SparseEmbeddings(EmbeddingTask):
 
     def encoder(self) -> Any:
         """Return the sparse encoder. Raises UserError where the checkpoint has no head that predicts words."""
-        model = self.checkpoint.sparse_encoder(self.device)
+        model = super().encoder()
         if type(model[-1]).__name__ != "SpladePooling":
             allowed = "allowed: masked language models, such as distilbert/distilbert-base-uncased"
             raise UserError(f"model {self.checkpoint.name}: it has no head that predicts masked words; {allowed}")

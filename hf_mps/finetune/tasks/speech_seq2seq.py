@@ -26,6 +26,7 @@ from hf_mps.finetune.text import lengths, tokens
 
 SpeechTask = Literal["transcribe", "translate"]
 Normalizer = Literal["english", "basic", "none"]
+GENERATION = "generation_config.json"
 START, NO_TIMESTAMPS = "<|startoftranscript|>", "<|notimestamps|>"
 # Where fewer words of the texts are spelled with vowel signs, Whisper's normaliser leaves nearly all of them whole.
 MARKED = 0.05
@@ -133,7 +134,7 @@ class SpeechSeq2Seq(Task):
 
         A model that names no language hears which one it is.
         """
-        recipe, config, stored = self.recipe, self._config(), self.checkpoint.stored_generation()
+        recipe, config, stored = self.recipe, self._config(), self.checkpoint.stored(GENERATION)
         named, said = recipe.language or stored.get("language"), None
         if named or not stored.get("is_multilingual", True):
             said = spoken(self.checkpoint, named, recipe.speech_task or stored.get("task"))
@@ -265,14 +266,14 @@ def spoken(checkpoint: Checkpoint, language: str | None, task: SpeechTask | None
         raise UserError(f"language is '{brief(language)}', which Whisper does not know; allowed: hi or hindi{near}")
     code = names[language.lower()] if language else None
     # generation_config.json says whether a checkpoint knows more than English, else the ending of its name.
-    if not checkpoint.stored_generation().get("is_multilingual", not checkpoint.name.endswith(".en")):
+    if not checkpoint.stored(GENERATION).get("is_multilingual", not checkpoint.name.endswith(".en")):
         if code not in (None, "en") or task == "translate":
             asked = "speech_task is translate" if code in (None, "en") else f"language is '{language}'"
             raise UserError(f"{asked}, and model {checkpoint.name} knows English alone; next: one without .en")
         return Spoken(None, None)
     if code is None:
         raise UserError(f"model {checkpoint.name} knows many languages; next: language=NAME, that of the sound")
-    known = checkpoint.stored_generation().get("lang_to_id")
+    known = checkpoint.stored(GENERATION).get("lang_to_id")
     if known and f"<|{code}|>" not in known:
         raise UserError(f"language is '{language}', which model {checkpoint.name} does not know; next: another model")
     return Spoken(LANGUAGES[code], task or "transcribe")

@@ -187,7 +187,7 @@ def _stored(saved: SavedRun) -> tuple[str, int]:
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     counts: dict[str, int] = {}
     base = getattr(saved.checkpoint, "base", None) or saved.checkpoint
-    folder = base._folder()
+    folder = base.folder()
     for file in sorted(folder.glob("*.safetensors")) if folder else ():
         for kind, size in tensors(file):
             counts[kind] = counts.get(kind, 0) + size
@@ -302,7 +302,7 @@ def copy_companions(saved: SavedRun, folder: Path) -> None:
     from hf_mps.finetune.models.checkpoint import VOCABULARY
 
     for source in filter(None, (saved.checkpoint, getattr(saved.checkpoint, "base", None))):
-        place, vocabulary = source._folder(), False
+        place, vocabulary = source.folder(), False
         for path in sorted(place.iterdir()) if place else ():
             vocabulary = vocabulary or bool(VOCABULARY.fullmatch(path.name))
             used = VOCABULARY.fullmatch(path.name) or path.name in COMPANIONS

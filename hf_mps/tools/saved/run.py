@@ -256,7 +256,7 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
         if asked not in names:
             raise UserError(f"--task {asked} is not a task; allowed: {', '.join(names)}{nearest(asked, names)}")
         return Choice(asked, "--task")
-    folder = checkpoint._folder()
+    folder = checkpoint.folder()
     if folder is not None and (folder / SENTENCES).is_file():
         return _of_sentence_transformers(checkpoint, folder)
     stored = checkpoint.stored_config()
@@ -267,7 +267,7 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
     if not classes and not checkpoint.local:  # its file is not here yet, and is fetched
         classes = list(getattr(checkpoint.config(), "architectures", None) or ())
     template = folder is not None and (
-        (folder / TEMPLATE).is_file() or bool(_read(folder / TOKENIZER).get("chat_template"))
+        (folder / TEMPLATE).is_file() or bool(checkpoint.stored(TOKENIZER).get("chat_template"))
     )
     for name in map(str, classes):
         ends = [
@@ -291,7 +291,7 @@ def _loaded_by(name: str) -> str | None:
 
 def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[str]:
     """Return the task of a model that sentence-transformers saved. Raises UserError for a kind without one."""
-    if kind := _read(folder / SAVED).get("model_type"):
+    if kind := checkpoint.stored(SAVED).get("model_type"):
         if task := _loaded_by(kind):
             return Choice(task, f"its {SAVED} names {kind}")
         raise UserError(f"{checkpoint.name}: its {SAVED} names {kind}, which fits no task; next: --task TASK")
@@ -299,12 +299,3 @@ def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[st
     too = f" and names {SPARSE}" if sparse else ""
     task = _loaded_by("SparseEncoder" if sparse else "SentenceTransformer")
     return Choice(str(task), f"its {SENTENCES} is sentence-transformers'{too}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one where there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
