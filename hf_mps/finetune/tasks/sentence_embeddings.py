@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
-from hf_mps.finetune.data import synthetic
+from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.recipe import schema
@@ -179,10 +179,7 @@ def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float
 
 
 def _number(rows: Rows, place: int, raw: Any) -> float:
-    try:
-        value = float(raw)
-    except (TypeError, ValueError):
-        value = math.nan
+    value = labels.number(raw)
     if not math.isfinite(value):
         raise UserError(
             f"{rows.where}: row {rows.number(place)} has the score {brief(repr(raw))}; allowed: a number in every row"

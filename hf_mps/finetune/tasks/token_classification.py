@@ -217,17 +217,9 @@ def _tags(every: Mapping[str, Rows], named_in_recipe: Sequence[str] | None) -> l
             if None in words:
                 raise UserError(f"{place}: word {words.index(None) + 1} is missing; allowed: a text for each word")
     inner = getattr(train.dataset.features["tags"], "feature", None)
-    named = getattr(inner, "names", None)
     seen = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
-    if classes := named_in_recipe or named:
-        reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
-        are_words = getattr(inner, "dtype", None) in tokens.TEXT and not hasattr(inner, "names")
-        tagset = labels.Labels(tuple(classes), labels.keys(classes, seen, ids=not are_words), reason)
-    else:
-        # O first, then by kind with B before I, so that ids do not depend on the order of the rows.
-        ordered = sorted(seen, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))
-        ids = {tag: number for number, tag in enumerate(ordered)}
-        tagset = labels.Labels(tuple(ordered), ids, f"{labels.FOUND} {train.where}")
+    numbers = getattr(inner, "dtype", None) not in tokens.TEXT
+    tagset = labels.of_column(train, inner, named_in_recipe, seen, _in_order, numbers=numbers)
     for rows in every.values():
         names_of_ids = dict(enumerate(getattr(rows.dataset.features["tags"].feature, "names", ())))
         for index, row in enumerate(rows.dataset["tags"]):
@@ -241,6 +233,11 @@ def _tags(every: Mapping[str, Rows], named_in_recipe: Sequence[str] | None) -> l
                 name = brief(str(names_of_ids.get(tag, tag)))
                 raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
     return tagset
+
+
+def _in_order(tags: set[str]) -> list[str]:
+    """Return O first, then the others by kind with B before I, so that ids do not depend on the order of the rows."""
+    return sorted(tags, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))
 
 
 def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
