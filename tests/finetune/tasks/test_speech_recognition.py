@@ -15,9 +15,8 @@ from inline_snapshot import snapshot
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio, ctc_vocabulary
-from hf_mps.finetune.tasks.speech_recognition import SpeechRecognition
 from hf_mps.metrics import texts
-from tests.finetune import tiny
+from tests.finetune import senses, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
 
@@ -69,8 +68,7 @@ def hearing(desk: Path, ear: Path) -> Path:
     shutil.copytree(ear, desk / "ear")
     sounds = desk / "sounds"
     sounds.mkdir()
-    names = SimpleNamespace(data=SimpleNamespace(columns=SimpleNamespace(audio="audio", text="text")))
-    made = SpeechRecognition.smoke_rows(names, sounds)  # type: ignore[arg-type]
+    made = senses.spoken(sounds)
     for split, name in (("train", "train"), ("validation", "dev")):
         lines = [row | {"audio": f"sounds/{Path(row['audio']).name}"} for row in made[split]]
         tiny.write_jsonl(desk / f"{name}.jsonl", lines)
