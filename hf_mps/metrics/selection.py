@@ -11,8 +11,8 @@ from typing import Any
 
 from hf_mps.core import extras
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.metrics import scores, seqeval
-from hf_mps.metrics.table import LOWER_IS_BETTER, METRICS, REPORTS, TWO_LABELS, Metric, computed, of_kind
+from hf_mps.metrics import seqeval
+from hf_mps.metrics.table import LOWER_IS_BETTER, METRICS, REPORTS, TWO_LABELS, Metric, of_kind
 
 # What Trainer and its speed_metrics add to the log of every evaluation, whatever the data set is called.
 TIMINGS = tuple(
@@ -49,19 +49,14 @@ class Metrics:
     def compute(self, predictions: Any, references: Any) -> dict[str, float]:
         """Return every metric of n predicted labels (or values, for regression) against n references.
 
-        Both are sequences or arrays of shape (n,) or (n, 1); a tensor must be on the CPU. A correlation without spread
-        on one side is 0.0, one of NaN or infinite values is NaN. Raises UserError for no rows and for more labels than
-        a two-label metric takes, ValueError where the lengths differ.
+        Both are sequences or arrays of shape (n,) or (n, 1), n at least 1; a tensor must be on the CPU. A correlation
+        without spread on one side is 0.0, one of NaN or infinite values is NaN.
         """
         return self._values(_column(predictions), _column(references))
 
     def _values(self, predicted: Any, truths: Any) -> dict[str, float]:
         if not self._measured:
             return dict.fromkeys(self.reported, 0.0)
-        if len(predicted) != len(truths):
-            raise ValueError(f"{len(predicted)} predictions for {len(truths)} references")
-        if not len(truths):
-            raise UserError(f"there is no row to compute {', '.join(self.names)} on: the evaluation data is empty")
         values: dict[str, float] = {}
         for metric in self._metrics:
             if metric.compute is not None:
@@ -74,8 +69,6 @@ class Metrics:
         `names` are the classes by their ids, for the description.
         """
         seen = _column(train)
-        if not seen:
-            raise UserError("the training data is empty: there is no majority label to compare with")
         answer: Any
         if regression:
             answer = sum(seen) / len(seen)
@@ -93,16 +86,10 @@ class SetMetrics(Metrics):
     """Metrics over the sets of labels of rows: scikit-learn's over a table of 0 and 1, and how often a row is right."""
 
     def compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        """Return every metric of predicted against true labels, both of 0 and 1 and of shape (rows, labels).
-
-        Raises UserError for no rows, ValueError where the shapes differ.
-        """
+        """Return every metric of predicted against true labels, both of 0 and 1 and of shape (rows, labels)."""
         import numpy
 
-        answers, truths = (numpy.asarray(table).astype(int) for table in (predictions, references))
-        if answers.shape != truths.shape:
-            raise ValueError(f"predictions of shape {answers.shape} for references of shape {truths.shape}")
-        return self._values(answers, truths)
+        return self._values(*(numpy.asarray(table).astype(int) for table in (predictions, references)))
 
     def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
         """Return the score of one set as the only answer: the labels of half of `train`, or the commonest."""
@@ -216,21 +203,14 @@ def available() -> list[str]:
 def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     """Load metrics by name, `accuracy`, `f1`, `f1/macro`, `glue/mrpc`, …; the first of them judges the run.
 
-    `table.METRICS` has the names. With `num_labels` a two-label metric on more labels is refused now, not after the
-    first epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty
-    list.
+    `table.computed` has the names. With `num_labels` a two-label metric on more labels is refused now, not after the
+    first epoch. Touches neither the network nor evaluate's caches. Raises UserError where a package is missing.
     """
-    if isinstance(names, str):
-        names = [names]
-    if not names:
-        raise UserError(f"metrics is empty; allowed: {', '.join(computed())}")
     unique_names = list(dict.fromkeys(names))
     for name in unique_names:
-        if name not in computed():
-            near = nearest(name, computed())
-            raise UserError(f"'{name}' is not a known metric; allowed: {', '.join(computed())}{near}")
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
-            raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
+            instead = f"use {name}/macro, {name}/micro or {name}/weighted"
+            raise UserError(f"{name} is for two labels and this data has {num_labels}: {instead}")
     # A step that is only looked at needs neither the metric nor its package.
     measured = not _UNMEASURED.get()
     for name in unique_names if measured else ():
