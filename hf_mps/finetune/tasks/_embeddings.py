@@ -11,7 +11,6 @@ from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.tasks._base import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, Task
 from hf_mps.finetune.text import lengths, tokens
-from hf_mps.finetune.text.lengths import Lengths
 
 
 class SentenceTask(Task):
@@ -23,7 +22,7 @@ class SentenceTask(Task):
     unsharded = CALLS_PARTS
     trainer = staticmethod(embeddings.apart)
     recipe: Any
-    length: Choice[Lengths]
+    length: Choice[lengths.Lengths]
 
     def begin(self, opened: tuple[Any, Choice[str]], chosen: Mapping[str, Any] | None = None) -> None:
         """Take the opened model and its description, and settle the longest length: that of `chosen` where saved."""

@@ -14,7 +14,6 @@ from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
 from hf_mps.finetune.tasks._language import LanguageTask
@@ -163,7 +162,7 @@ class Seq2SeqTask(LanguageTask):
             yield {"prompt": row["source"], **truth, "generated": text}
 
 
-def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:
+def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target: int) -> Dataset:
     """Return sources with their prefix as ids and targets as labels, each cut to its longest length.
 
     Rows without targets get one token: Seq2SeqTrainer computes a loss behind each answer, and fails without labels.

@@ -21,7 +21,6 @@ from hf_mps.finetune.recipe.yaml import Document, read_yaml
 from hf_mps.finetune.run.failures import RESULTS
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.run.run_dir import MODEL_FILES, RECIPE, checkpoints
-from hf_mps.finetune.tasks import Task
 
 ADAPTER = "adapter_config.json"
 # The rows of a model without a run: `predict` brings its own, `evaluate` asks for them.
@@ -104,7 +103,7 @@ class SavedRun:
         return self.recipe.model_copy(update=said)
 
     @property
-    def task_class(self) -> type[Task]:
+    def task_class(self) -> type[tasks.Task]:
         """The class of its task."""
         return tasks.find(self.task.value)
 
