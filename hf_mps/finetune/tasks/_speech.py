@@ -7,7 +7,7 @@ import struct
 import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -27,6 +27,7 @@ SPELLED = ("abba", "baa", "cab", "dad", "add", "bad", "cad", "dab")
 RATE, LETTER = 8000, 800
 """Samples a second, and of a letter."""
 
+Case = Literal["lower", "upper", "keep"]
 Left = dict[str, dict[str, int]]
 """How many rows of each split are left out, by the reason."""
 
@@ -78,6 +79,12 @@ class SpeechTask(Task):
                     file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
             made.append({named.audio: str(path), named.text: said})
         return {"train": made[:16], "validation": made[16:]}
+
+
+def cleaned(text: str, case: Case, ignored: str) -> str:
+    """Return `text` in `case`, without the `ignored` characters and surplus white space."""
+    kept = " ".join(text.translate(dict.fromkeys(map(ord, ignored))).split())
+    return {"lower": kept.lower(), "upper": kept.upper(), "keep": kept}[case]
 
 
 def encoded(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,13 +16,15 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, ctc_vocabulary
+from hf_mps.finetune.media import audio
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import _speech
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import tokens
 
+DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"
 # Samples for each frame of wav2vec 2.0, where a configuration does not say.
 HOP = 320
 
@@ -36,7 +42,7 @@ class Recipe(schema.Recipe):
     data: _speech.Data
     vocabulary: Literal["data", "checkpoint"] | None = None
     """The letters: those of the training texts, or the checkpoint's."""
-    letter_case: Literal["lower", "upper", "keep"] | None = None
+    letter_case: _speech.Case | None = None
     """The case of all texts; by default what suits the vocabulary."""
     chars_to_ignore: list[str] = Field(default_factory=list)
     """Characters that are taken out of the texts."""
@@ -70,7 +76,7 @@ class SpeechRecognition(_speech.SpeechTask):
             tokens.refuse_other_than_text(split, ["text"])
         measured = metrics.load(self.measures().names)
         config, extractor = self._begin()
-        spelling = self.spelling = ctc_vocabulary.decide(recipe, rows, self.checkpoint, config)
+        spelling = self.spelling = spelled(recipe, rows, self.checkpoint, config)
         self.tokenizer = spelling.tokenizer
         self.choices |= spelling.choices
         config.vocab_size, config.pad_token_id = len(self.tokenizer), self.tokenizer.pad_token_id
@@ -160,7 +166,80 @@ class SpeechRecognition(_speech.SpeechTask):
         self.processing_class = Wav2Vec2Processor(feature_extractor=self.extractor, tokenizer=self.tokenizer)
 
 
-def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:
+@dataclass(frozen=True)
+class Spelling:
+    """A CTC `tokenizer`, the `case` of all texts, the characters `ignored`, and the choices behind them."""
+
+    tokenizer: Any
+    case: _speech.Case
+    ignored: str
+    choices: dict[str, Choice[Any]]
+
+    def clean(self, text: str) -> str:
+        """Return `text` as the model is to spell it."""
+        return _speech.cleaned(text, self.case, self.ignored)
+
+
+def spelled(recipe: Recipe, rows: Mapping[str, Rows], checkpoint: Checkpoint, config: Any) -> Spelling:
+    """Choose vocabulary and case: the recipe's (`vocabulary`, `letter_case`, `chars_to_ignore`), or what suits.
+
+    Raises UserError for a checkpoint without letters where the recipe asks for them, and for texts without any.
+    """
+    tuned = any(name.endswith("ForCTC") for name in getattr(config, "architectures", None) or ())
+    reason = "vocabulary in the recipe"
+    if recipe.vocabulary is None:
+        reason = f"the checkpoint {'was' if tuned else 'was not'} fine-tuned for recognition"
+    ignored = "".join(recipe.chars_to_ignore)
+    if recipe.vocabulary == "checkpoint" or (recipe.vocabulary is None and tuned):
+        tokenizer = checkpoint.tokenizer()
+        delimiter = getattr(tokenizer, "word_delimiter_token", None)
+        alphabet = sorted(token for token in tokenizer.get_vocab() if len(token) == 1 and token != delimiter)
+        large, small = any(map(str.isupper, alphabet)), any(map(str.islower, alphabet))
+        suits: _speech.Case = "keep" if large == small else "upper" if large else "lower"
+        case: _speech.Case = recipe.letter_case or suits
+        origin, why = "the checkpoint's", "the case of the vocabulary"
+    else:
+        case = recipe.letter_case or "lower"
+        origin, why = "the letters of the training texts", "the default for a new vocabulary"
+        alphabet = _letters(_speech.cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
+        if not alphabet:
+            raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
+        tokenizer = _tokenizer(alphabet)
+    choices: dict[str, Choice[Any]] = {
+        "vocabulary": Choice(_shown(alphabet), f"{origin}: {reason}"),
+        "letter_case": Choice(case, "letter_case in the recipe" if recipe.letter_case else why),
+    }
+    spelling, vocabulary = Spelling(tokenizer, case, ignored, choices), tokenizer.get_vocab()
+    texts = (spelling.clean(text or "") for split in rows.values() for text in split.dataset["text"])
+    if missing := [letter for letter in _letters(texts) if letter not in vocabulary]:
+        # They are learned and measured as one unknown token.
+        told = f"not in the vocabulary, each is {tokenizer.unk_token}; chars_to_ignore leaves them out"
+        choices["unknown_letters"] = Choice(_shown(missing), told)
+    return spelling
+
+
+def _tokenizer(alphabet: list[str]) -> Any:
+    """Return transformers' CTC tokenizer of these letters."""
+    from transformers import Wav2Vec2CTCTokenizer
+
+    ids = {token: number for number, token in enumerate([DELIMITER, *(a for a in alphabet if a != DELIMITER)])}
+    ids |= {UNKNOWN: len(ids), PAD: len(ids) + 1}
+    special = {"unk_token": UNKNOWN, "pad_token": PAD, "bos_token": None, "eos_token": None}
+    with tempfile.TemporaryDirectory(prefix="hf-mps-letters-") as folder:  # the tokenizer reads a file alone
+        path = Path(folder, "vocab.json")
+        path.write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+        return Wav2Vec2CTCTokenizer(str(path), word_delimiter_token=DELIMITER, **special)
+
+
+def _letters(texts: Iterable[str]) -> list[str]:
+    return sorted({letter for text in texts for letter in text} - {" "})
+
+
+def _shown(alphabet: list[str]) -> str:
+    return "".join(alphabet[:60]) + ("…" if len(alphabet) > 60 else "")
+
+
+def _encoded(rows: Rows, spelling: Spelling, rate: int) -> Any:
     """Return `labels` (the letters' ids) and `samples` (at `rate`) of each row."""
 
     def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:

@@ -14,7 +14,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, ctc_vocabulary
+from hf_mps.finetune.media import audio
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
@@ -51,7 +51,7 @@ class Recipe(schema.Recipe):
     """The language of the sound, for a model that knows many."""
     speech_task: SpeechTask | None = None
     """Writes down what was said, or its English translation."""
-    letter_case: ctc_vocabulary.Case = "keep"
+    letter_case: _speech.Case = "keep"
     """The case of all texts; by default what suits the vocabulary."""
     normalizer: Normalizer | None = None
     """How texts are made alike before their errors are counted."""
@@ -155,7 +155,7 @@ class SpeechSeq2Seq(_speech.SpeechTask):
 
     def _truths(self, sounds: audio.Sounds) -> list[str]:
         texts = sounds.rows.dataset["text"][:]
-        return [ctc_vocabulary.cleaned(texts[row], self.recipe.letter_case, "") for row in sounds.kept]
+        return [_speech.cleaned(texts[row], self.recipe.letter_case, "") for row in sounds.kept]
 
     def _config(self) -> Any:
         config = self.checkpoint.config()
@@ -217,7 +217,7 @@ def _heard(
 
     def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
         # The model puts the first token before the labels itself; in pretraining texts began with a space.
-        made = tokenizer([f" {ctc_vocabulary.cleaned(text, case, '')}" for text in texts])["input_ids"]
+        made = tokenizer([f" {_speech.cleaned(text, case, '')}" for text in texts])["input_ids"]
         return [row[1:] for row in made]
 
     encoded = _speech.encoded(rows, tokenizer, ("speech-seq2seq", case, rate, tokenizer.prefix_tokens), ids, rate)
