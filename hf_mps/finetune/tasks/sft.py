@@ -18,7 +18,7 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.tasks._base import Dataset, Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask, mapped
+from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, mapped
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
 
@@ -95,7 +95,7 @@ class SFT(ChatTask):
         )
 
     def inputs(self, rows: Rows) -> list[Asked]:
-        return [(conversations.prompt(rows, row, index), None) for index, row in enumerate(rows.dataset)]
+        return asked(rows, lambda row: chat.without_answer(conversations.conversation({**row, "output": ""})))
 
     def generates(self) -> language.Generate:
         return self.recipe.generate
