@@ -174,11 +174,6 @@ def rgb(image: Any) -> Any:
     return image.convert("RGB")
 
 
-def name(rows: Rows, index: int) -> str:
-    """Return the file of a row's image; empty where the data do not say."""
-    return named(rows.dataset[index]["image"])
-
-
 def named(value: Any) -> str:
     """Return the file of the image that `value` of a row is; empty where the data do not say."""
     return (value.get("path") if isinstance(value, dict) else value) or ""

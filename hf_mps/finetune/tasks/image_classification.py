@@ -100,7 +100,8 @@ class ImageClassification(ImageTask):
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
         evaluated = trainer.predict(inputs)
-        given = [{"row": rows.number(at), "image": images.name(rows, at)} for at in range(len(rows.dataset))]
+        files = map(images.named, rows.dataset["image"])
+        given = [{"row": rows.number(at), "image": file} for at, file in enumerate(files)]
         logits = classification.logits_of(evaluated.predictions)
         return classification.rows(given, evaluated.label_ids, logits, self.names, every=every)
 

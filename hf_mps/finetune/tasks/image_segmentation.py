@@ -133,7 +133,7 @@ class ImageSegmentation(ImageTask):
             some = some.with_columns(some.dataset.remove_columns("mask"))
             drawn = dict(zip(shown, self.answers(trainer, some, self.inputs(some)), strict=True))
         for at, predicted in enumerate(trainer.predict(inputs).predictions):
-            line = {"row": rows.number(at), "image": images.name(rows, at)}
+            line = {"row": rows.number(at), "image": images.named(rows.dataset[at]["image"])}
             if labelled:
                 scores = pixels.overlaps(predicted)  # of the areas that `_areas` has counted
                 told = {name: round(float(scores[name]), 4) for name in ("mean_iou", "overall_accuracy")}

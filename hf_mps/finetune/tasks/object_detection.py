@@ -155,14 +155,15 @@ class ObjectDetection(ImageTask):
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each image's boxes, the best first, as transformers' pipeline has them."""
         for at, best in enumerate(trainer.predict(inputs).predictions):
-            size = 2 * images.dimensions(rows, at, rows.dataset[at]["image"])
+            image = rows.dataset[at]["image"]
+            size = 2 * images.dimensions(rows, at, image)
             told = []
             for label, score, *box in best.tolist():
                 if label >= 0 and score >= self.recipe.threshold:
                     corners = (round(min(max(one, 0.0), 1.0) * side) for one, side in zip(box, size, strict=True))
                     place = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
                     told.append({"label": self.names[int(label)], "score": round(score, 4), "box": place})
-            yield {"row": rows.number(at), "image": images.name(rows, at), "prediction": told}
+            yield {"row": rows.number(at), "image": images.named(image), "prediction": told}
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
