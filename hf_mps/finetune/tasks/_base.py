@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import yaml
 
@@ -216,20 +216,6 @@ class Picture(bytes):
     """An answer that is an image: its PNG, which gets a file beside the others where they go to a file."""
 
 
-class Measures(Protocol):
-    """What the runner needs of a task's metrics; `hf_mps.metrics.Metrics` serves tasks with a label a row."""
-
-    names: tuple[str, ...]
-    """As a recipe's `metrics` has them."""
-    main: str
-    """The number that judges the run, without `eval_`."""
-    greater_is_better: bool
-
-    @property
-    def reported(self) -> tuple[str, ...]:
-        """Every number that an evaluation reports, by the name that `expect` takes."""
-
-
 @dataclass
 class Prepared:
     """A task ready for Trainer, with the rows of a run or, for a saved model, without any.
@@ -244,7 +230,7 @@ class Prepared:
     collator: Callable[[list[Any]], Any] | None
     choices: dict[str, Choice[Any]]
     splits: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Measures = None  # type: ignore[assignment]  # a saved model that answers measures nothing
+    metrics: Chosen = None  # type: ignore[assignment]  # a saved model that answers measures nothing
     compute_metrics: Callable[[Any], dict[str, float]] | None = None
     # A function is called after the training: a plan and a first step need not wait for scikit-learn's import.
     baseline: Baseline | Callable[[], Baseline] | None = None
