@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from hf_mps.core.errors import UserError
 from hf_mps.core.notices import ignoring
 
 Numbers = Sequence[float]
@@ -44,21 +43,12 @@ def averaged(
 
     Both sides hold one label a row or, but for binary, 0 and 1 of shape (rows, labels).
 
-    `average` is binary (of label 1), macro, micro or weighted; binary raises UserError for more than two labels.
+    `average` is binary (of label 1), macro, micro or weighted.
     """
     from sklearn import metrics
 
-    present = set(predictions) | set(references) if average == "binary" else set()
-    if average == "binary" and (len(present) > 2 or (len(present) == 2 and 1 not in present)):
-        labels = ", ".join(map(str, sorted(present)))
-        raise UserError(f"{name} is for two labels, 1 and another, not {labels}: {other_averages(name)}")
     formula = getattr(metrics, f"{name}_score")
     return float(formula(references, predictions, average=average, zero_division=0))
-
-
-def other_averages(name: str) -> str:
-    """Return the sentence that names the metrics for many labels to the user of a two-label metric."""
-    return f"use {name}/macro, {name}/micro or {name}/weighted"
 
 
 def _correlation(name: str, predictions: Numbers, references: Numbers) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from typing import Any
 
 from hf_mps.core import extras
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.metrics import scores, seqeval
-from hf_mps.metrics.table import LOWER_IS_BETTER, METRICS, REPORTS, TWO_LABELS, Metric, computed, of_kind
+from hf_mps.metrics import seqeval
+from hf_mps.metrics.table import LOWER_IS_BETTER, METRICS, REPORTS, TWO_LABELS, of_kind
 
 # What Trainer and its speed_metrics add to the log of every evaluation, whatever the data set is called.
 TIMINGS = tuple(
@@ -33,39 +33,51 @@ class Baseline:
     metrics: dict[str, float]
 
 
-class Metrics:
-    """Metrics computed together; `names` are the recipe's, `main` is the one that judges the run.
-
-    Where they are not `measured` every number is 0.0, and no package is needed.
+@dataclass
+class Chosen:
+    """Metrics by name, as a recipe has them; an evaluation gives the numbers `reported`, the first of which judges the
+    run.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Metric]], *, measured: bool = True) -> None:
-        self.names = tuple(name for name, _ in named)
-        self._metrics, self._measured = tuple(metric for _, metric in named), measured
-        self.main = self._metrics[0].reports[0]
-        self.greater_is_better = self.main not in LOWER_IS_BETTER
-        self.reported = tuple(dict.fromkeys(number for metric in self._metrics for number in metric.reports))
+    names: tuple[str, ...]
+    reported: tuple[str, ...]
+
+    @property
+    def main(self) -> str:
+        """The number that judges the run, without `eval_`."""
+        return self.reported[0]
+
+    @property
+    def greater_is_better(self) -> bool:
+        """Return whether a larger main number is a better one."""
+        return self.main not in LOWER_IS_BETTER
+
+    def of(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return only the chosen numbers, in their order."""
+        return {name: float(values[name]) for name in self.reported}
+
+
+@dataclass
+class Metrics(Chosen):
+    """Metrics computed together. Where they are not `measured` every number is 0.0, and no package is needed."""
+
+    measured: bool = True
 
     def compute(self, predictions: Any, references: Any) -> dict[str, float]:
         """Return every metric of n predicted labels (or values, for regression) against n references.
 
-        Both are sequences or arrays of shape (n,) or (n, 1); a tensor must be on the CPU. A correlation without spread
-        on one side is 0.0, one of NaN or infinite values is NaN. Raises UserError for no rows and for more labels than
-        a two-label metric takes, ValueError where the lengths differ.
+        Both are sequences or arrays of shape (n,) or (n, 1), n at least 1; a tensor must be on the CPU. A correlation
+        without spread on one side is 0.0, one of NaN or infinite values is NaN.
         """
         return self._values(_column(predictions), _column(references))
 
     def _values(self, predicted: Any, truths: Any) -> dict[str, float]:
-        if not self._measured:
+        if not self.measured:
             return dict.fromkeys(self.reported, 0.0)
-        if len(predicted) != len(truths):
-            raise ValueError(f"{len(predicted)} predictions for {len(truths)} references")
-        if not len(truths):
-            raise UserError(f"there is no row to compute {', '.join(self.names)} on: the evaluation data is empty")
         values: dict[str, float] = {}
-        for metric in self._metrics:
-            if metric.compute is not None:
-                values |= metric.compute(predicted, truths)
+        for name in self.names:
+            if (compute := METRICS[name].compute) is not None:
+                values |= compute(predicted, truths)
         return values
 
     def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
@@ -74,8 +86,6 @@ class Metrics:
         `names` are the classes by their ids, for the description.
         """
         seen = _column(train)
-        if not seen:
-            raise UserError("the training data is empty: there is no majority label to compare with")
         answer: Any
         if regression:
             answer = sum(seen) / len(seen)
@@ -93,16 +103,10 @@ class SetMetrics(Metrics):
     """Metrics over the sets of labels of rows: scikit-learn's over a table of 0 and 1, and how often a row is right."""
 
     def compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        """Return every metric of predicted against true labels, both of 0 and 1 and of shape (rows, labels).
-
-        Raises UserError for no rows, ValueError where the shapes differ.
-        """
+        """Return every metric of predicted against true labels, both of 0 and 1 and of shape (rows, labels)."""
         import numpy
 
-        answers, truths = (numpy.asarray(table).astype(int) for table in (predictions, references))
-        if answers.shape != truths.shape:
-            raise ValueError(f"predictions of shape {answers.shape} for references of shape {truths.shape}")
-        return self._values(answers, truths)
+        return self._values(*(numpy.asarray(table).astype(int) for table in (predictions, references)))
 
     def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
         """Return the score of one set as the only answer: the labels of half of `train`, or the commonest."""
@@ -118,23 +122,12 @@ class SetMetrics(Metrics):
 
 
 @dataclass
-class TagMetrics:
+class TagMetrics(Chosen):
     """Metrics of rows of tags; `seqeval` adds precision, recall and f1 of each kind of name (`PER_f1`)."""
 
-    names: tuple[str, ...]
-    main: str
-    greater_is_better: bool
     kinds: tuple[str, ...]
     tag_names: tuple[str, ...]
     words: Metrics | None
-
-    @property
-    def reported(self) -> tuple[str, ...]:
-        numbers = [number for name in self.names for number in REPORTS[name]]
-        return (*numbers, *self._of_kinds()) if "seqeval" in self.names else tuple(numbers)
-
-    def _of_kinds(self) -> list[str]:
-        return [f"{kind}_{number}" for kind in self.kinds for number in seqeval.OVERALL]
 
     def compute(self, predictions: Rows, references: Rows) -> dict[str, float]:
         """Return every metric of rows of predicted tags against the true ones, of equal lengths.
@@ -145,14 +138,14 @@ class TagMetrics:
         if "seqeval" in self.names:
             report: dict[str, Any] = dict(load(["seqeval"]).compute(list(predictions), list(references)))
             overall = {name: value for name, value in report.items() if name.startswith("overall_")}
-            values |= overall | dict.fromkeys(self._of_kinds(), 0.0)
+            values |= overall | dict.fromkeys(_of_kinds(self.kinds), 0.0)
             for kind in self.kinds:
                 values |= {f"{kind}_{number}": report[kind][number] for number in seqeval.OVERALL if kind in report}
         if self.words is not None:
             ids = {name: number for number, name in enumerate(self.tag_names)}
             flat = [[ids[tag] for row in rows for tag in row] for rows in (predictions, references)]
             values |= self.words.compute(*flat)
-        return {name: float(values[name]) for name in self.reported}
+        return self.of(values)
 
     def baseline(self, references: Rows, train: Rows) -> Baseline:
         """Return the score of the training rows' most frequent tag as the only answer."""
@@ -160,23 +153,6 @@ class TagMetrics:
         answer, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
         what = f"always answers {answer}, the tag of {count / counts.total():.1%} of the training words"
         return Baseline(what, self.compute([[answer] * len(row) for row in references], references))
-
-
-@dataclass
-class Chosen:
-    """Metrics that a task computes itself, by name.
-
-    An evaluation must give the numbers `reported`; `main`, the first, judges the run.
-    """
-
-    names: tuple[str, ...]
-    reported: tuple[str, ...]
-    main: str
-    greater_is_better: bool
-
-    def of(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return only the chosen numbers, in their order."""
-        return {name: float(values[name]) for name in self.reported}
 
 
 _UNMEASURED: ContextVar[bool] = ContextVar("_UNMEASURED", default=False)
@@ -216,21 +192,14 @@ def available() -> list[str]:
 def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
     """Load metrics by name, `accuracy`, `f1`, `f1/macro`, `glue/mrpc`, …; the first of them judges the run.
 
-    `table.METRICS` has the names. With `num_labels` a two-label metric on more labels is refused now, not after the
-    first epoch. Touches neither the network nor evaluate's caches. Raises UserError for an unknown name or an empty
-    list.
+    `table.computed` has the names. With `num_labels` a two-label metric on more labels is refused now, not after the
+    first epoch. Touches neither the network nor evaluate's caches. Raises UserError where a package is missing.
     """
-    if isinstance(names, str):
-        names = [names]
-    if not names:
-        raise UserError(f"metrics is empty; allowed: {', '.join(computed())}")
     unique_names = list(dict.fromkeys(names))
     for name in unique_names:
-        if name not in computed():
-            near = nearest(name, computed())
-            raise UserError(f"'{name}' is not a known metric; allowed: {', '.join(computed())}{near}")
         if name in TWO_LABELS and num_labels is not None and num_labels > 2:
-            raise UserError(f"{name} is for two labels and this data has {num_labels}: {scores.other_averages(name)}")
+            instead = f"use {name}/macro, {name}/micro or {name}/weighted"
+            raise UserError(f"{name} is for two labels and this data has {num_labels}: {instead}")
     # A step that is only looked at needs neither the metric nor its package.
     measured = not _UNMEASURED.get()
     for name in unique_names if measured else ():
@@ -238,7 +207,7 @@ def load(names: Sequence[str], *, num_labels: int | None = None) -> Metrics:
         if needs is not None and needs.missing:
             way_on = extras.install(needs.extra)
             raise UserError(f"metrics has {name}, and {needs.package} is not installed; next: {way_on}")
-    return Metrics([(name, METRICS[name]) for name in unique_names], measured=measured)
+    return Metrics(tuple(unique_names), _reported(unique_names), measured)
 
 
 def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Chosen:
@@ -251,8 +220,7 @@ def choose(asked: Sequence[str] | None, allowed: Sequence[str], task: str) -> Ch
         if name not in allowed:
             known = f"{', '.join(allowed)}{nearest(name, allowed)}"
             raise UserError(f"metrics has '{name}', which {task} does not compute; allowed: {known}")
-    reported = tuple(number for name in names for number in REPORTS[name])
-    return Chosen(names, reported, reported[0], reported[0] not in LOWER_IS_BETTER)
+    return Chosen(names, _reported(names))
 
 
 def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
@@ -270,7 +238,7 @@ def of_labels(names: Sequence[str], task: str, num_labels: int) -> Metrics:
 def of_sets(asked: Sequence[str] | None, task: str) -> SetMetrics:
     """Load metrics of several labels a row, OF_SETS where the recipe names none. Raises UserError as `load`."""
     chosen = choose(asked or OF_SETS, of_kind("sets"), f"{task} with several labels a row")
-    return SetMetrics([(name, METRICS[name]) for name in chosen.names], measured=not _UNMEASURED.get())
+    return SetMetrics(chosen.names, chosen.reported, not _UNMEASURED.get())
 
 
 def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) -> TagMetrics:
@@ -288,7 +256,17 @@ def of_tags(asked: Sequence[str] | None, tag_names: Sequence[str], task: str) ->
     others = [name for name in chosen.names if name != "seqeval"]
     words = load(others, num_labels=len(tag_names)) if others else None
     kinds = tuple(seqeval.kinds(tag_names))
-    return TagMetrics(chosen.names, chosen.main, chosen.greater_is_better, kinds, tuple(tag_names), words)
+    reported = (*chosen.reported, *(_of_kinds(kinds) if "seqeval" in chosen.names else ()))
+    return TagMetrics(chosen.names, reported, kinds, tuple(tag_names), words)
+
+
+def _of_kinds(kinds: Iterable[str]) -> list[str]:
+    return [f"{kind}_{number}" for kind in kinds for number in seqeval.OVERALL]
+
+
+def _reported(names: Iterable[str]) -> tuple[str, ...]:
+    """Return every number that metrics report, each once."""
+    return tuple(dict.fromkeys(number for name in names for number in REPORTS[name]))
 
 
 def _column(values: Any) -> list[Any]:

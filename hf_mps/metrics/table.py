@@ -71,13 +71,14 @@ def _numbers(
     of: tuple[Rows, ...] = (),
     evaluate: Interface | None = None,
     lower_is_better: bool = False,
+    needs: Needs | None = None,
 ) -> Metric:
     """Return a metric of formulas that each give one number, by the numbers' names."""
 
     def compute(predictions: Any, references: Any) -> dict[str, float]:
         return {name: float(formula(predictions, references)) for name, formula in formulas.items()}
 
-    return Metric(tuple(formulas), compute, of, None, lower_is_better, evaluate)
+    return Metric(tuple(formulas), compute, of, needs, lower_is_better, evaluate)
 
 
 def _only(reports: tuple[str, ...], compute: Callable[..., dict[str, Any]]) -> Compute:
@@ -85,10 +86,6 @@ def _only(reports: tuple[str, ...], compute: Callable[..., dict[str, Any]]) -> C
         return {name: value for name, value in compute(predictions, references).items() if name in reports}
 
     return of
-
-
-def _named(name: str, formula: Callable[..., float]) -> Compute:
-    return lambda predictions, references: {name: formula(predictions, references)}
 
 
 def _score_of(corpus: Callable[..., dict[str, Any]]) -> Callable[[Any, Any], float]:
@@ -182,11 +179,11 @@ METRICS: dict[str, Metric] = {
         evaluate=Interface(seqeval.seqeval, [(["string"], ["string"])]),
     ),
     **{
-        name: Metric((name,), _named(name, rate), (), JIWER, lower_is_better=True, evaluate=Interface(rate, _TEXTS))
+        name: _numbers({name: rate}, (), Interface(rate, _TEXTS), lower_is_better=True, needs=JIWER)
         for name, rate in (("wer", texts.wer), ("cer", texts.cer))
     },
     **{
-        name: Metric((name,), _named(name, _score_of(corpus)), (), SACREBLEU, evaluate=Interface(corpus, _SEVERAL))
+        name: _numbers({name: _score_of(corpus)}, (), Interface(corpus, _SEVERAL), needs=SACREBLEU)
         for name, corpus in (("sacrebleu", texts.sacrebleu), ("chrf", texts.chrf))
     },
     "rouge": Metric(

@@ -235,9 +235,7 @@ def _text(draw: random.Random) -> dict[str, Any]:
 
 
 def _spoken(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    from hf_mps.finetune.media import transcripts
-
-    made = transcripts.smoke_rows(folder, "audio", "text")
+    made = senses.spoken(folder)
     lines = {split: [row | {"audio": Path(row["audio"]).name} for row in rows] for split, rows in made.items()}
     return lines | {"validation": lines["validation"][1:]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -75,15 +76,23 @@ def ear(place: Path) -> Path:
     """A Whisper that takes two seconds, and its processor."""
     from transformers import AutoTokenizer, WhisperFeatureExtractor, WhisperProcessor
 
-    from hf_mps.finetune.media import transcripts
     from hf_mps.finetune.smoke import tiny_model
     from hf_mps.finetune.smoke.processors import Family
+    from hf_mps.finetune.tasks import _speech
 
     family = Family("whisper", "sound", "", {"max_source_positions": 100, "max_target_positions": 32})
-    tiny_model.write(family, place, list(transcripts.SPELLED), 0)
+    tiny_model.write(family, place, list(_speech.SPELLED), 0)
     tokenizer = AutoTokenizer.from_pretrained(place)
     WhisperProcessor(WhisperFeatureExtractor(chunk_length=2), tokenizer).save_pretrained(place)
     return place
+
+
+def spoken(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Write words spelled in tones; return their rows by split."""
+    from hf_mps.finetune.tasks import _speech
+
+    recipe = SimpleNamespace(data=_speech.Data.model_construct(columns=_speech.Columns()))
+    return _speech.SpeechTask.smoke_rows(recipe, folder)
 
 
 def masked(folder: Path, number: int) -> dict[str, Any]:

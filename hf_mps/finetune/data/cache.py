@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
-import secrets
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -94,19 +93,15 @@ def _write(path: Path, chunks: Tables) -> None:
     """Write Arrow's stream format, which `datasets` memory-maps. A table without rows gives it the column names."""
     import pyarrow
 
-    tables = iter(chunks)
+    tables, root = iter(chunks), path.parent.parent
     first = next(tables)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name that no other process has: two may read one file at once; the last to finish wins, with equal rows.
-    hidden = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
+    root.mkdir(parents=True, exist_ok=True)
+    # A folder that no other process has: two may read one file at once; the last to finish wins, with equal rows.
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        hidden = Path(folder, path.name)
         with pyarrow.OSFile(str(hidden), "wb") as sink, pyarrow.ipc.new_stream(sink, first.schema) as writer:
             writer.write_table(first)
             for table in tables:
                 writer.write_table(table)
+        path.parent.mkdir(exist_ok=True)
         hidden.replace(path)
-    except BaseException:  # Ctrl-C included
-        with contextlib.suppress(OSError):
-            hidden.unlink()
-            path.parent.rmdir()
-        raise

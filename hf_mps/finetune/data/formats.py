@@ -92,13 +92,10 @@ def refuse_disguised(path: Path, name: str) -> None:
 @contextmanager
 def opened(path: Path, name: str) -> Iterator[IO[bytes]]:
     """Open a file's bytes, unpacked where it is packed. Raises UserError for a gzip file that is cut off or damaged."""
-    if not packed(path):
-        with path.open("rb") as plain:
-            yield plain
-        return
     try:
-        with gzip.open(path, "rb") as unpacked:
-            yield unpacked  # type: ignore[misc]  # GzipFile is an IO[bytes] in all but its declared type
+        # GzipFile is an IO[bytes] in all but its declared type.
+        with gzip.open(path, "rb") if packed(path) else path.open("rb") as file:
+            yield file  # type: ignore[misc]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         problem = "the gzip file cannot be unpacked, it is cut off or damaged; next: fetch or pack it again"
         raise UserError(f"{name}: {problem}") from error

@@ -91,15 +91,11 @@ def decide(
         roles = tuple(f"{COLUMN}{number}" for number in range(len(columns)))
         found = replace(found, names=tuple(columns), columns=roles)
     else:
-        named = getattr(_inner(train), "names", None)
-        seen = {one for raw in train.dataset["label"] if raw is not None for one in found.keys_of(raw)} - {""}
-        reason = labels.NAMED if named else f"{labels.FOUND} {train.where}"
-        reason = "data.labels in the recipe" if named_in_recipe else reason
-        classes = named_in_recipe or named or labels.in_order(seen)
-        if len(classes) == 1 and not (named_in_recipe or named):
-            raise UserError(f"{train.where}: the only label is '{brief(classes[0])}'; allowed: two labels or more")
-        keys = labels.keys(classes, seen, ids=named is not None)
-        found = replace(found, names=tuple(classes), keys=keys, reason=reason)
+        seen = {one for raw in train.dataset["label"] if raw is not None for one in found.keys_of(raw)}
+        named = labels.of_column(train, _inner(train), named_in_recipe, seen, labels.in_order)
+        if len(named.names) == 1 and named.reason.startswith(labels.FOUND):
+            raise UserError(f"{train.where}: the only label is '{brief(named.names[0])}'; allowed: two labels or more")
+        found = replace(found, names=named.names, keys=named.keys, reason=named.reason)
     for rows in splits:
         for index, raw in enumerate(_all(rows, found)):
             if found.known(raw):

@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data.load import Rows
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+Order = Callable[[set[str]], list[str]]
+"""Puts the classes of rows into an order that does not depend on that of the rows."""
 SHOWN = 12
 # float32's largest: the loss is computed in it, and a larger label makes it infinite.
 LARGEST = 3.4028234e38
@@ -53,12 +55,7 @@ class Labels:
 
     def known(self, raw: Any) -> bool:
         """Return whether `encode` takes a raw label."""
-        if self.names:
-            return key(raw) in self.keys
-        try:
-            return abs(float(raw)) <= LARGEST
-        except (TypeError, ValueError):
-            return False
+        return key(raw) in self.keys if self.names else abs(number(raw)) <= LARGEST
 
     def encode(self, raw: Any) -> int | float:
         """Return the class id of a raw label, or its number for regression. The label must have passed `decide`."""
@@ -78,10 +75,34 @@ def key(raw: Any) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
+def number(raw: Any) -> float:
+    """Return the number that a raw value is; NaN where it is none."""
+    try:
+        return float(raw)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def keys(classes: Sequence[str], seen: Collection[str], *, ids: bool = False) -> dict[str, int]:
     """Return the id of each text that rows may hold for `classes`: names, or ids where no row (`seen`) holds a name."""
     by_name = {key(name): number for number, name in enumerate(classes)}
     return {str(number): number for number in range(len(classes))} if ids or not by_name.keys() & seen else by_name
+
+
+def of_column(
+    train: Rows, column: Any, in_recipe: Sequence[str] | None, seen: set[str], order: Order, *, numbers: bool = False
+) -> Labels:
+    """Return the classes that the recipe names, or else the data set in the type of the `column`, or those of the
+    training rows (`seen`, as `key` has them) in `order`.
+
+    With `numbers` rows hold the ids of named classes, as they do where the data set names them.
+    """
+    in_data = getattr(column, "names", None)
+    given = in_recipe or in_data
+    classes = given or order(seen - {""})
+    reason = "data.labels in the recipe" if in_recipe else NAMED if in_data else f"{FOUND} {train.where}"
+    ids = bool(given) and (numbers or in_data is not None)
+    return Labels(tuple(classes), keys(classes, seen, ids=ids), reason)
 
 
 def decide(
@@ -115,17 +136,12 @@ def decide(
         few = f"every label is a whole number ({listed([f'{raw}' for raw in seen])})"
         doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
         return Labels((), {}, why, (doubt,) if whole else ())
-    if classes := named_in_recipe or named:
-        reason = "data.labels in the recipe" if named_in_recipe else NAMED
-        ids = hasattr(train.dataset.features["label"], "names")
-        labels = Labels(tuple(classes), keys(classes, {key(raw) for raw in seen}, ids=ids), reason)
-    else:
-        ordered = in_order({key(raw) for raw in seen} - {""})
-        labels = Labels(tuple(ordered), {name: number for number, name in enumerate(ordered)}, f"{FOUND} {train.where}")
-        if SHOWN < len(ordered) == len(train.dataset):
-            way_on = "give the column of classes with data.columns.label"
-            raise UserError(f"{train.where}: each of its {len(ordered)} rows has another label; next: {way_on}")
-    way_on = "; next: correct it, or name every class in data.labels" if labels.reason.startswith(FOUND) else ""
+    labels = of_column(train, train.dataset.features["label"], named_in_recipe, {key(raw) for raw in seen}, in_order)
+    found = labels.reason.startswith(FOUND)
+    if found and SHOWN < len(labels.names) == len(train.dataset):
+        way_on = "give the column of classes with data.columns.label"
+        raise UserError(f"{train.where}: each of its {len(labels.names)} rows has another label; next: {way_on}")
+    way_on = "; next: correct it, or name every class in data.labels" if found else ""
     outside = f"is not in the label set ({listed(labels.names)}), {labels.reason}"
     for rows in splits:
         _refuse_first(rows, lambda raw: key(raw) not in labels.keys, outside, labels.names, way_on)
@@ -274,7 +290,4 @@ def _is_integer(raw: Any) -> bool:
 
 
 def _is_number(raw: Any) -> bool:
-    try:
-        return not isinstance(raw, bool) and math.isfinite(float(raw))
-    except (TypeError, ValueError):
-        return False
+    return not isinstance(raw, bool) and math.isfinite(number(raw))

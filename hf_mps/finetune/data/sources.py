@@ -192,10 +192,8 @@ def undecoded(dataset: Dataset) -> Dataset:
     from datasets import Audio, Image
 
     for column, kind in dataset.features.items():
-        if isinstance(kind, Image):
-            dataset = dataset.cast_column(column, Image(decode=False))
+        if isinstance(kind, (Image, Audio)):
+            dataset = dataset.cast_column(column, type(kind)(decode=False))
         elif isinstance(getattr(kind, "feature", None), Image):
             dataset = dataset.cast_column(column, type(kind)(Image(decode=False)))
-        elif isinstance(kind, Audio):
-            dataset = dataset.cast_column(column, Audio(decode=False))
     return dataset

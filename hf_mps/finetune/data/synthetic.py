@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hf_mps.finetune.data import load
 from hf_mps.finetune.recipe import schema
@@ -24,14 +26,53 @@ COLOURS = {"red": (200, 40, 40), "blue": (40, 80, 200), "green": (40, 180, 60), 
 ROWS = {"train": 32, "validation": 16}
 
 
-def splits(wanted: Iterable[str] = ("train", "validation")) -> dict[str, int]:
-    """Return the number of rows of each split: training's for `train`, validation's for all others."""
-    return {split: ROWS["train" if split == "train" else "validation"] for split in wanted}
+@dataclass
+class MadeUp:
+    """What rows of one split are made up from: the same `draw` for all of them, and `number`, each one's place."""
+
+    draw: random.Random
+    folder: Path
+    split: str
+    count: int
+    number: int = 0
+    kinds: list[int] = field(default_factory=list)
+
+    def kind(self, kinds: int) -> int:
+        """Return the row's class, one of `kinds`: in a drawn order, each as often as the others, give or take one.
+
+        It is asked for before anything else is drawn.
+        """
+        if not self.number:
+            self.kinds = [number % kinds for number in range(self.count)]
+            self.draw.shuffle(self.kinds)
+        return self.kinds[self.number]
+
+    def save(self, image: Any, what: str = "") -> str:
+        """Write the row's PIL image into the folder of its split, and return its path; `what` tells it from others."""
+        name = f"{self.split}/{self.number:03}{what}.png"
+        (self.folder / self.split).mkdir(exist_ok=True)
+        image.save(self.folder / name)
+        return name
+
+
+def rows(
+    recipe: schema.Recipe, folder: Path, row: Callable[[Any, MadeUp], dict[str, Any]], least: int = 0
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what `row` makes up for each split of the recipe, the validation one that may be held out among them.
+
+    There are ROWS, or `least` where that is more.
+    """
+    draw, found = random.Random(recipe.seed), {}
+    for split, count in splits_of(recipe.data).items():
+        made = MadeUp(draw, folder, split, max(count, least))
+        found[split] = [row(recipe, made) for made.number in range(made.count)]
+    return found
 
 
 def splits_of(data: schema.Data) -> dict[str, int]:
-    """Return the same for the splits that `data` reads, and the validation one that may be held out of them."""
-    return splits((*load.splits_to_read(data), "validation"))
+    """Return the number of rows of each split that `data` reads, and of the validation one that may be held out."""
+    wanted = (*load.splits_to_read(data), "validation")
+    return {split: ROWS["train" if split == "train" else "validation"] for split in wanted}
 
 
 def word(draw: random.Random, kind: int) -> str:
@@ -69,13 +110,6 @@ def about_things() -> list[tuple[str, str]]:
 def about_another(number: int) -> str:
     """Return the first sentence of the pair `number`, about another thing."""
     return about_things()[(number + 7) % len(THINGS) * len(DOINGS) + number % len(DOINGS)][0]
-
-
-def classes(count: int, kinds: int, draw: random.Random) -> list[int]:
-    """Return `count` class ids in a drawn order, each class as often as the others, give or take one."""
-    ids = [number % kinds for number in range(count)]
-    draw.shuffle(ids)
-    return ids
 
 
 def class_value(names: Sequence[str] | None, kind: int) -> str | int:

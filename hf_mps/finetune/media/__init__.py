@@ -1,1 +1,1 @@
-"""Sound and images: decoded, prepared, padded; and the letters of a speech recogniser."""
+"""Sound and images: decoded, prepared, padded."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import wave
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
 from typing import Any
+
+import numpy
 
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
@@ -21,8 +23,6 @@ from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets, lengths
-from hf_mps.finetune.text.buckets import optimal_buckets
-from hf_mps.finetune.text.lengths import SHAPES, Lengths
 from hf_mps.finetune.text.padding import IGNORED, PadToBucket
 
 # Samples a second that a recording may have. A damaged header says anything, and resampling from one sample a second to
@@ -55,8 +55,6 @@ def read(rows: Rows, index: int, rate: int) -> Any:
     file that is missing, is no sound that libsndfile reads, is cut off or empty, holds NaN, or has a rate outside of
     RATES.
     """
-    import numpy
-
     where = f"{rows.place(index)}: audio"
     with _opened(rows, index) as sound:
         try:
@@ -78,30 +76,22 @@ def read(rows: Rows, index: int, rate: int) -> Any:
     return samples.astype("float32", copy=False)
 
 
-class Wav:
+class Wav(wave.Wave_read):
     """A wav file of 16 bits a sample, read by Python itself, with the part of soundfile.SoundFile that is used here.
 
     Plans and audits make up such files and need no soundfile for them. Raises wave.Error for other files.
     """
 
     def __init__(self, content: bytes) -> None:
-        with wave.open(io.BytesIO(content)) as file:
-            self.frames, self.samplerate, self._channels = file.getnframes(), file.getframerate(), file.getnchannels()
-            if file.getsampwidth() != 2:
-                raise wave.Error(f"{8 * file.getsampwidth()} bits")
-            self._content = file.readframes(self.frames)
-
-    def __enter__(self) -> Wav:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._content = b""
+        super().__init__(io.BytesIO(content))
+        if self.getsampwidth() != 2:
+            raise wave.Error(f"{8 * self.getsampwidth()} bits")
+        self.frames, self.samplerate = self.getnframes(), self.getframerate()
 
     def read(self, dtype: str, always_2d: bool) -> Any:
         """Return the samples between -1 and 1, shape (frames, channels)."""
-        import numpy
-
-        return (numpy.frombuffer(self._content, "<i2") / 2**15).astype(dtype).reshape(-1, self._channels)
+        samples = numpy.frombuffer(self.readframes(self.frames), "<i2") / 2**15
+        return samples.astype(dtype).reshape(-1, self.getnchannels())
 
 
 def _opened(rows: Rows, index: int) -> Any:
@@ -141,7 +131,7 @@ def _opened(rows: Rows, index: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Durations(Lengths):
+class Durations(lengths.Lengths):
     """Lengths in frames of the model's encoder, each of `hop` samples at `rate` samples a second."""
 
     hop: int = 320
@@ -168,7 +158,7 @@ def kept(chosen: Mapping[str, Any], hop: int, rate: int) -> Choice[Durations]:
 
 
 @dataclass(frozen=True)
-class Spectrograms(Lengths):
+class Spectrograms(lengths.Lengths):
     """Frames of a spectrogram, each `hop` samples after the last at `rate` samples a second: as many in every batch."""
 
     hop: int = 160
@@ -189,7 +179,9 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
         return Choice(plain, f"optimizations is false in the recipe; {summary}")
     batch = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, batch))
-    shapes = optimal_buckets(counts, top=longest, limit=longest, batch=1 if alike else batch, most=SHAPES, step=1)
+    shapes = buckets.optimal_buckets(
+        counts, top=longest, limit=longest, batch=1 if alike else batch, most=lengths.SHAPES, step=1
+    )
     listed = Durations(longest, "list", shapes, hop=hop, rate=rate)
     silence = 1 - sum(counts) / buckets.padded_tokens(counts, batch, listed.target, alike=alike)
     return Choice(listed, f"{len(shapes)} lengths, chosen from your data: about {silence:.0%} silence; {summary}")
@@ -202,13 +194,19 @@ class Sounds:
     Rows to be answered have no labels.
 
     Decoded sound is some twenty times as large as a compressed file, so none is kept in memory. `kept` are the numbers
-    of the rows that take part.
+    of the rows that take part, `counts` the samples of each row at the extractor's rate.
     """
 
     rows: Rows
     labels: Sequence[Sequence[int]] | None
     kept: Sequence[int]
+    counts: Sequence[int]
     extractor: Any
+
+    @property
+    def seconds(self) -> list[float]:
+        """How long each of the rows that take part is."""
+        return [self.counts[row] / self.extractor.sampling_rate for row in self.kept]
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -218,9 +216,6 @@ class Sounds:
         name = self.extractor.model_input_names[0]
         values = self.extractor(read(self.rows, row, rate), sampling_rate=rate)[name][0]
         return {name: values} | ({"labels": self.labels[row]} if self.labels is not None else {})
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self.__getitem__, range(len(self)))
 
 
 def collate(extractor: Any, width: int, features: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -176,12 +176,10 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
         made: dict[str, list[Any]] = {"input_ids": [], "labels": [], "pictures": [], "row": []}
         for place, index in enumerate(indices):
             row = {role: column[place] for role, column in batch.items()}
-            try:
+            with conversations.of_row(rows, index):
                 said = conversation(row, prompt)
                 sizes = [images.dimensions(rows, index, value, _role(row)) for value in values(row)]
                 encoded = reader.encode(said, sizes, longest)
-            except chat.ConversationError as error:
-                raise conversations.row_error(rows, index, error) from error
             # Nothing precedes the first token, so nothing can predict it.
             if any(encoded.assistant_mask[1:]):
                 pairs = zip(encoded.input_ids, encoded.assistant_mask, strict=True)
@@ -319,10 +317,8 @@ def answers(
         for index, said in some:
             places = sum(part["type"] == "image" for message in said for part in message["content"])
             seen = opened(rows, index, places)
-            try:
+            with conversations.of_row(rows, index):
                 prompts.append(reader.prompt(said, [one.size for one in seen]))
-            except chat.ConversationError as error:
-                raise conversations.row_error(rows, index, error) from error
             shown.append(pixels(reader.processor.image_processor, seen))
         width, filler = max(map(len, prompts)), reader.tokenizer.pad_token_id
         padded = torch.tensor([[filler] * (width - len(ids)) + ids for ids in prompts])  # as `generated` pads them

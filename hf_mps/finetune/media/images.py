@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
+from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import Field, field_validator
 
 from hf_mps.core.choice import Choice
@@ -118,8 +120,6 @@ def opened_value(
 
     `made` is called with the PIL image as its file has it, turned, in place of `rgb`.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     content = rows.content_of(value, index, role)
     place = f"{rows.place(index)}: {role.removesuffix('s')} {named(value)}".rstrip()
     try:
@@ -142,8 +142,6 @@ def dimensions(rows: Rows, index: int, value: Any, role: str = "image") -> tuple
 
     Raises UserError as `opened`.
     """
-    from PIL import Image
-
     try:
         with Image.open(io.BytesIO(rows.content_of(value, index, role))) as image:
             width, height = image.size
@@ -162,9 +160,6 @@ def rgb(image: Any) -> Any:
     Grey of 16 bits (modes I;16 and I) is scaled by 65535, its white: PIL's own conversion would make all above 255
     white. Floats (mode F) are scaled from 0 to 1. Raises ValueError for values outside.
     """
-    import numpy
-    from PIL import Image
-
     if image.mode == "F" or image.mode.startswith("I"):
         values = numpy.asarray(image).astype(numpy.float32)
         white = 1.0 if image.mode == "F" else 65535.0
@@ -179,11 +174,6 @@ def rgb(image: Any) -> Any:
     return image.convert("RGB")
 
 
-def name(rows: Rows, index: int) -> str:
-    """Return the file of a row's image; empty where the data do not say."""
-    return named(rows.dataset[index]["image"])
-
-
 def named(value: Any) -> str:
     """Return the file of the image that `value` of a row is; empty where the data do not say."""
     return (value.get("path") if isinstance(value, dict) else value) or ""
@@ -193,8 +183,6 @@ def augmented(
     image: Any, augment: Augmentation, shape: tuple[int, int], resample: int | None, draw: random.Random
 ) -> Any:
     """Crop a drawn part of a PIL image, resize it to `shape` (height, width), and perhaps mirror it."""
-    from PIL import Image
-
     width, height = image.size
     part = image.resize(shape[::-1], resample=resample, box=part_of(width, height, augment.crop, draw))
     return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < augment.flip else part
@@ -249,8 +237,6 @@ def described_augmentation(augmentation: Augmentation | None) -> Choice[str]:
 
 def refuse_missing(rows: Rows, role: str = "image") -> None:
     """Raise UserError for the first row whose image file is missing or no image, before a run begins."""
-    from PIL import Image
-
     for index, value in enumerate(rows.dataset[role]):
         said = value.get("path") if isinstance(value, dict) else value
         if isinstance(value, dict) and value.get("bytes") is not None:

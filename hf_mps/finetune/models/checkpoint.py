@@ -56,12 +56,12 @@ class Checkpoint:
             raise self._without_vocabulary()
         tokenizer = self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
         # ByT5 and CANINE read bytes and code points: their classes name no files.
-        folder = self._folder()
+        folder = self.folder()
         if type(tokenizer).vocab_files_names and folder is not None and not _vocabularies(folder):
             raise self._without_vocabulary()
         return tokenizer
 
-    def _folder(self) -> Path | None:
+    def folder(self) -> Path | None:
         """Return the folder that the checkpoint's files were loaded from, or None where the hub's cache does not
         tell.
         """
@@ -102,18 +102,14 @@ class Checkpoint:
         return UserError(unreachable(*words, first))
 
     def stored_config(self) -> dict[str, Any]:
-        """Return what config.json says of a folder, or of a hub id whose files are here; empty where it cannot be read.
+        """Return what config.json says, as `stored`. `config` tells why it says nothing, where the model is loaded."""
+        return self.stored("config.json")
 
-        `config` tells why not, where the model is loaded.
+    def stored(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file of a folder, or of a hub id whose files are here; empty where there is none
+        that can be read.
         """
-        return self._stored("config.json")
-
-    def stored_generation(self) -> dict[str, Any]:
-        """Return what generation_config.json says, as `stored_config` does of config.json."""
-        return self._stored("generation_config.json")
-
-    def _stored(self, name: str) -> dict[str, Any]:
-        folder = self._folder()
+        folder = self.folder()
         try:
             stored = json.loads((folder / name).read_text(encoding="utf-8")) if folder else {}
         except (OSError, ValueError):
@@ -210,51 +206,38 @@ class Checkpoint:
         model = self._load("denoiser", diffusion.denoiser, dtype=getattr(torch, self.dtype))
         return model, Choice(self.name, f"{type(model).__name__}, {model.num_parameters() / 1e6:.1f} M parameters")
 
-    def sentence_transformer(self, device: str) -> Any:
-        """Load sentence-transformers' model in `dtype`. Raises UserError where it is missing or cannot be read."""
-        from sentence_transformers import SentenceTransformer
+    def of_sentence_transformers(self, kind: str, device: str, overrides: Mapping[str, Any] | None = None) -> Any:
+        """Load a model of sentence-transformers' class `kind` in `dtype`.
 
-        return self._of_sentence_transformers(SentenceTransformer, device)
-
-    def sparse_encoder(self, device: str) -> Any:
-        """Load sentence-transformers' sparse encoder in `dtype`. Raises UserError where it cannot be read."""
-        from sentence_transformers import SparseEncoder
-
-        return self._of_sentence_transformers(SparseEncoder, device)
-
-    def _of_sentence_transformers(self, kind: Any, device: str, **settings: Any) -> Any:
-        import torch
-
-        if self.local and not any(map(_vocabularies, (Path(self.source), *Path(self.source).glob("*/")))):
-            raise self._without_vocabulary()
-        model_kwargs = {"dtype": getattr(torch, self.dtype), **settings.pop("model_kwargs", {})}
-        return self._load("weights", kind, device=device, model_kwargs=model_kwargs, **settings)
-
-    def cross_encoder(self, device: str, overrides: Mapping[str, Any]) -> Any:
-        """Load sentence-transformers' cross-encoder in `dtype`, with one score a pair and `overrides` of its
-        configuration.
-
-        Raises UserError where it is missing or cannot be read.
+        A CrossEncoder has one score a pair, and `overrides` of its configuration. Raises UserError where it is missing
+        or cannot be read.
         """
-        from sentence_transformers import CrossEncoder
+        import sentence_transformers
+        import torch
 
         from hf_mps.finetune.models import reranking
 
-        kind, loose = reranking.encoder(CrossEncoder), {"ignore_mismatched_sizes": True}
-        settings = {"num_labels": 1, "model_kwargs": loose, "config_kwargs": dict(overrides)}
-        return self._of_sentence_transformers(kind, device, **settings)
+        if self.local and not any(map(_vocabularies, (Path(self.source), *Path(self.source).glob("*/")))):
+            raise self._without_vocabulary()
+        loaded, of_model = getattr(sentence_transformers, kind), {"dtype": getattr(torch, self.dtype)}
+        settings: dict[str, Any] = {"device": device, "model_kwargs": of_model}
+        if kind == "CrossEncoder":
+            loaded, of_model["ignore_mismatched_sizes"] = reranking.encoder(loaded), True
+            settings |= {"num_labels": 1, "config_kwargs": dict(overrides or {})}
+        return self._load("weights", loaded, **settings)
 
     def _load(self, what: str, load: Any, **settings: Any) -> Any:
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
+        from huggingface_hub.errors import StrictDataclassError
         from safetensors import SafetensorError
 
         from hf_mps.finetune.run.failures import describe
 
+        # What the hub's clients raise is an OSError too.
         of_the_file = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
         try:
             with errors_only():
                 return load(self.source, **settings)
-        except (*of_the_file, UnpicklingError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        except (*of_the_file, UnpicklingError) as error:
             if describe(error) is not None:  # the machine failed, not the checkpoint: the run reports that
                 raise
             if self.local and "weights_only" in str(error):  # torch's own advice is to run what the file holds

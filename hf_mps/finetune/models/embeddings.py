@@ -7,6 +7,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy
+
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -236,8 +238,6 @@ class EmbeddingEvaluator:
         """Return the rank of each row's right answer among all candidates, from 1, and the number of the first-ranked
         one.
         """
-        import numpy
-
         right = numpy.array([self._corpus[text] for text in self._texts["positive"]])
         ranks, nearest = list[int](), list[int]()
         for begin in range(0, len(right), BLOCK):
@@ -260,7 +260,6 @@ class EmbeddingEvaluator:
 
 def embedded(model: Any, collator: Any, texts: Sequence[str], column: str, at_once: int = BATCH) -> Any:
     """Return unit vectors, float32 of shape (texts, dimensions)."""
-    import numpy
     import torch
 
     unit = partial(torch.nn.functional.normalize, dim=-1)
@@ -291,7 +290,5 @@ def vectors(
 
 def products(first: Any, second: Any) -> Any:
     """Return the inner product of each row of two matrices, dense or sparse, of the same shape."""
-    import numpy
-
     product = first.multiply(second) if hasattr(first, "multiply") else first * second
     return numpy.asarray(product.sum(axis=1)).ravel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,11 +148,9 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
         model = self.accelerator.unwrap_model(self.model)
         if self.ref_model is None and not hasattr(model, "disable_adapter"):
             return None
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs))
-            if self.ref_model is None:
-                stack.enter_context(use_adapter(model, adapter_name=None))
+        alone = use_adapter(model, adapter_name=None) if self.ref_model is None else nullcontext()
+        plainly = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+        with torch.no_grad(), plainly, alone:
             return self._get_per_token_logps_and_entropies(self.ref_model or self.model, ids, mask, said)[0]
 
     @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.core.errors import UserError, brief
+from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.text import tokens
@@ -255,12 +256,7 @@ def _query(rows: Rows, index: int, row: Mapping[str, Any], names: Sequence[str])
         documents, raw = (row["text_pair"], row["negative"]), (1.0, 0.0)
     else:
         documents, raw = (row["text_pair"],), (row["label"],) if "label" in names else ()
-    relevance = []
     for one in raw:
-        try:
-            relevance.append(float(one))
-        except (TypeError, ValueError):
-            relevance.append(math.nan)
-        if not math.isfinite(relevance[-1]) or relevance[-1] < 0:
+        if not 0 <= labels.number(one) < math.inf:
             raise UserError(f"{place} has the label {brief(repr(one))}; allowed: 0 for irrelevant, and numbers above")
-    return Query(row["text"], documents, tuple(relevance), rows.number(index))
+    return Query(row["text"], documents, tuple(map(float, raw)), rows.number(index))

@@ -11,7 +11,6 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.media import images
 from hf_mps.finetune.text import chat
-from hf_mps.finetune.text.chat import ConversationError, Encoded, Message
 
 AUTO_CLASS = "AutoModelForImageTextToText"
 # The side in pixels of an image whose tokens are counted where the processor's sizes do not say which is largest.
@@ -19,7 +18,7 @@ SQUARE = 512
 
 
 @dataclass(frozen=True)
-class Cut(Encoded):
+class Cut(chat.Encoded):
     """An encoded conversation that may end early, and the number of the images that are in it."""
 
     pictures: int
@@ -49,27 +48,28 @@ class Reader:
             try:
                 made = self.processor(text=[self.processor.image_token], images=[blank], add_special_tokens=False)
             except ValueError as error:  # Qwen-VL: an image 200 times as long as it is wide
-                raise ConversationError(f"has an image of {size[0]} x {size[1]} pixels: {error}") from error
+                raise chat.ConversationError(f"has an image of {size[0]} x {size[1]} pixels: {error}") from error
             self._blocks[size] = [int(one) for one in made["input_ids"][0]]
         return self._blocks[size]
 
-    def encode(self, conversation: Sequence[Message], sizes: Sequence[tuple[int, int]], longest: int) -> Cut:
+    def encode(self, conversation: Sequence[chat.Message], sizes: Sequence[tuple[int, int]], longest: int) -> Cut:
         """Return a conversation's tokens, which are the assistant's, and the number of its images, within `longest`.
 
         Raises ConversationError as `chat.encode`.
         """
         return self._expanded(chat.encode(self.tokenizer, conversation), sizes, longest)
 
-    def prompt(self, conversation: Sequence[Message], sizes: Sequence[tuple[int, int]]) -> list[int]:
+    def prompt(self, conversation: Sequence[chat.Message], sizes: Sequence[tuple[int, int]]) -> list[int]:
         """Return the tokens after which the assistant answers. Raises ConversationError as `chat.render`."""
         text = chat.render(self.tokenizer, conversation, prompt=True)
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return self._expanded(Encoded(ids, [False] * len(ids)), sizes, 2**31).input_ids
+        return self._expanded(chat.Encoded(ids, [False] * len(ids)), sizes, 2**31).input_ids
 
-    def _expanded(self, encoded: Encoded, sizes: Sequence[tuple[int, int]], longest: int) -> Cut:
+    def _expanded(self, encoded: chat.Encoded, sizes: Sequence[tuple[int, int]], longest: int) -> Cut:
         """Return the tokens with each image's in its place, cut to `longest` and before an image that would be cut."""
         if encoded.input_ids.count(self.place) != len(sizes):
-            raise ConversationError(f"has {self.processor.image_token}, the model's word for an image, in its text")
+            told = f"has {self.processor.image_token}, the model's word for an image, in its text"
+            raise chat.ConversationError(told)
         ids: list[int] = []
         mask: list[bool] = []
         pictures, left = 0, iter(sizes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hf_mps.finetune.stream.endless import BYTES, Tally, Windows, letters
+from hf_mps.finetune.stream.endless import BYTES, Filling, Tally, Windows
 from hf_mps.finetune.stream.readers import Broken, Row
 from hf_mps.finetune.text import buckets, packing
 
@@ -81,7 +81,10 @@ class Batches:
     ) -> None:
         state = state or {}
         self._windows, self._making, self._arranging = windows, making, arranging
-        self._left = _Left(state.get("examples", []), state.get("tokens", []))
+        self._examples: list[Example] = state.get("examples", [])
+        """Those of the group before that made no full batch."""
+        self._tokens: list[int] = state.get("tokens", [])
+        """Those behind its last block."""
         self._number: int = state.get("group", 0)
         self._refused: int = state.get("refused", 0)
         self._skip: int = state.get("batch", 0)
@@ -89,7 +92,7 @@ class Batches:
         """Rows of a batch when the group was made: another number of processes may have others now."""
 
     def _state(self) -> dict[str, Any]:
-        left = {"examples": self._left.examples, "tokens": self._left.tokens}
+        left = {"examples": self._examples, "tokens": self._tokens}
         group = {"group": self._number, "refused": self._refused, "size": self._size}
         return {**self._windows.state(), **left, **group}
 
@@ -99,12 +102,12 @@ class Batches:
         group = self._group()
         self._take(group, rows, 1.0)
         while True:
-            batches, self._left = self._assembled(group)
+            batches, self._examples, self._tokens = self._assembled(group)
             skipped, self._skip = min(self._skip, len(batches)), 0
             if self._size != self._arranging.size:
                 # A run that goes on with batches of another size: what was left of the group comes first in the next.
                 again = [example for batch in batches[skipped:] for example in batch]
-                self._left = _Left(again + self._left.examples, self._left.tokens)
+                self._examples = again + self._examples
                 batches, self._size = [], self._arranging.size
             self._number += 1
             here: dict[str, Any] | None = state
@@ -117,15 +120,15 @@ class Batches:
                 self._take(group, rows, number / len(batches))
             self._take(group, rows, 1.0)
 
-    def _group(self) -> _Group:
+    def _group(self) -> Filling:
         """Return an empty group of the size that the way of making batches asks for."""
         making, arranging = self._making, self._arranging
         if making.joined or making.pack is not None:
             batches = PLAIN if making.joined else PACKED
-            return _Group(BYTES, batches * self._size * making.longest * LETTERS)
-        return _Group((ALIKE if arranging.grouped else PLAIN) * self._size, BYTES)
+            return Filling(BYTES, batches * self._size * making.longest * LETTERS)
+        return Filling((ALIKE if arranging.grouped else PLAIN) * self._size, BYTES)
 
-    def _take(self, group: _Group, rows: Iterator[Row], part: float) -> None:
+    def _take(self, group: Filling, rows: Iterator[Row], part: float) -> None:
         """Tokenise rows into `group` until the fraction `part` of its size is there."""
         some = []
         while group.filled < part:
@@ -138,15 +141,15 @@ class Batches:
                 reader.told += known.count_broken(reader.reading.broken, partial(reader.where, row), made.why)
                 self._refused += 1
             else:
-                group.examples += made
+                group.held += made
 
-    def _assembled(self, group: _Group) -> tuple[list[list[Example]], _Left]:
-        """Return the full batches of a group with what was left before, and what is left now."""
+    def _assembled(self, group: Filling) -> tuple[list[list[Example]], list[Example], list[int]]:
+        """Return the full batches of a group with what was left before, and the examples and tokens left now."""
         making, arranging, size = self._making, self._arranging, self._size
-        examples, tokens = group.examples, self._left.tokens
+        examples, tokens = group.held, self._tokens
         if making.joined:
             examples, tokens = blocks([*tokens, *(token for one in examples for token in one["input_ids"])], making)
-        examples = self._left.examples + examples
+        examples = self._examples + examples
         seed = f"{arranging.seed}/{self._windows.reader.number}/{self._number}"
         if making.pack is not None:
             # The emptiest rows are left for the next group, where their examples fit beside others.
@@ -155,7 +158,7 @@ class Batches:
             full, emptiest = rows[:cut], [one for row in rows[cut:] for one in row]
             random.Random(seed).shuffle(full)
             joined = [packing.joined_row(row, making.longest, making.filler) for row in full]
-            return [joined[at : at + size] for at in range(0, cut, size)], _Left(emptiest, [])
+            return [joined[at : at + size] for at in range(0, cut, size)], emptiest, []
         if arranging.grouped:
             keys = [buckets.bucket(arranging.target(len(one["input_ids"]))) for one in examples]
             places, rest = buckets.full_batches(keys, range(len(examples)), size)
@@ -164,36 +167,9 @@ class Batches:
             slots = list(range(ALIKE))
             random.Random(f"{arranging.seed}/{self._number}").shuffle(slots)
             order = sorted(range(len(places)), key=lambda place: slots[place * ALIKE // len(places)])
-            return [[examples[at] for at in places[place]] for place in order], _Left([examples[at] for at in rest], [])
+            return [[examples[at] for at in places[place]] for place in order], [examples[at] for at in rest], []
         cut = len(examples) // size * size
-        return [examples[at : at + size] for at in range(0, cut, size)], _Left(examples[cut:], tokens)
-
-
-@dataclass
-class _Left:
-    """What a group leaves to the next: examples that make no full batch, and the tokens behind the last block."""
-
-    examples: list[Example]
-    tokens: list[int]
-
-
-class _Group:
-    """The examples of up to `rows` rows, or of `letters` letters of text."""
-
-    def __init__(self, rows: int, letters: int) -> None:
-        self.examples: list[Example] = []
-        self._limits = rows, letters
-        self._counts = [0, 0]
-
-    @property
-    def filled(self) -> float:
-        """The fraction of its size that was taken, 1 and more where it is full."""
-        return max(count / limit for count, limit in zip(self._counts, self._limits, strict=True))
-
-    def count(self, row: Row) -> None:
-        """Count one more row."""
-        self._counts[0] += 1
-        self._counts[1] += letters(row)
+        return [examples[at : at + size] for at in range(0, cut, size)], examples[cut:], tokens
 
 
 def blocks(tokens: list[int], making: Making) -> tuple[list[Example], list[int]]:

@@ -251,40 +251,46 @@ class Windows:
     def __iter__(self) -> Iterator[Row]:
         rows = iter(self.reader)
         self._begun = self.reader.state()
-        window = _Window(self._size)
-        while not window.full:
+        window = Filling(self._size)
+        while window.filled < 1:
             window.add(next(rows))
         while True:
-            following, begun = _Window(self._size), self.reader.state()
+            following, begun = Filling(self._size), self.reader.state()
             # A resumed window is read whole again, though its first rows were given: its order needs their number.
-            order = list(range(len(window.rows)))
+            order = list(range(len(window.held)))
             random.Random(f"{self._seed}/{self.reader.number}/{self._number}").shuffle(order)
             for place in order[self._given :]:
                 self._given += 1
-                yield window.rows[place]
-                if not following.full:
+                yield window.held[place]
+                if following.filled < 1:
                     following.add(next(rows))
-            while not following.full:
+            while following.filled < 1:
                 following.add(next(rows))
             window, self._begun = following, begun
             self._number, self._given = self._number + 1, 0
 
 
-class _Window:
-    """Rows until there are `size` of them, or BYTES letters."""
+class Filling:
+    """What is gathered of up to `rows` rows, or so many `letters` of text."""
 
-    def __init__(self, size: int) -> None:
-        self.rows: list[Row] = []
-        self._size = size
-        self._letters = 0
+    def __init__(self, rows: int, letters: int = BYTES) -> None:
+        self.held: list[Any] = []
+        self._limits, self._counts = (rows, letters), [0, 0]
 
     @property
-    def full(self) -> bool:
-        return len(self.rows) >= self._size or self._letters >= BYTES
+    def filled(self) -> float:
+        """The fraction of its size that was taken, 1 and more where it is full."""
+        return max(count / limit for count, limit in zip(self._counts, self._limits, strict=True))
+
+    def count(self, row: Row) -> None:
+        """Count one more row."""
+        self._counts[0] += 1
+        self._counts[1] += letters(row)
 
     def add(self, row: Row) -> None:
-        self.rows.append(row)
-        self._letters += letters(row)
+        """Count one more row, and hold it."""
+        self.count(row)
+        self.held.append(row)
 
 
 def letters(value: Any) -> int:

@@ -95,15 +95,14 @@ class StreamLoader:
         self._stream.collate = self._trainer.data_collator
         settings: dict[str, Any] = {}
         if self._workers:
-            settings = {"prefetch_factor": args.dataloader_prefetch_factor or READY}
-            settings |= {"worker_init_fn": self.worker_init_fn}
+            ready = args.dataloader_prefetch_factor or READY
+            settings = {"prefetch_factor": ready, "worker_init_fn": self.worker_init_fn}
             if (context := getattr(args, "dataloader_multiprocessing_context", None)) is not None:
                 settings["multiprocessing_context"] = context
         pinned = args.device.type == "cuda" and args.dataloader_pin_memory
         loader = DataLoader(
             self._stream,
             batch_size=None,
-            collate_fn=_as_it_is,
             num_workers=self._workers,
             pin_memory=pinned,
             # An iterator draws a seed for its workers; a resumed run's own numbers are restored by then.
@@ -194,10 +193,6 @@ def _stored(checkpoint: Path, rank: int) -> tuple[list[ReaderState], dict[str, A
     except (OSError, ValueError, KeyError, TypeError) as error:
         told = "does not say where the streamed rows were"
         raise UserError(f"{checkpoint}: {path.name} {told}; next: an older checkpoint, or --fresh") from error
-
-
-def _as_it_is(message: Any) -> Any:
-    return message
 
 
 def _alone(worker: int) -> None:

@@ -13,12 +13,11 @@ from hf_mps.core.text import first_line
 from hf_mps.finetune.data import formats, json_rows, tables
 from hf_mps.finetune.stream.files import WHOLE, File, FileSlice
 
-BLOCK = 2**20
 # Rows of Parquet that are Python objects at a time.
 AT_ONCE = 256
 # Bytes at a file's beginning that tell how a table is written.
 HEAD = 2**20
-LINE_END, MARK = b"\n", b"\xef\xbb\xbf"
+MARK = b"\xef\xbb\xbf"
 
 
 class Row(dict[str, Any]):
@@ -182,11 +181,8 @@ def place_of(file: File, piece: FileSlice, behind: int) -> str:
         return f"{file.url}: row {behind}{group}"
     if not file.local:
         return f"{file.url}: the line that ends at byte {behind:,}"
+    number = 0
     with file.opened() as opened:
-        blocks = [BLOCK] * (behind // BLOCK) + [behind % BLOCK]
-        breaks, last = 0, LINE_END
-        for size in blocks:
-            block = opened.read(size)
-            breaks += block.count(LINE_END)
-            last = block[-1:] or last
-    return f"{file.url}: line {breaks + int(last != LINE_END)}"
+        while behind > 0 and (line := opened.readline()):
+            behind, number = behind - len(line), number + 1
+    return f"{file.url}: line {number}"

@@ -15,9 +15,7 @@ from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.stream import endless, files, readers
-from hf_mps.finetune.stream.endless import Corpus, Reading
 from hf_mps.finetune.stream.files import File
-from hf_mps.finetune.stream.readers import Broken, Row
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,7 +30,7 @@ VALIDATION = 1000
 class Stream:
     """Where the training rows come from, and how many are mixed at a time; `reading` chooses and names them."""
 
-    reading: Reading
+    reading: endless.Reading
     buffer: int
 
     @property
@@ -79,8 +77,8 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     columns = data.columns.roles()
     corpora = {split: _corpora(data, split) for split in splits}
     asked = tuple(role for role in columns if role in texts)
-    reading = Reading(corpora["train"], columns, asked, seed, data.hold_out, data.max_bad_row_fraction)
-    sample: list[Row] = []
+    reading = endless.Reading(corpora["train"], columns, asked, seed, data.hold_out, data.max_bad_row_fraction)
+    sample: list[readers.Row] = []
     for corpus in reading.corpora:  # as many rows of each source
         rows = list(islice(_usable(reading, corpus), -(-SAMPLE // len(reading.corpora))))
         if not rows:
@@ -99,7 +97,7 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     most = data.rows.validation or VALIDATION
     for split, of in corpora.items():
         if split != "train":
-            whole = Reading(of, columns, asked, seed)
+            whole = endless.Reading(of, columns, asked, seed)
             rows = list(endless.validation(whole, of, most, held=False))
             name = "; ".join(corpus.name for corpus in of)
             found[split] = _evaluated(rows, kinds, name, most, textual)
@@ -109,7 +107,7 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     return found
 
 
-def _corpora(data: schema.Data, split: str) -> tuple[Corpus, ...]:
+def _corpora(data: schema.Data, split: str) -> tuple[endless.Corpus, ...]:
     """Return the sources of a split with their files. Raises UserError where one has none."""
     if data.sources:
         sources = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
@@ -125,40 +123,40 @@ def _corpora(data: schema.Data, split: str) -> tuple[Corpus, ...]:
         kept = tuple(file for file in named if file.size)
         if not kept:
             raise UserError(f"{key}: {name}: every file is empty; allowed: at least one row")
-        corpora.append(Corpus(kept, source.weight, name))
+        corpora.append(endless.Corpus(kept, source.weight, name))
     return tuple(corpora)
 
 
-def _usable(reading: Reading, corpus: Corpus) -> Iterator[Row]:
+def _usable(reading: endless.Reading, corpus: endless.Corpus) -> Iterator[readers.Row]:
     """Yield the rows of a source that are trained on, until SAMPLE rows of it were broken."""
     wanted = tuple(reading.columns.values())
     broken = 0
     for piece in corpus.slices:
         for _, raw in readers.read(corpus.files[piece.file], piece, None, wanted):
             row = reading.row(raw)
-            broken += isinstance(row, Broken)
+            broken += isinstance(row, readers.Broken)
             if broken > SAMPLE:
                 return
-            if not isinstance(row, Broken) and not reading.held(row):
+            if not isinstance(row, readers.Broken) and not reading.held(row):
                 yield row
 
 
-def _unusable(reading: Reading, corpus: Corpus) -> str:
+def _unusable(reading: endless.Reading, corpus: endless.Corpus) -> str:
     """Say why no row of a source can be used: a column that none has, or what is wrong with the first."""
     piece = corpus.slices[0]
     file = corpus.files[piece.file]
     every = readers.read(file, piece, None, _schema(file).names if file.kind == "parquet" else ())
-    first = next((row for _, row in every if not isinstance(row, Broken)), None)
+    first = next((row for _, row in every if not isinstance(row, readers.Broken)), None)
     available = list(first or ())
     for role, column in reading.columns.items():
-        if first is not None and isinstance(readers.pick(first, {role: column}), Broken):
+        if first is not None and isinstance(readers.pick(first, {role: column}), readers.Broken):
             known = ", ".join(map(brief, available))
             way_on = nearest(column, available) or f"; next: name the one that it is with data.columns.{role}"
             told = f"there is no column '{column}' for data.columns.{role}; the columns are {known}"
             return f"{corpus.name}: {told}{way_on}"
     for behind, raw in readers.read(file, piece, None, tuple(reading.columns.values())):
         row = reading.row(raw)
-        if isinstance(row, Broken):
+        if isinstance(row, readers.Broken):
             return f"{corpus.where(0, behind)} {row.why}, and no row can be used; next: correct it there"
     return f"{corpus.name}: holds no rows; allowed: at least one"
 
@@ -174,7 +172,7 @@ def _dataset(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, Any]) -> Dat
     return Dataset.from_list([dict(row) for row in rows], features=Features(kinds))
 
 
-def _evaluated(rows: Sequence[Row], kinds: Mapping[str, Any], where: str, most: int, textual: bool) -> Rows:
+def _evaluated(rows: Sequence[readers.Row], kinds: Mapping[str, Any], where: str, most: int, textual: bool) -> Rows:
     """Return the rows of a split that is measured. Raises UserError where there is none."""
     if not rows:
         raise UserError(f"{where}: holds no rows; allowed: at least one; next: a larger data.hold_out, or more rows")

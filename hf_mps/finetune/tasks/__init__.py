@@ -1,7 +1,7 @@
 """The tasks, a class each: `text_classification.py` holds `TextClassification`, the task `text-classification`.
 
 `hf_mps.finetune.tasks._base.Task` says what a task has and does. Code that several tasks need is beside this package
-(`text`, `media`, `models`, `loss`) or in a base class here (`_text.py`, `_language.py`, `_preference.py`).
+(`text`, `media`, `models`, `loss`) or in a base class here (`_text.py`, `_language.py`, `_images.py`).
 
 Finding a task imports its file, which must not import torch: a recipe is validated without it.
 """
@@ -17,23 +17,23 @@ __all__ = ["TASKS", "Task", "every", "find", "names"]
 # The name of each task in a recipe, its file and its class.
 TASKS = {
     "causal-lm": "language_modeling.CausalLM",
-    "distill": "distill.Distill",
-    "dpo": "pairs.DPO",
+    "distill": "sft.Distill",
+    "dpo": "preferences.DPO",
     "grpo": "grpo.GRPO",
     "image-classification": "image_classification.ImageClassification",
     "image-generation": "image_generation.ImageGeneration",
     "image-segmentation": "image_segmentation.ImageSegmentation",
     "image-text": "image_text.ImageText",
-    "kto": "kto.KTO",
+    "kto": "preferences.KTO",
     "masked-lm": "language_modeling.MaskedLM",
     "multiple-choice": "multiple_choice.MultipleChoice",
     "object-detection": "object_detection.ObjectDetection",
-    "orpo": "pairs.ORPO",
+    "orpo": "preferences.ORPO",
     "question-answering": "question_answering.QuestionAnswering",
     "rerank": "rerank.Rerank",
-    "sentence-embeddings": "sentence_embeddings.SentenceEmbeddings",
+    "sentence-embeddings": "embeddings.SentenceEmbeddings",
     "sft": "sft.SFT",
-    "sparse-embeddings": "sparse_embeddings.SparseEmbeddings",
+    "sparse-embeddings": "embeddings.SparseEmbeddings",
     "speech-recognition": "speech_recognition.SpeechRecognition",
     "speech-seq2seq": "speech_seq2seq.SpeechSeq2Seq",
     "summarization": "seq2seq.Summarization",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import yaml
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset as Dataset  # which tasks import from here
 
     from hf_mps.finetune.data.load import Rows
+    from hf_mps.finetune.data.synthetic import MadeUp
     from hf_mps.finetune.models.checkpoint import Checkpoint
     from hf_mps.finetune.recipe import schema
     from hf_mps.finetune.stream.dataset import Streamed
@@ -122,12 +123,19 @@ class Task:
         self.trainer_settings = {} if self.keep is None else {"preprocess_logits_for_metrics": self.keep}
         self.arguments_defaults: dict[str, Any] = {}
 
-    @staticmethod
-    def smoke_rows(recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    @classmethod
+    def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Return a few generated rows of each split under the names of the recipe's columns, as JSON holds them.
 
         Files that rows name (images, sound) are written into `folder`.
         """
+        from hf_mps.finetune.data import synthetic  # whose recipes name tasks
+
+        return synthetic.rows(recipe, folder, cls.smoke_row)
+
+    @staticmethod
+    def smoke_row(recipe: Any, made: MadeUp) -> dict[str, Any]:
+        """Return one row of `smoke_rows`, from what `made` draws for it."""
         raise NotImplementedError
 
     @classmethod
@@ -208,20 +216,6 @@ class Picture(bytes):
     """An answer that is an image: its PNG, which gets a file beside the others where they go to a file."""
 
 
-class Measures(Protocol):
-    """What the runner needs of a task's metrics; `hf_mps.metrics.Metrics` serves tasks with a label a row."""
-
-    names: tuple[str, ...]
-    """As a recipe's `metrics` has them."""
-    main: str
-    """The number that judges the run, without `eval_`."""
-    greater_is_better: bool
-
-    @property
-    def reported(self) -> tuple[str, ...]:
-        """Every number that an evaluation reports, by the name that `expect` takes."""
-
-
 @dataclass
 class Prepared:
     """A task ready for Trainer, with the rows of a run or, for a saved model, without any.
@@ -236,7 +230,7 @@ class Prepared:
     collator: Callable[[list[Any]], Any] | None
     choices: dict[str, Choice[Any]]
     splits: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Measures = None  # type: ignore[assignment]  # a saved model that answers measures nothing
+    metrics: Chosen = None  # type: ignore[assignment]  # a saved model that answers measures nothing
     compute_metrics: Callable[[Any], dict[str, float]] | None = None
     # A function is called after the training: a plan and a first step need not wait for scikit-learn's import.
     baseline: Baseline | Callable[[], Baseline] | None = None

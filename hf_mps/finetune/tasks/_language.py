@@ -126,10 +126,8 @@ def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list
     """
     found: list[Asked] = []
     for index, row in enumerate(rows.dataset):
-        try:
+        with conversations.of_row(rows, index):
             said = messages(row)
-        except chat.ConversationError as error:
-            raise conversations.row_error(rows, index, error) from error
         if not answered:
             found.append((said, None))
             continue
@@ -157,10 +155,8 @@ def mapped(
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         usable: dict[str, list[Any]] = {name: [] for name in kinds}
         for place, index in enumerate(indices):
-            try:
+            with conversations.of_row(rows, index):
                 made = make({role: column[place] for role, column in batch.items()})
-            except chat.ConversationError as error:
-                raise conversations.row_error(rows, index, error) from error
             for name, value in (made or {}).items():
                 usable[name].append(value)
         return usable

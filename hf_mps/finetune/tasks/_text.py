@@ -10,7 +10,6 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.tasks._base import Prepared, Task
 from hf_mps.finetune.text import lengths, tokens
-from hf_mps.finetune.text.lengths import Lengths
 
 
 class TextTask(Task):
@@ -19,7 +18,7 @@ class TextTask(Task):
     collator_class: ClassVar[str] = "DataCollatorWithPadding"
     longest_default: ClassVar[int] = lengths.DEFAULT
     """The most tokens of a row where the recipe does not say."""
-    length: Choice[Lengths]
+    length: Choice[lengths.Lengths]
 
     def tokenizer_of(self) -> Any:
         """Return the checkpoint's tokenizer."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
+from PIL import Image
 from pydantic import Field
 
 from hf_mps import metrics
@@ -15,7 +13,8 @@ from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Prepared, Task
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._images import ImageTask
 
 MODES = "16 bits reduced to 8, transparency put on white"
 # Sides of the images of a smoke run, in pixels; each class is a colour.
@@ -49,7 +48,7 @@ class Recipe(schema.Recipe):
     """Keys of the model's configuration."""
 
 
-class ImageClassification(Task):
+class ImageClassification(ImageTask):
     """Learns the class of an image."""
 
     name = "image-classification"
@@ -64,22 +63,21 @@ class ImageClassification(Task):
     recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
-        from hf_mps.finetune.run.callbacks import Epochs
-
         recipe = self.recipe
         others = [rows[split] for split in rows if split != "train"]
         classes = labels.decide(rows["train"], others, recipe.data.labels, "single_label_classification")
+        self.classes = classes
         measured = metrics.of_labels(recipe.metrics or ["accuracy", "f1/macro"], recipe.task, len(classes.names))
-        for split in rows.values():
-            images.refuse_missing(split)
-        self._begin(labels.configure(self.checkpoint.config(), classes.names, recipe.config_overrides), classes)
+        self.begin(classes.names)
         if recipe.augmentation is not None:
             images.size(self.processing_class)  # refuses a processor that names none
         splits = {split: self.inputs(some) for split, some in rows.items()}
         splits["train"].augment = recipe.augmentation
+        self.load(labels.configure(self.checkpoint.config(), classes.names, recipe.config_overrides))
         ids = {split: splits[split].labels for split in SPLITS}
-        return self.made(
-            splits=splits,
+        return self.trained(
+            rows,
+            splits,
             metrics=measured,
             compute_metrics=lambda evaluated: measured.compute(
                 classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
@@ -91,22 +89,8 @@ class ImageClassification(Task):
                 **labels.choices(classes),
                 **self.choices,
             },
-            callbacks=[Epochs(splits["train"].begin)],
-            predicted=(rows["validation"], splits["validation"]),
             figures=lambda predicted: classification.confusion(predicted, classes.names),
         )
-
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        config = self.checkpoint.config()
-        self._begin(config, labels.kept(config))
-        return self.made()
-
-    def _begin(self, config: Any, classes: labels.Labels) -> None:
-        from transformers import default_data_collator
-
-        self.classes, self.processing_class = classes, self.checkpoint.image_processor()
-        self.load(config)
-        self.collator = default_data_collator
 
     def inputs(self, rows: Rows) -> images.Images:
         images.refuse_missing(rows)
@@ -116,29 +100,17 @@ class ImageClassification(Task):
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
         evaluated = trainer.predict(inputs)
-        given = [{"row": rows.number(at), "image": images.name(rows, at)} for at in range(len(rows.dataset))]
+        files = map(images.named, rows.dataset["image"])
+        given = [{"row": rows.number(at), "image": file} for at, file in enumerate(files)]
         logits = classification.logits_of(evaluated.predictions)
-        return classification.rows(given, evaluated.label_ids, logits, self.classes.names, every=every)
+        return classification.rows(given, evaluated.label_ids, logits, self.names, every=every)
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write noise images into `folder`, whose colour is their class, and return their rows."""
-        from PIL import Image
-
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-        names = recipe.data.labels
-        kinds = len(names) if names else 2
-
-        def row(split: str, number: int, kind: int) -> dict[str, Any]:
-            base = COLOURS[kind % len(COLOURS)]
-            pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-40, 41))) for at in range(3 * 40 * 32))
-            file = folder / split / f"{number:03}.png"
-            file.parent.mkdir(exist_ok=True)
-            Image.frombytes("RGB", SMOKE_SIZE, pixels).save(file)
-            return {named.image: f"{split}/{file.name}", named.label: synthetic.class_value(names, kind)}
-
-        rows = synthetic.splits_of(recipe.data)
-        return {
-            split: [row(split, number, kind) for number, kind in enumerate(synthetic.classes(count, kinds, draw))]
-            for split, count in rows.items()
-        }
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Write a noise image, whose colour is its class."""
+        names, draw = recipe.data.labels, made.draw
+        kind = made.kind(len(names) if names else 2)
+        base = COLOURS[kind % len(COLOURS)]
+        pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-40, 41))) for at in range(3 * 40 * 32))
+        image = made.save(Image.frombytes("RGB", SMOKE_SIZE, pixels))
+        return {recipe.data.columns.image: image, recipe.data.columns.label: synthetic.class_value(names, kind)}

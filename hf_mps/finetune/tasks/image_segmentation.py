@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
+import numpy
+from PIL import Image
 from pydantic import Field
 
 from hf_mps.core.choice import Choice
@@ -18,7 +19,8 @@ from hf_mps.finetune.media import images
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import Picture, Prepared, Task
+from hf_mps.finetune.tasks._base import Picture, Prepared
+from hf_mps.finetune.tasks._images import ImageTask
 from hf_mps.metrics import Baseline, pixels
 
 # Classes that a palette of 8 bits has colours for.
@@ -66,7 +68,7 @@ class Recipe(schema.Recipe):
     """Keys of the model's configuration."""
 
 
-class ImageSegmentation(Task):
+class ImageSegmentation(ImageTask):
     """Learns the class of every pixel."""
 
     name = "image-segmentation"
@@ -81,24 +83,20 @@ class ImageSegmentation(Task):
     recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
-        from hf_mps.finetune.run.callbacks import Epochs
-
-        recipe = self.recipe
+        recipe, config = self.recipe, self.checkpoint.config()
         chosen = self.measures()
-        for split in rows.values():
-            images.refuse_missing(split)
-            images.refuse_missing(split, "mask")
-        config = self.checkpoint.config()
         names, told = self._named(config)
-        config = labels.configure(config, names, recipe.config_overrides)
-        config.semantic_loss_ignore_index = IGNORED
-        self._begin(config, names)
+        self.begin(names)
         self.processing_class.do_reduce_labels = False  # of masks of the data, and the saved one is for images alone
         splits = {split: self.inputs(some) for split, some in rows.items()}
         splits["train"].augment = recipe.augmentation
+        config = labels.configure(config, names, recipe.config_overrides)
+        config.semantic_loss_ignore_index = IGNORED
+        self.load(config)
         first = rows["validation"].sample(list(range(min(pictures.SCENES, len(rows["validation"].dataset)))))
-        return self.made(
-            splits=splits,
+        return self.trained(
+            rows,
+            splits,
             metrics=chosen,
             compute_metrics=lambda evaluated: chosen.of(pixels.overlaps(evaluated.predictions.sum(axis=0))),
             baseline=self._baseline(rows, chosen.of),
@@ -108,28 +106,16 @@ class ImageSegmentation(Task):
                 "labels": Choice(f"{len(names)} classes: {labels.listed(names)}", told),
                 **self.choices,
             },
-            callbacks=[Epochs(splits["train"].begin)],
-            trainer_settings={"preprocess_logits_for_metrics": _areas(len(names))},
-            predicted=(rows["validation"], splits["validation"]),
+            trainer_settings={"preprocess_logits_for_metrics": self._areas},
             # As a split of these rows alone would be answered: each with its mask.
             shown=lambda trainer: self.answers(trainer, first, splits["validation"]),
             figures=lambda predicted: self._figures(rows["validation"], predicted),
         )
 
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        config = self.checkpoint.config()
-        self._begin(config, labels.kept(config).names)
-        return self.made()
-
-    def _begin(self, config: Any, names: Sequence[str]) -> None:
-        from transformers import default_data_collator
-
-        self.names, self.processing_class = names, self.checkpoint.image_processor()
-        self.load(config)
-        self.collator = default_data_collator
-
     def inputs(self, rows: Rows) -> Masks:
-        images.refuse_missing(rows)
+        for role in ("image", "mask"):
+            if role in rows.dataset.column_names:
+                images.refuse_missing(rows, role)
         reduce = self.recipe.reduce_labels
         return Masks(rows, self.processing_class, len(self.names), reduce=reduce, seed=self.recipe.seed)
 
@@ -138,7 +124,6 @@ class ImageSegmentation(Task):
 
         Where there are masks, the model's own come with a few rows, for the picture of a run.
         """
-        import numpy
         import torch
 
         labelled, drawn = "mask" in rows.dataset.column_names, {}
@@ -148,7 +133,7 @@ class ImageSegmentation(Task):
             some = some.with_columns(some.dataset.remove_columns("mask"))
             drawn = dict(zip(shown, self.answers(trainer, some, self.inputs(some)), strict=True))
         for at, predicted in enumerate(trainer.predict(inputs).predictions):
-            line = {"row": rows.number(at), "image": images.name(rows, at)}
+            line = {"row": rows.number(at), "image": images.named(rows.dataset[at]["image"])}
             if labelled:
                 scores = pixels.overlaps(predicted)  # of the areas that `_areas` has counted
                 told = {name: round(float(scores[name]), 4) for name in ("mean_iou", "overall_accuracy")}
@@ -161,9 +146,6 @@ class ImageSegmentation(Task):
             yield {**line, "prediction": _shares(counts, self.names), "mask": Picture(png(found))}
 
     def _figures(self, rows: Rows, predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-        import numpy
-        from PIL import Image
-
         scenes = []
         for at, row in enumerate(predicted):
             if "mask" in row:
@@ -185,7 +167,6 @@ class ImageSegmentation(Task):
 
     def _baseline(self, rows: Mapping[str, Rows], chosen: Callable[[Mapping[str, float]], Any]) -> Baseline:
         """Return the scores of one class everywhere: the most frequent of the first training masks."""
-        import numpy
 
         def present(split: str, most: int | None = None) -> Any:
             total = numpy.zeros(len(self.names))
@@ -202,49 +183,28 @@ class ImageSegmentation(Task):
         what = f"always answers {name}, the class of {share:.1%} of the pixels"
         return Baseline(what, chosen(pixels.overlaps([shared, answered, total])))
 
-    @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write images of a rectangle on a ground into `folder`, each in its class's colour, and their masks."""
-        import numpy
-        from PIL import Image
-
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-        first = int(recipe.reduce_labels)
-        kinds = range(first, first + min(len(COLOURS), len(recipe.data.labels or COLOURS)))
-
-        def row(split: str, number: int) -> dict[str, Any]:
-            width, height = SMOKE_SIZE
-            mask = numpy.full((height, width), kinds[0], dtype=numpy.uint8)
-            left, upper = draw.randrange(width // 2), draw.randrange(height // 2)
-            mask[upper : upper + height // 2, left : left + width // 2] = draw.choice(kinds[1:])
-            colours = numpy.array([(0, 0, 0)] * first + list(COLOURS), dtype=numpy.uint8)
-            (folder / split).mkdir(exist_ok=True)
-            found = {}
-            for role, array in (("image", colours[mask]), ("mask", mask)):
-                found[role] = f"{split}/{number:03}-{role}.png"
-                Image.fromarray(array).save(folder / found[role])
-            return {named.image: found["image"], named.mask: found["mask"]}
-
-        rows = synthetic.splits_of(recipe.data)
-        return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
-
-
-def _areas(classes: int) -> Callable[[Any, Any], Any]:
-    """Return Trainer's `preprocess_logits_for_metrics`: of a batch, each image's areas, shape (B, 3, classes); of one
-    without masks the logits.
-    """
-
-    def areas(logits: Any, truths: Any) -> Any:
+    def _areas(self, logits: Any, truths: Any) -> Any:
+        """Return of a batch each image's areas, shape (B, 3, classes), for metrics; of one without masks the logits."""
         import torch
 
         if truths is None:
             return classification.logits_of(logits)
         answers = _answers(classification.logits_of(logits), truths.shape[-2:]).cpu().numpy()
         pairs = zip(answers, truths.cpu().numpy(), strict=True)
-        found = [torch.from_numpy(pixels.areas(one, truth, classes, IGNORED)) for one, truth in pairs]
+        found = [torch.from_numpy(pixels.areas(one, truth, len(self.names), IGNORED)) for one, truth in pairs]
         return torch.stack(found).to(truths.device)
 
-    return areas
+    @staticmethod
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Write an image of a rectangle on a ground, each in its class's colour, and its mask."""
+        draw, (width, height), first = made.draw, SMOKE_SIZE, int(recipe.reduce_labels)
+        kinds = range(first, first + min(len(COLOURS), len(recipe.data.labels or COLOURS)))
+        mask = numpy.full((height, width), kinds[0], dtype=numpy.uint8)
+        left, upper = draw.randrange(width // 2), draw.randrange(height // 2)
+        mask[upper : upper + height // 2, left : left + width // 2] = draw.choice(kinds[1:])
+        colours = numpy.array([(0, 0, 0)] * first + list(COLOURS), dtype=numpy.uint8)
+        image, masked = made.save(Image.fromarray(colours[mask]), "-image"), made.save(Image.fromarray(mask), "-mask")
+        return {recipe.data.columns.image: image, recipe.data.columns.mask: masked}
 
 
 def _shares(counts: Any, names: Sequence[str]) -> str:
@@ -305,16 +265,12 @@ class Masks(images.Varied):
 
 def mask_of(rows: Rows, index: int, *, reduce: bool) -> Any:
     """Return a row's mask with the classes as they are learned, IGNORED where none is."""
-    import numpy
-
     mask = images.opened_value(rows, index, rows.dataset[index]["mask"], "mask", _numbers)
     return numpy.where((mask == 0) | (mask == IGNORED), IGNORED, mask - 1) if reduce else mask
 
 
 def varied(image: Any, mask: Any, augment: images.Augmentation, draw: random.Random) -> tuple[Any, Any]:
     """Return the same drawn part of an image and its mask, perhaps both mirrored left to right."""
-    from PIL import Image
-
     width, height = image.size
     left, upper, right, lower = images.part_of(width, height, augment.crop, draw)
     image, mask = image.crop((left, upper, right, lower)), mask[upper:lower, left:right]
@@ -329,9 +285,6 @@ def png(classes: Any) -> bytes:
     The colours are Pascal VOC's: the bits of the number spread over red, green and blue. More than 256 classes are grey
     numbers of 16 bits.
     """
-    import numpy
-    from PIL import Image
-
     if classes.max(initial=0) >= COLOURED:
         image = Image.fromarray(classes.astype(numpy.uint16))
     else:
@@ -345,8 +298,6 @@ def png(classes: Any) -> bytes:
 
 def _numbers(mask: Any) -> Any:
     """Return the numbers of a PIL image; of a palette (mode P) the entries, which are the classes."""
-    import numpy
-
     found = numpy.asarray(mask)
     if found.ndim != 2:
         raise ValueError(f"it has colours (mode {mask.mode}); allowed: one number a pixel (modes L, P, I, 1)")

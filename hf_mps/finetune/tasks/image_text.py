@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import random
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -152,20 +150,11 @@ class ImageText(LanguageTask):
         return image_chats.Collator(self.reader.tokenizer, self.reader.place, image_chats.KINDS in self._takes())
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write images of one colour into `folder`; the answer names the colour, in the shape of the columns."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns.roles()
-
-        def row(split: str, number: int) -> dict[str, Any]:
-            name, asked = f"{split}/{number:03}.png", "What colour is this?"
-            colour = synthetic.plain_image(draw, folder, name, SMOKE_SIZE)
-            answer = f"{colour.capitalize()}, {synthetic.sentences(draw, 1)[0].lower()}"
-            if "messages" in named:
-                said = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-                texts: dict[str, Any] = {"messages": said}
-            else:
-                texts = {"question": asked, "answer": answer}
-            values = {"image": name, "images": [name], **texts}
-            return {column: values[role] for role, column in named.items()}
-
-        return {split: [row(split, number) for number in range(n)] for split, n in synthetic.splits().items()}
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Write an image of one colour; the answer names the colour, in the shape of the columns."""
+        name, asked = f"{made.split}/{made.number:03}.png", "What colour is this?"
+        colour = synthetic.plain_image(made.draw, made.folder, name, SMOKE_SIZE)
+        answer = f"{colour.capitalize()}, {synthetic.sentences(made.draw, 1)[0].lower()}"
+        said = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        values = {"image": name, "images": [name], "messages": said, "question": asked, "answer": answer}
+        return {column: values[role] for role, column in recipe.data.columns.roles().items()}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -104,13 +102,9 @@ class BlockTask(LanguageTask):
             }
 
     @staticmethod
-    def smoke_rows(recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return generated sentences, eight to a row."""
-        draw, text = random.Random(recipe.seed), recipe.data.columns.text
-        return {
-            split: [{text: " ".join(synthetic.sentences(draw, 8))} for _ in range(count)]
-            for split, count in synthetic.splits().items()
-        }
+    def smoke_row(recipe: Any, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return eight made-up sentences."""
+        return {recipe.data.columns.text: " ".join(synthetic.sentences(made.draw, 8))}
 
 
 class CausalLM(BlockTask):

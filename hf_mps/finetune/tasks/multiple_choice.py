@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import string
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -122,26 +120,19 @@ class MultipleChoice(TextTask):
         return classification.rows(rows_, truths, classification.logits_of(evaluated.predictions), names, every=every)
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return contexts, each with one choice made of its class's words."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a context with one choice made of its class's words."""
+        draw, named = made.draw, recipe.data.columns
         count = 4 if isinstance(named.choices, str) else len(named.choices)
-
-        def row(right: int) -> dict[str, Any]:
-            kind = draw.randrange(4)
-            others = [other for other in range(4) if other != kind]
-            texts = [synthetic.word(draw, kind if place == right else draw.choice(others)) for place in range(count)]
-            made: dict[str, Any] = {named.context: synthetic.sentence(draw, kind), named.label: right}
-            if named.start:
-                made[named.start] = draw.choice(synthetic.SUBJECTS)
-            if isinstance(named.choices, str):
-                return made | {named.choices: texts}
-            return made | dict(zip(named.choices, texts, strict=True))
-
-        rows = synthetic.splits_of(recipe.data)
-        return {
-            split: [row(right) for right in synthetic.classes(number, count, draw)] for split, number in rows.items()
-        }
+        right, kind = made.kind(count), draw.randrange(4)
+        others = [other for other in range(4) if other != kind]
+        texts = [synthetic.word(draw, kind if place == right else draw.choice(others)) for place in range(count)]
+        row: dict[str, Any] = {named.context: synthetic.sentence(draw, kind), named.label: right}
+        if named.start:
+            row[named.start] = draw.choice(synthetic.SUBJECTS)
+        if isinstance(named.choices, str):
+            return row | {named.choices: texts}
+        return row | dict(zip(named.choices, texts, strict=True))
 
 
 def _roles(rows: load.Rows) -> list[str]:

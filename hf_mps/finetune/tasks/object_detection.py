@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
+from PIL import Image, ImageDraw
 from pydantic import Field
 
 from hf_mps import metrics
@@ -17,7 +16,8 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import Prepared, Task
+from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._images import ImageTask
 from hf_mps.metrics.boxes import NUMBERS, average_precision
 
 Format = Literal["xywh", "xyxy"]
@@ -71,7 +71,7 @@ class Recipe(schema.Recipe):
     """Keys of the model's configuration."""
 
 
-class ObjectDetection(Task):
+class ObjectDetection(ImageTask):
     """Learns the boxes around objects, and their classes."""
 
     name = "object-detection"
@@ -86,7 +86,6 @@ class ObjectDetection(Task):
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         from hf_mps.finetune.models.detection_trainer import unfilled
-        from hf_mps.finetune.run.callbacks import Epochs
 
         recipe = self.recipe
         chosen = self.measures()
@@ -100,11 +99,12 @@ class ObjectDetection(Task):
         for split in rows.values():
             images.refuse_missing(split)
         found = {split: _objects(one, names, recipe.box_format) for split, one in rows.items()}
-        processor = self.checkpoint.image_processor()
+        self.begin(names)
+        processor = self.processing_class
         # Squares, as RT-DETR reads them: boxes as shares of the image are right without knowing how it was padded.
         images.resize(processor, {"height": recipe.image_size, "width": recipe.image_size})
         processor.do_pad = False
-        self._begin(labels.configure(self.checkpoint.config(), names, recipe.config_overrides), names, processor)
+        self.load(labels.configure(self.checkpoint.config(), names, recipe.config_overrides))
         count, without = sum(map(len, found["train"])), sum(not one for one in found["train"])
         varied = f"mirrored in {recipe.flip:.0%}, drawn from the seed, the epoch and the row alone"
         varied, empty = varied if recipe.flip else "not varied", f"; {without} images have none" if without else ""
@@ -113,8 +113,9 @@ class ObjectDetection(Task):
             split: Boxes(one, processor, found[split], flip=flips.get(split, 0.0), seed=recipe.seed)
             for split, one in rows.items()
         }
-        return self.made(
-            splits=splits,
+        return self.trained(
+            rows,
+            splits,
             metrics=chosen,
             compute_metrics=lambda evaluated: chosen.of(
                 average_precision(unfilled(evaluated.predictions), unfilled(evaluated.label_ids))
@@ -126,8 +127,6 @@ class ObjectDetection(Task):
                 "labels": Choice(f"{len(names)} classes: {labels.listed(names)}", told),
                 **self.choices,
             },
-            callbacks=[Epochs(splits["train"].begin)],
-            predicted=(rows["validation"], splits["validation"]),
             figures=lambda predicted: self._figures(rows["validation"], found["validation"], predicted),
         )
 
@@ -143,17 +142,11 @@ class ObjectDetection(Task):
             scenes.append((images.opened(rows, at), [(self.names[kind], "", *box) for box, kind in truths[at]], found))
         return pictures.boxes(scenes)
 
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        config = self.checkpoint.config()
-        self._begin(config, labels.classes(config), self.checkpoint.image_processor())
-        return self.made()
-
-    def _begin(self, config: Any, names: Sequence[str], processor: Any) -> None:
+    def begin(self, names: Sequence[str]) -> None:
         from hf_mps.finetune.models.detection_trainer import DetectionTrainer
 
-        self.names, self.processing_class, self.trainer = names, processor, DetectionTrainer
-        self.collator = collate
-        self.load(config)
+        super().begin(names)
+        self.trainer, self.collator = DetectionTrainer, collate
 
     def inputs(self, rows: Rows) -> Boxes:
         images.refuse_missing(rows)
@@ -162,39 +155,27 @@ class ObjectDetection(Task):
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each image's boxes, the best first, as transformers' pipeline has them."""
         for at, best in enumerate(trainer.predict(inputs).predictions):
-            size = 2 * images.dimensions(rows, at, rows.dataset[at]["image"])
+            image = rows.dataset[at]["image"]
+            size = 2 * images.dimensions(rows, at, image)
             told = []
             for label, score, *box in best.tolist():
                 if label >= 0 and score >= self.recipe.threshold:
                     corners = (round(min(max(one, 0.0), 1.0) * side) for one, side in zip(box, size, strict=True))
                     place = dict(zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True))
                     told.append({"label": self.names[int(label)], "score": round(score, 4), "box": place})
-            yield {"row": rows.number(at), "image": images.name(rows, at), "prediction": told}
+            yield {"row": rows.number(at), "image": images.named(image), "prediction": told}
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write images of one or two rectangles into `folder`, each in its class's colour, and return their boxes."""
-        from PIL import Image, ImageDraw
-
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-        names = recipe.data.labels
-        kinds = range(min(len(COLOURS), len(names or COLOURS)))
-
-        def row(split: str, number: int) -> dict[str, Any]:
-            image = Image.new("RGB", SMOKE_SIZE, (30, 30, 30))
-            found = []
-            for _ in range(draw.choice((1, 2))):
-                left, upper, kind = draw.randrange(28), draw.randrange(22), draw.choice(kinds)
-                ImageDraw.Draw(image).rectangle((left, upper, left + 15, upper + 13), COLOURS[kind])
-                box = [left, upper, 16, 14] if recipe.box_format == "xywh" else [left, upper, left + 16, upper + 14]
-                found.append({"bbox": box, "category": synthetic.class_value(names, kind)})
-            (folder / split).mkdir(exist_ok=True)
-            name = f"{split}/{number:03}.png"
-            image.save(folder / name)
-            return {named.image: name, named.objects: found}
-
-        rows = synthetic.splits_of(recipe.data)
-        return {split: [row(split, number) for number in range(count)] for split, count in rows.items()}
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Write an image of one or two rectangles, each in its class's colour, and return their boxes."""
+        draw, names, image = made.draw, recipe.data.labels, Image.new("RGB", SMOKE_SIZE, (30, 30, 30))
+        kinds, found = range(min(len(COLOURS), len(names or COLOURS))), []
+        for _ in range(draw.choice((1, 2))):
+            left, upper, kind = draw.randrange(28), draw.randrange(22), draw.choice(kinds)
+            ImageDraw.Draw(image).rectangle((left, upper, left + 15, upper + 13), COLOURS[kind])
+            box = [left, upper, 16, 14] if recipe.box_format == "xywh" else [left, upper, left + 16, upper + 14]
+            found.append({"bbox": box, "category": synthetic.class_value(names, kind)})
+        return {recipe.data.columns.image: made.save(image), recipe.data.columns.objects: found}
 
 
 def _objects(rows: Rows, names: Sequence[str], form: Format) -> list[list[Object]]:
@@ -254,8 +235,6 @@ class Boxes(images.Varied):
         self._processor, self._found, self._flip = processor, found, flip
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        from PIL import Image
-
         image = images.opened(self._rows, index)
         if self._found is None:
             return {"pixel_values": self._processor(images=[image], return_tensors="pt")["pixel_values"][0]}

@@ -18,7 +18,6 @@ from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import buckets, lengths, tokens, windows
-from hf_mps.metrics import Metrics
 from hf_mps.metrics.selection import choose
 from hf_mps.metrics.squad import exact_match, f1
 
@@ -106,7 +105,7 @@ class QuestionAnswering(TextTask):
     longest_default = 384
     """As many as transformers' run_qa.py has."""
     recipe: Recipe
-    measured: Metrics | None
+    measured: metrics.Metrics | None
 
     @staticmethod
     def keep(logits: Any, labels: Any) -> Any:
@@ -141,16 +140,16 @@ class QuestionAnswering(TextTask):
         grouped = False if "sampling" in self.choices else None
         self.choose_lengths(counts["train"], counts["validation"], grouped=grouped)
         self.finish()
-        evaluator = QAEvaluator(recipe, rows["validation"], found["validation"], self.measured, self.negative)
+        validation = rows["validation"]
         return self.made(
             splits={split: found[split].select_columns(cut.columns) for split in SPLITS},
             metrics=measured,
-            compute_metrics=lambda evaluated: evaluator.score(
-                [answer.text for answer in evaluator.answers(evaluated.predictions)]
+            compute_metrics=lambda evaluated: self._score(
+                validation, [one.text for one in self._answers(validation, found["validation"], evaluated.predictions)]
             ),
-            baseline=evaluator.baseline(),
+            baseline=self._baseline(validation),
             token_counts=counts["train"],
-            predicted=(rows["validation"], found["validation"]),
+            predicted=(validation, found["validation"]),
             figures=pictures.answers,
         )
 
@@ -163,11 +162,65 @@ class QuestionAnswering(TextTask):
         return self._windowing().windows(rows)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
-        cut = self._windowing()
+        """Yield each question and its answer, beside the truth where it is known."""
+        cut, known = self._windowing(), self.measured is not None
         # The loss that `predict` computes wants the answers' places, where they are known.
-        columns = cut.columns if self.measured is not None else cut.inputs
-        evaluator = QAEvaluator(self.recipe, rows, inputs, self.measured, self.negative)
-        return evaluator.rows(evaluator.answers(trainer.predict(inputs.select_columns(columns)).predictions))
+        logits = trainer.predict(inputs.select_columns(cut.columns if known else cut.inputs)).predictions
+        truths = windows.truths(rows) if known else []
+        for number, predicted in enumerate(self._answers(rows, inputs, logits)):
+            row = rows.dataset[number]
+            judged: dict[str, Any] = {}
+            if known:
+                text, right = predicted.text, truths[number]
+                judged = {"truth": " | ".join(dict.fromkeys(right)), "exact_match": exact_match(text, right)}
+                judged["f1"] = round(f1(text, right), 4)
+            yield {
+                "id": str(row.get("id", rows.number(number))),
+                "question": row["question"],
+                "prediction": predicted.text,
+                **judged,
+                "probability": round(predicted.probability, 4),
+                "start": predicted.start,
+                **({"null_score_diff": round(predicted.null_margin, 4)} if self.negative else {}),
+            }
+
+    def _answers(self, rows: Rows, features: Any, logits: Sequence[Any]) -> Iterator[windows.Answer]:
+        """Yield the answer to each question from its windows' `logits`: start and end, each (windows, width)."""
+        contexts, recipe = rows.dataset["context"][:], self.recipe
+        places = features.select_columns(["row", "starts", "ends", "null"]).with_format("numpy")
+        found = (
+            (int(place["row"]), windows.Window(start, end, place["starts"], place["ends"], int(place["null"])))
+            for place, start, end in zip(places, *logits, strict=True)
+        )
+        for row, pieces in itertools.groupby(found, key=lambda pair: pair[0]):
+            yield windows.answer(
+                contexts[row],
+                (window for _, window in pieces),
+                count=recipe.n_best_size,
+                longest=recipe.max_answer_length,
+                nothing=self.negative,
+                threshold=recipe.null_score_diff_threshold,
+            )
+
+    def _score(self, rows: Rows, texts: Sequence[str]) -> dict[str, float]:
+        """Return the metrics of the texts that answer every question."""
+        assert self.measured is not None
+        # Numbered here: ids in a user's rows may repeat.
+        predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(texts)]
+        references = [
+            {"id": str(number), "answers": {"text": right, "answer_start": [0] * len(right)}}
+            for number, right in enumerate(windows.truths(rows))
+        ]
+        return self.measured.compute(predictions, references)
+
+    def _baseline(self, rows: Rows) -> metrics.Baseline:
+        """Return the score of the text's first sentence, or of no answer where that is allowed."""
+        contexts = rows.dataset["context"][:]
+        what, texts = "always answers that there is no answer", [""] * len(contexts)
+        if not self.negative:
+            what = "always answers with the first sentence of the text"
+            texts = [context.partition(". ")[0] for context in contexts]
+        return metrics.Baseline(what, self._score(rows, texts))
 
     def _windowing(self) -> windows.QAWindowing:
         stride = self.recipe.stride_of(self.longest)
@@ -205,75 +258,3 @@ def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
             place = rows[split].place(numbers[0])
             raise UserError(f"{place} has no answer; allowed with version_2_with_negative=true")
     return Choice(recipe.version_2_with_negative, "version_2_with_negative in the recipe")
-
-
-class QAEvaluator:
-    """Answers questions from the logits of their windows, and scores the answers where they are `measured`."""
-
-    def __init__(self, recipe: Recipe, rows: Rows, features: Any, measured: Metrics | None, negative: bool) -> None:
-        self._recipe = recipe
-        self._measured = measured
-        self._negative = negative
-        self._contexts: list[str] = rows.dataset["context"][:]
-        self._questions: list[str] = rows.dataset["question"][:]
-        self._truths = windows.truths(rows) if measured is not None else []
-        has_ids = "id" in rows.dataset.column_names
-        count = len(self._contexts)
-        self._ids = (
-            [str(value) for value in rows.dataset["id"]] if has_ids else [str(rows.number(n)) for n in range(count)]
-        )
-        self._places = features.select_columns(["row", "starts", "ends", "null"]).with_format("numpy")
-
-    def answers(self, logits: Sequence[Any]) -> list[windows.Answer]:
-        """Return the answer to each question; `logits` are start and end, each of shape (windows, width)."""
-        found = (
-            (int(place["row"]), windows.Window(start, end, place["starts"], place["ends"], int(place["null"])))
-            for place, start, end in zip(self._places, *logits, strict=True)
-        )
-        return [
-            windows.answer(
-                self._contexts[row],
-                (window for _, window in pieces),
-                count=self._recipe.n_best_size,
-                longest=self._recipe.max_answer_length,
-                nothing=self._negative,
-                threshold=self._recipe.null_score_diff_threshold,
-            )
-            for row, pieces in itertools.groupby(found, key=lambda pair: pair[0])
-        ]
-
-    def score(self, texts: Sequence[str]) -> dict[str, float]:
-        """Return the metrics of the texts that answer every question."""
-        assert self._measured is not None
-        # Numbered here: ids in a user's rows may repeat.
-        predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(texts)]
-        references = [
-            {"id": str(number), "answers": {"text": truths, "answer_start": [0] * len(truths)}}
-            for number, truths in enumerate(self._truths)
-        ]
-        return self._measured.compute(predictions, references)
-
-    def baseline(self) -> metrics.Baseline:
-        """Return the score of the text's first sentence, or of no answer where that is allowed."""
-        if self._negative:
-            return metrics.Baseline("always answers that there is no answer", self.score([""] * len(self._truths)))
-        firsts = [context.partition(". ")[0] for context in self._contexts]
-        return metrics.Baseline("always answers with the first sentence of the text", self.score(firsts))
-
-    def rows(self, answers: Sequence[windows.Answer]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of predictions.csv, without the truth where nothing is measured."""
-        for number, predicted in enumerate(answers):
-            judged: dict[str, Any] = {}
-            if self._measured is not None:
-                text, truths = predicted.text, self._truths[number]
-                judged = {"truth": " | ".join(dict.fromkeys(truths)), "exact_match": exact_match(text, truths)}
-                judged["f1"] = round(f1(text, truths), 4)
-            yield {
-                "id": self._ids[number],
-                "question": self._questions[number],
-                "prediction": predicted.text,
-                **judged,
-                "probability": round(predicted.probability, 4),
-                "start": predicted.start,
-                **({"null_score_diff": round(predicted.null_margin, 4)} if self._negative else {}),
-            }

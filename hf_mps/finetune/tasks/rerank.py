@@ -6,9 +6,7 @@ sort the few documents that a faster method found.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -21,7 +19,7 @@ from hf_mps.finetune.models import embeddings, in_batch, reranking
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Dataset, Prepared
-from hf_mps.finetune.tasks._embeddings import SentenceTask
+from hf_mps.finetune.tasks.embeddings import SentenceTask
 from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.metrics.selection import choose
 
@@ -170,7 +168,7 @@ class Rerank(SentenceTask):
 
     def _opened(self) -> tuple[Any, Choice[str]]:
         labels.override(self.checkpoint.config(), self.recipe.config_overrides)  # refuses a key that it does not have
-        model = self.checkpoint.cross_encoder(self.device, self.recipe.config_overrides)
+        model = self.checkpoint.of_sentence_transformers(self.auto_class, self.device, self.recipe.config_overrides)
         count = sum(parameter.numel() for parameter in model.parameters())
         kind = type(model[0].model).__name__
         return model, Choice(self.checkpoint.name, f"{kind} with one score, {count / 1e6:.1f} M parameters")
@@ -181,27 +179,22 @@ class Rerank(SentenceTask):
         return self.length.value.collator(DataCollatorWithPadding(self.tokenizer), self.tokenizer)
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return queries that name a kind of thing, and documents of sentences about one kind each."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns
-
-        def row(kind: int) -> dict[str, Any]:
-            kinds = [kind, *draw.choices([other for other in range(4) if other != kind], k=LISTED - 1)]
-            draw.shuffle(kinds)
-            texts = [synthetic.sentence(draw, one) for one in kinds]
-            made: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
-            if named.documents:
-                return made | {named.documents: texts, str(named.label): [int(one == kind) for one in kinds]}
-            right, wrong = (
-                next(text for text, one in zip(texts, kinds, strict=True) if (one == kind) is so)
-                for so in (True, False)
-            )
-            if named.negative:
-                return made | {str(named.text_pair): right, named.negative: wrong}
-            label = draw.randrange(2)
-            return made | {str(named.text_pair): right if label else wrong, str(named.label): label}
-
-        return {split: [row(kind) for kind in synthetic.classes(n, 4, draw)] for split, n in synthetic.splits().items()}
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a query that names a kind of thing, and documents of sentences about one kind each."""
+        draw, named, kind = made.draw, recipe.data.columns, made.kind(4)
+        kinds = [kind, *draw.choices([other for other in range(4) if other != kind], k=LISTED - 1)]
+        draw.shuffle(kinds)
+        texts = [synthetic.sentence(draw, one) for one in kinds]
+        row: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
+        if named.documents:
+            return row | {named.documents: texts, str(named.label): [int(one == kind) for one in kinds]}
+        right, wrong = (
+            next(text for text, one in zip(texts, kinds, strict=True) if (one == kind) is so) for so in (True, False)
+        )
+        if named.negative:
+            return row | {str(named.text_pair): right, named.negative: wrong}
+        label = draw.randrange(2)
+        return row | {str(named.text_pair): right if label else wrong, str(named.label): label}
 
 
 def _described(train: Sequence[reranking.Query], without: int) -> Choice[str]:

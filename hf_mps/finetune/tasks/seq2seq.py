@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -16,7 +14,6 @@ from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.language import Loaded
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
 from hf_mps.finetune.tasks._language import LanguageTask
@@ -165,7 +162,7 @@ class Seq2SeqTask(LanguageTask):
             yield {"prompt": row["source"], **truth, "generated": text}
 
 
-def _tokenised(rows: Rows, loaded: Loaded, prefix: str, longest_target: int) -> Dataset:
+def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target: int) -> Dataset:
     """Return sources with their prefix as ids and targets as labels, each cut to its longest length.
 
     Rows without targets get one token: Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
@@ -231,15 +228,10 @@ class Summarization(Seq2SeqTask):
     )
 
     @staticmethod
-    def smoke_rows(recipe: SummarizationRecipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return made-up documents of eight sentences, the first of which is the summary."""
-        draw, (source, target) = random.Random(recipe.seed), recipe.data.columns.roles().values()
-
-        def row() -> dict[str, Any]:
-            written = synthetic.sentences(draw, 8)
-            return {source: " ".join(written), target: written[0]}
-
-        return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
+    def smoke_row(recipe: SummarizationRecipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a made-up document of eight sentences, the first of which is the summary."""
+        written, (source, target) = synthetic.sentences(made.draw, 8), recipe.data.columns.roles().values()
+        return {source: " ".join(written), target: written[0]}
 
 
 class TranslationData(schema.Data):
@@ -309,21 +301,15 @@ class Translation(Seq2SeqTask):
             model.generation_config.forced_bos_token_id = first
 
     @staticmethod
-    def smoke_rows(recipe: TranslationRecipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return made-up sentences; the target has the words in reverse order."""
-        draw, columns = random.Random(recipe.seed), recipe.data.columns.roles().values()
-
-        def row(source: str) -> dict[str, Any]:
-            made: dict[str, Any] = {}
-            for column, text in zip(columns, (source, " ".join(reversed(source.split()))), strict=True):
-                *outer, last = column.split(".")
-                here = made
-                for name in outer:
-                    here = here.setdefault(name, {})
-                here[last] = text
-            return made
-
-        return {
-            split: [row(text) for text in synthetic.sentences(draw, count)]
-            for split, count in synthetic.splits().items()
-        }
+    def smoke_row(recipe: TranslationRecipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a made-up sentence; the target has the words in reverse order."""
+        row: dict[str, Any] = {}
+        source = synthetic.sentences(made.draw, 1)[0]
+        texts = (source, " ".join(reversed(source.split())))
+        for column, text in zip(recipe.data.columns.roles().values(), texts, strict=True):
+            *outer, last = column.split(".")
+            here = row
+            for name in outer:
+                here = here.setdefault(name, {})
+            here[last] = text
+        return row

@@ -1,12 +1,15 @@
-"""Supervised fine-tuning of an instruction model: it learns the assistant's words in conversations and nothing else."""
+"""Supervised fine-tuning of an instruction model: it learns the assistant's words in conversations and nothing else.
+
+Distillation learns a larger model's next-token probabilities in place of the words.
+"""
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -15,7 +18,7 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.tasks._base import Dataset, Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask, mapped
+from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, mapped
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
 
@@ -92,21 +95,82 @@ class SFT(ChatTask):
         )
 
     def inputs(self, rows: Rows) -> list[Asked]:
-        return [(conversations.prompt(rows, row, index), None) for index, row in enumerate(rows.dataset)]
+        return asked(rows, lambda row: chat.without_answer(conversations.conversation({**row, "output": ""})))
 
     def generates(self) -> language.Generate:
         return self.recipe.generate
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return made-up sentences, each with another one as its answer."""
-        draw = random.Random(recipe.seed)
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a made-up sentence with another one as its answer."""
+        asked, answer = synthetic.sentences(made.draw, 2)
+        return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
 
-        def row() -> dict[str, Any]:
-            asked, answer = synthetic.sentences(draw, 2)
-            return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
 
-        return {split: [row() for _ in range(n)] for split, n in synthetic.splits().items()}
+class Distillation(schema.Section):
+    """How the teacher is followed, in the words of TRL's GKDConfig."""
+
+    beta: float = Field(default=0.5, ge=0, le=1)
+    """0 covers all that the teacher says (KL), 1 keeps to what it says most (reverse KL), between them is their mix."""
+    lmbda: float = Field(default=0.5, ge=0, le=1)
+    """The share of batches in which the model's own answers are judged; 0 generates nothing."""
+    temperature: float = Field(default=0.9, gt=0)
+    """The temperature at which it answers."""
+    max_new_tokens: int = Field(default=128, ge=1)
+    """The most tokens of such an answer."""
+
+
+class DistillRecipe(Recipe):
+    """Adds the teacher and how it is followed to what sft has.
+
+    `packing` is for rows whose prompts the model does not answer itself (`distillation.lmbda: 0`).
+    """
+
+    task: Literal["distill"]  # type: ignore[assignment]
+    """What the model learns to do."""
+    teacher: str
+    """The model that is learned from: a hub id or a folder, with the same vocabulary."""
+    distillation: Distillation = Distillation()
+
+    @model_validator(mode="after")
+    def _packs_no_prompts(self) -> DistillRecipe:
+        if self.packing and self.distillation.lmbda:
+            told = "which has the model answer the prompt of each row; give distillation.lmbda: 0, or leave packing out"
+            raise ValueError(f"has packing and distillation.lmbda: {self.distillation.lmbda}, {told}")
+        return self
+
+
+class Distill(SFT):
+    """Learns the teacher's probabilities of the assistant's words."""
+
+    name = "distill"
+    recipe_class = DistillRecipe
+    architectures: ClassVar[tuple[str, ...]] = ()  # a saved model is one of sft's
+    unsharded = "its teacher would stay whole on every rank"
+
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        self.refuse_without_trl()
+        import transformers
+
+        from hf_mps.finetune.models.distill_trainer import DistillTrainer
+
+        recipe: Any = self.recipe
+        if recipe.distillation.lmbda:
+            self.recipe = recipe.model_copy(update={"packing": False})
+        made = super().prepare(rows)
+        source = self.checkpoint.beside(recipe.teacher)
+        if source.tokenizer().get_vocab() != self.loaded.tokenizer.get_vocab():
+            told = f"its tokenizer has other words than that of {recipe.model}, and they are compared word by word"
+            raise UserError(f"teacher {recipe.teacher}: {told}; give a larger model of the same family: teacher=NAME")
+        teacher, told_of = source.model(getattr(transformers, self.auto_class))
+        made.choices["teacher"] = Choice(told_of.value, f"{told_of.reason}; it is asked, and does not learn")
+        made.trainer = DistillTrainer
+        made.trainer_settings |= {"ref_model": teacher, "distillation": recipe.distillation}
+        return made
+
+    def load_language(self, **settings: Any) -> None:
+        """Load the model with whole logits, which are compared."""
+        super().load_language(**{**settings, "chunks": False})
 
 
 def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:

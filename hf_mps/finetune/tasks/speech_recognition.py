@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +16,15 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, ctc_vocabulary, transcripts
+from hf_mps.finetune.media import audio
+from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import GENERATES, Prepared, Task
+from hf_mps.finetune.tasks import _speech
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.text import tokens
 
+DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"
 # Samples for each frame of wav2vec 2.0, where a configuration does not say.
 HOP = 320
 
@@ -33,10 +39,10 @@ class Recipe(schema.Recipe):
 
     task: Literal["speech-recognition"]
     """What the model learns to do."""
-    data: transcripts.Data
+    data: _speech.Data
     vocabulary: Literal["data", "checkpoint"] | None = None
     """The letters: those of the training texts, or the checkpoint's."""
-    letter_case: Literal["lower", "upper", "keep"] | None = None
+    letter_case: _speech.Case | None = None
     """The case of all texts; by default what suits the vocabulary."""
     chars_to_ignore: list[str] = Field(default_factory=list)
     """Characters that are taken out of the texts."""
@@ -48,20 +54,15 @@ class Recipe(schema.Recipe):
     """Keys of the model's configuration."""
 
 
-class SpeechRecognition(Task):
+class SpeechRecognition(_speech.SpeechTask):
     """Learns to write down sound, letter by letter."""
 
     name = "speech-recognition"
     recipe_class = Recipe
-    pipeline_tag = "automatic-speech-recognition"
-    metrics = ("wer", "cer")
-    truth = ("text",)
     at_a_time = 128  # decoded sound is large
     architectures = ("ForCTC",)
     shape = "sound"
-    unsharded = GENERATES
     family = ("wav2vec2", "sound")
-    shows = "texts"
     recipe: Recipe
 
     @staticmethod
@@ -75,7 +76,7 @@ class SpeechRecognition(Task):
             tokens.refuse_other_than_text(split, ["text"])
         measured = metrics.load(self.measures().names)
         config, extractor = self._begin()
-        spelling = ctc_vocabulary.decide(recipe, rows, self.checkpoint, config)
+        spelling = self.spelling = spelled(recipe, rows, self.checkpoint, config)
         self.tokenizer = spelling.tokenizer
         self.choices |= spelling.choices
         config.vocab_size, config.pad_token_id = len(self.tokenizer), self.tokenizer.pad_token_id
@@ -91,28 +92,32 @@ class SpeechRecognition(Task):
         counts = {split: encoded[split]["samples"][:] for split in SPLITS}
         most = recipe.max_duration_in_seconds
         kept = {split: list(range(len(counts[split]))) for split in SPLITS}
-        kept["train"] = transcripts.short_enough(rows["train"], counts["train"], most, rate)
+        kept["train"] = _speech.short_enough(rows["train"], counts["train"], most, rate)
         missing = len(counts["train"]) - len(kept["train"])
-        self.choices |= transcripts.left_out({"training": {f"longer than {most:g} seconds": missing}})
+        self.choices |= _speech.left_out({"training": {f"longer than {most:g} seconds": missing}})
         hop = getattr(config, "inputs_to_logits_ratio", HOP)
         frames = {split: [-(-counts[split][row] // hop) for row in kept[split]] for split in SPLITS}
         length = audio.durations(recipe, frames["train"], frames["validation"], hop, rate)
         self.choices["lengths"] = length
         self._load(config)
-        truths = [spelling.clean(text) for text in rows["validation"].dataset["text"]]
-        evaluator = ASREvaluator(rows["validation"], counts["validation"], self.tokenizer, self.model, rate, truths)
+        truths = self._truths(rows["validation"])
         labels_of = {split: encoded[split]["labels"][:] for split in SPLITS}
-        sounds = {split: audio.Sounds(rows[split], labels_of[split], kept[split], extractor) for split in SPLITS}
+        sounds = {
+            split: audio.Sounds(rows[split], labels_of[split], kept[split], counts[split], extractor)
+            for split in SPLITS
+        }
         return self.made(
             splits=sounds,
             collator=length.value.collator(audio.collator(extractor, max(map(len, labels_of["train"])))),
             metrics=measured,
-            compute_metrics=lambda evaluated: measured.compute(evaluator.texts(evaluated.predictions), truths),
+            compute_metrics=lambda evaluated: measured.compute(
+                self._texts(sounds["validation"], evaluated.predictions), truths
+            ),
             baseline=metrics.Baseline("answers nothing", measured.compute([""] * len(truths), truths)),
             token_counts=frames["train"],
-            predicted=(rows["validation"], (sounds["validation"], evaluator)),
+            predicted=(rows["validation"], sounds["validation"]),
             figures=pictures.transcripts,
-            snippet=transcripts.SNIPPET,
+            snippet=_speech.SNIPPET,
         )
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
@@ -122,15 +127,18 @@ class SpeechRecognition(Task):
         length = audio.kept(chosen, getattr(config, "inputs_to_logits_ratio", HOP), extractor.sampling_rate)
         return self.made(collator=length.value.collator(audio.collator(extractor, 0)))
 
-    def inputs(self, rows: Rows) -> tuple[audio.Sounds, ASREvaluator]:
-        every, rate = range(len(rows.dataset)), self.extractor.sampling_rate
-        counts = [audio.samples(rows, at, rate) for at in every]
-        evaluator = ASREvaluator(rows, counts, self.tokenizer, self.model, rate)
-        return audio.Sounds(rows, None, every, self.extractor), evaluator
-
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
-        sounds, evaluator = inputs
-        yield from evaluator.rows(evaluator.texts(trainer.predict(sounds).predictions))
+        texts = self._texts(inputs, trainer.predict(inputs).predictions)
+        return _speech.lines(inputs, texts, self._truths(rows) if "text" in rows.dataset.column_names else ())
+
+    def _texts(self, sounds: audio.Sounds, letter_ids: Any) -> list[str]:
+        """Return the text of each row; `letter_ids` has shape (rows, frames), and padding frames spell nothing."""
+        frames = (int(self.model._get_feat_extract_output_lengths(sounds.counts[row])) for row in sounds.kept)
+        own = [ids[:count] for ids, count in zip(letter_ids, frames, strict=True)]
+        return [str(text) for text in self.tokenizer.batch_decode(own)]
+
+    def _truths(self, rows: Rows) -> list[str]:
+        return [self.spelling.clean(text) for text in rows.dataset["text"]]
 
     def _begin(self) -> tuple[Any, Any]:
         """Open configuration and feature extractor. Raises UserError for a model that does not take the wave."""
@@ -157,14 +165,81 @@ class SpeechRecognition(Task):
             self.choices["feature_encoder"] = Choice("frozen", reason)
         self.processing_class = Wav2Vec2Processor(feature_extractor=self.extractor, tokenizer=self.tokenizer)
 
-    @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write words spelled in tones, a tone for a letter, as wav files into `folder`, and return their rows."""
-        named = recipe.data.columns
-        return transcripts.smoke_rows(folder, named.audio, named.text)
+
+@dataclass(frozen=True)
+class Spelling:
+    """A CTC `tokenizer`, the `case` of all texts, the characters `ignored`, and the choices behind them."""
+
+    tokenizer: Any
+    case: _speech.Case
+    ignored: str
+    choices: dict[str, Choice[Any]]
+
+    def clean(self, text: str) -> str:
+        """Return `text` as the model is to spell it."""
+        return _speech.cleaned(text, self.case, self.ignored)
 
 
-def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:
+def spelled(recipe: Recipe, rows: Mapping[str, Rows], checkpoint: Checkpoint, config: Any) -> Spelling:
+    """Choose vocabulary and case: the recipe's (`vocabulary`, `letter_case`, `chars_to_ignore`), or what suits.
+
+    Raises UserError for a checkpoint without letters where the recipe asks for them, and for texts without any.
+    """
+    tuned = any(name.endswith("ForCTC") for name in getattr(config, "architectures", None) or ())
+    reason = "vocabulary in the recipe"
+    if recipe.vocabulary is None:
+        reason = f"the checkpoint {'was' if tuned else 'was not'} fine-tuned for recognition"
+    ignored = "".join(recipe.chars_to_ignore)
+    if recipe.vocabulary == "checkpoint" or (recipe.vocabulary is None and tuned):
+        tokenizer = checkpoint.tokenizer()
+        delimiter = getattr(tokenizer, "word_delimiter_token", None)
+        alphabet = sorted(token for token in tokenizer.get_vocab() if len(token) == 1 and token != delimiter)
+        large, small = any(map(str.isupper, alphabet)), any(map(str.islower, alphabet))
+        suits: _speech.Case = "keep" if large == small else "upper" if large else "lower"
+        case: _speech.Case = recipe.letter_case or suits
+        origin, why = "the checkpoint's", "the case of the vocabulary"
+    else:
+        case = recipe.letter_case or "lower"
+        origin, why = "the letters of the training texts", "the default for a new vocabulary"
+        alphabet = _letters(_speech.cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
+        if not alphabet:
+            raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
+        tokenizer = _tokenizer(alphabet)
+    choices: dict[str, Choice[Any]] = {
+        "vocabulary": Choice(_shown(alphabet), f"{origin}: {reason}"),
+        "letter_case": Choice(case, "letter_case in the recipe" if recipe.letter_case else why),
+    }
+    spelling, vocabulary = Spelling(tokenizer, case, ignored, choices), tokenizer.get_vocab()
+    texts = (spelling.clean(text or "") for split in rows.values() for text in split.dataset["text"])
+    if missing := [letter for letter in _letters(texts) if letter not in vocabulary]:
+        # They are learned and measured as one unknown token.
+        told = f"not in the vocabulary, each is {tokenizer.unk_token}; chars_to_ignore leaves them out"
+        choices["unknown_letters"] = Choice(_shown(missing), told)
+    return spelling
+
+
+def _tokenizer(alphabet: list[str]) -> Any:
+    """Return transformers' CTC tokenizer of these letters."""
+    from transformers import Wav2Vec2CTCTokenizer
+
+    ids = {token: number for number, token in enumerate([DELIMITER, *(a for a in alphabet if a != DELIMITER)])}
+    ids |= {UNKNOWN: len(ids), PAD: len(ids) + 1}
+    special = {"unk_token": UNKNOWN, "pad_token": PAD, "bos_token": None, "eos_token": None}
+    with tempfile.TemporaryDirectory(prefix="hf-mps-letters-") as folder:  # the tokenizer reads a file alone
+        path = Path(folder, "vocab.json")
+        path.write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+        return Wav2Vec2CTCTokenizer(str(path), word_delimiter_token=DELIMITER, **special)
+
+
+def _letters(texts: Iterable[str]) -> list[str]:
+    return sorted({letter for text in texts for letter in text} - {" "})
+
+
+def _shown(alphabet: list[str]) -> str:
+    return "".join(alphabet[:60]) + ("…" if len(alphabet) > 60 else "")
+
+
+def _encoded(rows: Rows, spelling: Spelling, rate: int) -> Any:
     """Return `labels` (the letters' ids) and `samples` (at `rate`) of each row."""
 
     def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
@@ -176,32 +251,4 @@ def _encoded(rows: Rows, spelling: ctc_vocabulary.Spelling, rate: int) -> Any:
         return made
 
     key = ("speech-recognition", spelling.case, spelling.ignored, rate)
-    return transcripts.encoded(rows, spelling.tokenizer, key, ids, rate)
-
-
-class ASREvaluator:
-    """Spells rows from their frames' letters, and measures the texts where the `truths` are known."""
-
-    def __init__(
-        self,
-        rows: Rows,
-        counts: Sequence[int],
-        tokenizer: Any,
-        model: Any,
-        rate: int,
-        truths: Sequence[str] | None = None,
-    ) -> None:
-        self._rows = rows
-        self._seconds = [count / rate for count in counts]
-        self._frames = [int(model._get_feat_extract_output_lengths(count)) for count in counts]
-        self._tokenizer = tokenizer
-        self.truths = truths or ()
-
-    def texts(self, letter_ids: Any) -> list[str]:
-        """Return the text of each row; `letter_ids` has shape (rows, frames), and padding frames spell nothing."""
-        own = [ids[:count] for ids, count in zip(letter_ids, self._frames, strict=True)]
-        return [str(text) for text in self._tokenizer.batch_decode(own)]
-
-    def rows(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows of predictions.csv."""
-        return transcripts.lines(self._rows, self._seconds, texts, self.truths)
+    return _speech.encoded(rows, spelling.tokenizer, key, ids, rate)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -15,17 +14,19 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.media import audio, ctc_vocabulary, transcripts
+from hf_mps.finetune.media import audio
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import GENERATES, Prepared, Task
+from hf_mps.finetune.tasks import _speech
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks.seq2seq import SETTLED, SOURCE
 from hf_mps.finetune.text import lengths, tokens
 
 SpeechTask = Literal["transcribe", "translate"]
 Normalizer = Literal["english", "basic", "none"]
+GENERATION = "generation_config.json"
 START, NO_TIMESTAMPS = "<|startoftranscript|>", "<|notimestamps|>"
 # Where fewer words of the texts are spelled with vowel signs, Whisper's normaliser leaves nearly all of them whole.
 MARKED = 0.05
@@ -45,12 +46,12 @@ class Recipe(schema.Recipe):
 
     task: Literal["speech-seq2seq"]
     """What the model learns to do."""
-    data: transcripts.Data
+    data: _speech.Data
     language: str | None = None
     """The language of the sound, for a model that knows many."""
     speech_task: SpeechTask | None = None
     """Writes down what was said, or its English translation."""
-    letter_case: ctc_vocabulary.Case = "keep"
+    letter_case: _speech.Case = "keep"
     """The case of all texts; by default what suits the vocabulary."""
     normalizer: Normalizer | None = None
     """How texts are made alike before their errors are counted."""
@@ -64,27 +65,20 @@ class Recipe(schema.Recipe):
     """Keys of the model's configuration."""
 
 
-class SpeechSeq2Seq(Task):
+class SpeechSeq2Seq(_speech.SpeechTask):
     """Learns to write down what is said, or its English translation."""
 
     name = "speech-seq2seq"
     recipe_class = Recipe
     auto_class = "AutoModelForSpeechSeq2Seq"
-    pipeline_tag = "automatic-speech-recognition"
-    metrics = ("wer", "cer")
-    truth = ("text",)
     at_a_time = 64  # half a minute of decoded sound is a megabyte
     architectures = ("WhisperForConditionalGeneration",)
     arguments_source = SOURCE
     settled = SETTLED
-    unsharded = GENERATES
     family = ("whisper", "sound")
-    shows = "texts"
     recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
-        from hf_mps.finetune.models.speech_trainer import Transcriber
-
         recipe = self.recipe
         for split in rows.values():
             tokens.refuse_other_than_text(split, ["text"])
@@ -93,13 +87,15 @@ class SpeechSeq2Seq(Task):
         said = spoken(self.checkpoint, recipe.language, recipe.speech_task)
         self._begin(config, said)
         tokenizer, longest = self.tokenizer, self.longest
-        heard = {split: _Heard(rows[split], tokenizer, recipe, self.rate, longest) for split in SPLITS}
+        heard = {split: _heard(rows[split], tokenizer, recipe, self.extractor, longest) for split in SPLITS}
+        sounds: dict[str, Any] = {split: found for split, (found, _) in heard.items()}
         self._load(config, said)
-        truths = [ctc_vocabulary.cleaned(text, recipe.letter_case, "") for text in heard["validation"].of("text")]
+        truths = self._truths(sounds["validation"])
         clean, self.choices["normalizer"] = normaliser(recipe.normalizer, said, tokenizer, truths)
+        self.clean = clean
         if not any(map(clean, truths)):
             raise UserError(f"{rows['validation'].where}: no text has a word left to measure; next: normalizer=none")
-        targets = {split: [len(row) for row in one.of("labels")] for split, one in heard.items()}
+        targets = {split: [len(one.labels[row]) for row in one.kept] for split, one in sounds.items()}
         # The recipe's settings as `lengths.decide` reads them: labels have no keys of their own.
         padded = lengths.Padded.model_construct(
             padding=None, optimizations=recipe.optimizations, training=recipe.training
@@ -107,25 +103,27 @@ class SpeechSeq2Seq(Task):
         shapes = lengths.decide(
             padded, targets["train"], longest, others=targets["validation"], grouped=False, name="target_lengths"
         )
-        missing = {name: heard[split].missing for split, name in (("train", "training"), ("validation", "validation"))}
-        self.choices |= {"target_lengths": shapes, **transcripts.left_out(missing)}
-        valid = heard["validation"]
-        transcriber = Transcriber(rows["validation"], valid.kept, valid.seconds, truths, tokenizer, clean)
+        missing = {"training": heard["train"][1], "validation": heard["validation"][1]}
+        self.choices |= {"target_lengths": shapes, **_speech.left_out(missing)}
         defaults, baseline = language.untrained(recipe)
-        sounds = {
-            split: audio.Sounds(rows[split], one.labels, one.kept, self.extractor) for split, one in heard.items()
-        }
+
+        def measure(evaluated: Any) -> dict[str, float]:
+            """Return the metrics of generated ids, shape (rows, tokens), without rows whose truth has no word left."""
+            texts = zip(language.decoded(evaluated.predictions, tokenizer), truths, strict=True)
+            pairs = [(clean(text), right) for text, truth in texts if (right := clean(truth))]
+            return measured.compute(*map(list, zip(*pairs, strict=True)))
+
         return self.made(
             splits=sounds,
             collator=self.width.collator(audio.collator(self.extractor, 0), tokenizer, labels=shapes.value),
             metrics=measured,
-            compute_metrics=lambda evaluated: transcriber.measure(evaluated, measured),
+            compute_metrics=measure,
             baseline=baseline,
             arguments_defaults=self.arguments_defaults | defaults,
             trainer_settings={"untrained": baseline},
-            predict=lambda trainer: transcriber.lines(trainer, sounds["validation"]),
+            predicted=(rows["validation"], sounds["validation"]),
             figures=pictures.transcripts,
-            snippet=transcripts.SNIPPET,
+            snippet=_speech.SNIPPET,
         )
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
@@ -133,7 +131,7 @@ class SpeechSeq2Seq(Task):
 
         A model that names no language hears which one it is.
         """
-        recipe, config, stored = self.recipe, self._config(), self.checkpoint.stored_generation()
+        recipe, config, stored = self.recipe, self._config(), self.checkpoint.stored(GENERATION)
         named, said = recipe.language or stored.get("language"), None
         if named or not stored.get("is_multilingual", True):
             said = spoken(self.checkpoint, named, recipe.speech_task or stored.get("task"))
@@ -141,18 +139,23 @@ class SpeechSeq2Seq(Task):
         self._load(config, said)
         return self.made(collator=self.width.collator(audio.collator(self.extractor, 0), self.tokenizer))
 
-    def inputs(self, rows: Rows) -> tuple[audio.Sounds, list[float]]:
-        every = range(len(rows.dataset))
-        seconds = [audio.samples(rows, at, self.rate) / self.rate for at in every]
-        for at in every:
-            if seconds[at] > self.extractor.chunk_length:
-                told = f"{rows.where}: row {rows.number(at)} has {seconds[at]:.1f} seconds"
+    def inputs(self, rows: Rows) -> audio.Sounds:
+        sounds = super().inputs(rows)
+        for at, seconds in enumerate(sounds.seconds):
+            if seconds > self.extractor.chunk_length:
+                told = f"{rows.where}: row {rows.number(at)} has {seconds:.1f} seconds"
                 raise UserError(f"{told}; allowed: up to {self.extractor.chunk_length}; next: cut it into parts")
-        return audio.Sounds(rows, None, every, self.extractor), seconds
+        return sounds
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
-        sounds, seconds = inputs
-        return transcripts.lines(rows, seconds, language.decoded(trainer.predict(sounds).predictions, self.tokenizer))
+        texts = language.decoded(trainer.predict(inputs).predictions, self.tokenizer)
+        if "text" not in rows.dataset.column_names:
+            return _speech.lines(inputs, texts)
+        return _speech.lines(inputs, texts, self._truths(inputs), self.clean)
+
+    def _truths(self, sounds: audio.Sounds) -> list[str]:
+        texts = sounds.rows.dataset["text"][:]
+        return [_speech.cleaned(texts[row], self.recipe.letter_case, "") for row in sounds.kept]
 
     def _config(self) -> Any:
         config = self.checkpoint.config()
@@ -174,8 +177,8 @@ class SpeechSeq2Seq(Task):
         # The tokenizer's folder keeps these settings.
         settings = {"language": said.language, "task": said.task, "predict_timestamps": False} if said else {}
         self.tokenizer = self.checkpoint.tokenizer(**settings)
-        self.rate, frames = self.extractor.sampling_rate, self.extractor.nb_max_frames
-        self.width = audio.Spectrograms(frames, "max_length", hop=self.extractor.hop_length, rate=self.rate)
+        rate, frames = self.extractor.sampling_rate, self.extractor.nb_max_frames
+        self.width = audio.Spectrograms(frames, "max_length", hop=self.extractor.hop_length, rate=rate)
         asked, positions = self.recipe.max_target_length, int(config.max_target_positions)
         if asked is not None and asked > positions:
             raise UserError(f"max_target_length is {asked}; allowed: at most {positions}, the positions of this model")
@@ -203,44 +206,31 @@ class SpeechSeq2Seq(Task):
         reason = f"the encoder takes {self.extractor.nb_max_frames} frames, and silence fills up what is shorter"
         self.choices["lengths"] = Choice(self.width, reason)
 
-    @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write words spelled in tones as wav files into `folder`, and return their rows."""
-        named = recipe.data.columns
-        return transcripts.smoke_rows(folder, named.audio, named.text)
 
+def _heard(
+    rows: Rows, tokenizer: Any, recipe: Recipe, extractor: Any, longest: int
+) -> tuple[audio.Sounds, dict[str, int]]:
+    """Return the rows of a split that take part, with labels (ids without the start token), and how many others do
+    not, by the reason.
+    """
+    case, rate, most = recipe.letter_case, extractor.sampling_rate, recipe.max_duration_in_seconds
 
-class _Heard:
-    """One split: its labels (ids without the start token), the rows that take part, and why others do not."""
+    def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
+        # The model puts the first token before the labels itself; in pretraining texts began with a space.
+        made = tokenizer([f" {_speech.cleaned(text, case, '')}" for text in texts])["input_ids"]
+        return [row[1:] for row in made]
 
-    def __init__(self, rows: Rows, tokenizer: Any, recipe: Recipe, rate: int, longest: int) -> None:
-        self._rows = rows
-        case = recipe.letter_case
-
-        def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
-            # The model puts the first token before the labels itself; in pretraining texts began with a space.
-            made = tokenizer([f" {ctc_vocabulary.cleaned(text, case, '')}" for text in texts])["input_ids"]
-            return [row[1:] for row in made]
-
-        key = ("speech-seq2seq", case, rate, tokenizer.prefix_tokens)
-        encoded = transcripts.encoded(rows, tokenizer, key, ids, rate)
-        samples = encoded["samples"][:]
-        self.labels: list[list[int]] = encoded["labels"][:]
-        most = recipe.max_duration_in_seconds
-        short = transcripts.short_enough(rows, samples, most, rate)
-        self.kept = [row for row in short if len(self.labels[row]) <= longest]
-        if not self.kept:
-            raise UserError(f"{rows.where}: every text has more than max_target_length, {longest} tokens; next: more")
-        self.seconds = [samples[row] / rate for row in self.kept]
-        self.missing = {
-            f"longer than {most:g} seconds": len(samples) - len(short),
-            f"more than {longest} tokens of text": len(short) - len(self.kept),
-        }
-
-    def of(self, what: Literal["text", "labels"]) -> list[Any]:
-        """The texts or the labels of the rows that take part."""
-        every = self.labels if what == "labels" else self._rows.dataset["text"][:]
-        return [every[row] for row in self.kept]
+    encoded = _speech.encoded(rows, tokenizer, ("speech-seq2seq", case, rate, tokenizer.prefix_tokens), ids, rate)
+    samples, targets = encoded["samples"][:], encoded["labels"][:]
+    short = _speech.short_enough(rows, samples, most, rate)
+    kept = [row for row in short if len(targets[row]) <= longest]
+    if not kept:
+        raise UserError(f"{rows.where}: every text has more than max_target_length, {longest} tokens; next: more")
+    missing = {
+        f"longer than {most:g} seconds": len(samples) - len(short),
+        f"more than {longest} tokens of text": len(short) - len(kept),
+    }
+    return audio.Sounds(rows, targets, kept, samples, extractor), missing
 
 
 @dataclass(frozen=True)
@@ -265,14 +255,14 @@ def spoken(checkpoint: Checkpoint, language: str | None, task: SpeechTask | None
         raise UserError(f"language is '{brief(language)}', which Whisper does not know; allowed: hi or hindi{near}")
     code = names[language.lower()] if language else None
     # generation_config.json says whether a checkpoint knows more than English, else the ending of its name.
-    if not checkpoint.stored_generation().get("is_multilingual", not checkpoint.name.endswith(".en")):
+    if not checkpoint.stored(GENERATION).get("is_multilingual", not checkpoint.name.endswith(".en")):
         if code not in (None, "en") or task == "translate":
             asked = "speech_task is translate" if code in (None, "en") else f"language is '{language}'"
             raise UserError(f"{asked}, and model {checkpoint.name} knows English alone; next: one without .en")
         return Spoken(None, None)
     if code is None:
         raise UserError(f"model {checkpoint.name} knows many languages; next: language=NAME, that of the sound")
-    known = checkpoint.stored_generation().get("lang_to_id")
+    known = checkpoint.stored(GENERATION).get("lang_to_id")
     if known and f"<|{code}|>" not in known:
         raise UserError(f"language is '{language}', which model {checkpoint.name} does not know; next: another model")
     return Spoken(LANGUAGES[code], task or "transcribe")

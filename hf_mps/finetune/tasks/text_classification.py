@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -219,32 +217,26 @@ class TextClassification(TextTask):
         return classes.confusion(pairs, names) if names else classes.scatter(*zip(*pairs, strict=True))
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return sentences made of their class's words; with a second text, the label is their relation."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a sentence made of its class's words; with a second text, the label is their relation."""
+        draw, named, separator = made.draw, recipe.data.columns, recipe.data.separator
         columns = named.columns_of_labels
         names = columns or recipe.data.labels
         kinds = len(names) if names else 2
-        separator = recipe.data.separator
-        several = recipe.problem_type == label_sets.PROBLEM or columns or separator
-
-        def row(kind: int) -> dict[str, Any]:
-            first = draw.randrange(kinds) if named.text_pair else kind
-            made: dict[str, Any] = {named.text: synthetic.sentence(draw, first)}
-            if named.text_pair:
-                made[named.text_pair] = synthetic.sentence(draw, (first + kind) % kinds)
-            if several:
-                both = sorted({kind, draw.randrange(kinds)})
-                made[named.text] = " and ".join(synthetic.sentence(draw, one) for one in both)
-                given = [synthetic.class_value(names, one) for one in both]
-                if columns:
-                    return made | {column: int(column in given) for column in columns}
-                return made | {str(named.label): separator.join(map(str, given)) if separator else given}
-            label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.class_value(names, kind)
-            return made | {str(named.label): label}
-
-        rows = synthetic.splits_of(recipe.data)
-        return {split: [row(kind) for kind in synthetic.classes(count, kinds, draw)] for split, count in rows.items()}
+        kind = made.kind(kinds)
+        first = draw.randrange(kinds) if named.text_pair else kind
+        row: dict[str, Any] = {named.text: synthetic.sentence(draw, first)}
+        if named.text_pair:
+            row[named.text_pair] = synthetic.sentence(draw, (first + kind) % kinds)
+        if recipe.problem_type == label_sets.PROBLEM or columns or separator:
+            both = sorted({kind, draw.randrange(kinds)})
+            row[named.text] = " and ".join(synthetic.sentence(draw, one) for one in both)
+            given = [synthetic.class_value(names, one) for one in both]
+            if columns:
+                return row | {column: int(column in given) for column in columns}
+            return row | {str(named.label): separator.join(map(str, given)) if separator else given}
+        label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.class_value(names, kind)
+        return row | {str(named.label): label}
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: labels.Labels | None) -> Dataset:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -153,20 +151,14 @@ class TokenClassification(TextTask):
         return classes.confusion(pairs, self.tags.names, of="words")
 
     @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return sentences whose words reveal their tags: the recipe's own set of tags, or people and places."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Return a sentence whose words reveal their tags: the recipe's own set of tags, or people and places."""
+        draw, named = made.draw, recipe.data.columns
         tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-
-        def row(first: int) -> dict[str, Any]:
-            chosen = [(first + step * draw.randrange(1, 3)) % len(tags) for step in range(draw.randrange(4, 9))]
-            return {
-                named.words: [synthetic.word(draw, kind) for kind in chosen],
-                named.tags: [tags[kind] for kind in chosen],
-            }
-
-        rows = synthetic.splits_of(recipe.data)
-        return {split: [row(number) for number in range(count)] for split, count in rows.items()}
+        steps = [step * draw.randrange(1, 3) for step in range(draw.randrange(4, 9))]
+        kinds = [(made.number + step) % len(tags) for step in steps]
+        words = [synthetic.word(draw, kind) for kind in kinds]
+        return {named.words: words, named.tags: [tags[kind] for kind in kinds]}
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: labels.Labels | None) -> Dataset:
@@ -225,17 +217,9 @@ def _tags(every: Mapping[str, Rows], named_in_recipe: Sequence[str] | None) -> l
             if None in words:
                 raise UserError(f"{place}: word {words.index(None) + 1} is missing; allowed: a text for each word")
     inner = getattr(train.dataset.features["tags"], "feature", None)
-    named = getattr(inner, "names", None)
     seen = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
-    if classes := named_in_recipe or named:
-        reason = "data.labels in the recipe" if named_in_recipe else labels.NAMED
-        are_words = getattr(inner, "dtype", None) in tokens.TEXT and not hasattr(inner, "names")
-        tagset = labels.Labels(tuple(classes), labels.keys(classes, seen, ids=not are_words), reason)
-    else:
-        # O first, then by kind with B before I, so that ids do not depend on the order of the rows.
-        ordered = sorted(seen, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))
-        ids = {tag: number for number, tag in enumerate(ordered)}
-        tagset = labels.Labels(tuple(ordered), ids, f"{labels.FOUND} {train.where}")
+    numbers = getattr(inner, "dtype", None) not in tokens.TEXT
+    tagset = labels.of_column(train, inner, named_in_recipe, seen, _in_order, numbers=numbers)
     for rows in every.values():
         names_of_ids = dict(enumerate(getattr(rows.dataset.features["tags"].feature, "names", ())))
         for index, row in enumerate(rows.dataset["tags"]):
@@ -249,6 +233,11 @@ def _tags(every: Mapping[str, Rows], named_in_recipe: Sequence[str] | None) -> l
                 name = brief(str(names_of_ids.get(tag, tag)))
                 raise UserError(f"{place}: tag '{name}' is not in the set ({shown}), {tagset.reason}{near}")
     return tagset
+
+
+def _in_order(tags: set[str]) -> list[str]:
+    """Return O first, then the others by kind with B before I, so that ids do not depend on the order of the rows."""
+    return sorted(tags, key=lambda tag: (tag != seqeval.OUTSIDE, *reversed(seqeval.split(tag))))
 
 
 def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:

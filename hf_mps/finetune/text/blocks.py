@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from hf_mps.finetune.data.load import Rows
     from hf_mps.finetune.models.language import Loaded
-    from hf_mps.finetune.text.lengths import Lengths
 
 # Rows joined at a time. Each batch ends in one short block, so that no token is dropped.
 ROWS_AT_A_TIME = 10_000
@@ -121,7 +120,7 @@ def _ids(tokenizer: Any, separator: str, texts: Sequence[str]) -> list[list[int]
 
 def decide(
     recipe: lengths.Padded, data: Data, counts: Mapping[str, Sequence[int]], longest: int
-) -> tuple[Choice[Lengths], Choice[str]]:
+) -> tuple[Choice[lengths.Lengths], Choice[str]]:
     """Choose what batches are padded to, and describe the blocks; `counts` are their lengths by split."""
     every = [count for of_split in counts.values() for count in of_split]
     length = lengths.decide(recipe, counts["train"], longest, others=every)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
@@ -64,22 +65,13 @@ def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
 
 
-def prompt(rows: Rows, row: Mapping[str, Any], index: int) -> list[dict[str, str]]:
-    """Return what one row asks: its conversation up to the last words of the user, without an answer behind them.
-
-    Raises UserError, naming the row, for a row that asks nothing.
-    """
+@contextmanager
+def of_row(rows: Rows, index: int) -> Iterator[None]:
+    """Turn ConversationError into UserError, which names the row."""
     try:
-        if "messages" not in row and not isinstance(row["instruction"], str):
-            raise chat.ConversationError("has no instruction; allowed: a text in every row")
-        return chat.without_answer(conversation({**row, "output": ""}))
+        yield
     except chat.ConversationError as error:
-        raise row_error(rows, index, error) from error
-
-
-def row_error(rows: Rows, index: int, why: chat.ConversationError) -> UserError:
-    """Return the error for a row whose conversation cannot be used."""
-    return UserError(f"{rows.place(index)} {why}")
+        raise UserError(f"{rows.place(index)} {error}") from error
 
 
 def learned(rows: Mapping[str, Rows], features: Mapping[str, Dataset]) -> Choice[str]:

@@ -30,7 +30,6 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
-from hf_mps.finetune.text.buckets import optimal_buckets
 from hf_mps.finetune.text.padding import PadToBucket, pad_values
 from hf_mps.metal.device import choose
 
@@ -207,7 +206,7 @@ def decide(
     size = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, size)) if grouped is None else grouped
     top = max([*counts, *others])
-    shapes = optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=SHAPES, step=STEP)
+    shapes = buckets.optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=SHAPES, step=STEP)
     listed = Lengths(longest, "list", shapes)
     # What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes.
     tokens = (

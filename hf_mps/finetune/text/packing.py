@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import buckets
-from hf_mps.finetune.text.buckets import optimal_buckets
 from hf_mps.finetune.text.lengths import SHAPES, STEP, Lengths
 from hf_mps.finetune.text.padding import IGNORED
 
@@ -117,7 +116,7 @@ def decide(recipe: Recipe, requested: bool | None, model: Any, counts: Sequence[
         return Choice(False, obstacle)
     rows = len(best_fit(counts, capacity))
     waste = 1 - sum(counts) / (rows * capacity)
-    shapes = optimal_buckets(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP)
+    shapes = buckets.optimal_buckets(counts, top=max(counts), limit=capacity, batch=1, most=SHAPES, step=STEP)
     # Bucketing at its best: each row is padded to the next length of the list.
     listed = 1 - sum(counts) / buckets.padded_tokens(counts, 1, Lengths(capacity, "list", shapes).target, alike=False)
     if waste >= listed:

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 
 PICTURE = 224
+AROUND = {
+    "SentenceTransformer": "AutoModel",
+    "SparseEncoder": "AutoModelForMaskedLM",
+    "CrossEncoder": "AutoModelForSequenceClassification",
+}
+"""The auto class of the architecture inside each of sentence-transformers' models."""
 
 
 @dataclass(frozen=True)
@@ -117,26 +123,14 @@ class MetaCheckpoint(Checkpoint):
             model = kind.from_config(self.size).to(getattr(torch, self.dtype))
         return diffusion.trainable(model), Choice(self.name, f"{type(model).__name__}, without its weights")
 
-    def sentence_transformer(self, device: str) -> Any:
-        """sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
-        return self._around(super().sentence_transformer("cpu"), "AutoModel")
-
-    def sparse_encoder(self, device: str) -> Any:
-        """sentence-transformers' sparse encoder around the architecture, with the tiny one's tokenizer."""
-        return self._around(super().sparse_encoder("cpu"), "AutoModelForMaskedLM")
-
-    def cross_encoder(self, device: str, overrides: Mapping[str, Any]) -> Any:
-        """sentence-transformers' cross-encoder around the architecture, with the tiny one's tokenizer."""
-        config = self.config()
-        config.num_labels = 1
-        whole = super().cross_encoder("cpu", overrides)
-        return self._around(whole, "AutoModelForSequenceClassification", config=config)
-
-    def _around(self, whole: Any, auto_class: str, **settings: Any) -> Any:
-        """Put the architecture into a model of sentence-transformers."""
+    def of_sentence_transformers(self, kind: str, device: str, overrides: Mapping[str, Any] | None = None) -> Any:
+        """Return sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
         import transformers
 
-        whole[0].model = self.model(getattr(transformers, auto_class), **settings)[0]
+        config, whole = self.config(), super().of_sentence_transformers(kind, "cpu", overrides)
+        if kind == "CrossEncoder":
+            config.num_labels = 1
+        whole[0].model, _ = self.model(getattr(transformers, AROUND[kind]), config=config)
         return whole
 
 

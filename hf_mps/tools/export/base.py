@@ -12,21 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import numpy
 
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError, nearest
 from hf_mps.core.text import first_line, gib
 from hf_mps.finetune.models import quantization
-from hf_mps.finetune.models.quantization import Kind
 from hf_mps.tools.saved.run import SavedRun
 
-if TYPE_CHECKING:
-    import numpy
-
-    Batch = dict[str, Any]
-    Logits = Sequence[numpy.ndarray]
+Batch = dict[str, Any]
+Logits = Sequence[numpy.ndarray]
 
 F32, F16, BF16, Q8, Q4 = "f32", "f16", "bf16", "q8", "q4"
 
@@ -177,7 +175,7 @@ def room(saved: SavedRun, dtype: str) -> tuple[int, int]:
     return count * getattr(torch, dtype).itemsize, psutil.virtual_memory().available
 
 
-def quantized(saved: SavedRun) -> Kind | None:
+def quantized(saved: SavedRun) -> quantization.Kind | None:
     """Return how the run's base has its layers below the adapters: nf4, fp4 or int8; None for whole weights."""
     return getattr(saved.recipe, quantization.KEY, None)
 
@@ -187,7 +185,7 @@ def _stored(saved: SavedRun) -> tuple[str, int]:
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     counts: dict[str, int] = {}
     base = getattr(saved.checkpoint, "base", None) or saved.checkpoint
-    folder = base._folder()
+    folder = base.folder()
     for file in sorted(folder.glob("*.safetensors")) if folder else ():
         for kind, size in tensors(file):
             counts[kind] = counts.get(kind, 0) + size
@@ -276,7 +274,6 @@ def logits(model: Any, batches: Sequence[Batch]) -> list[numpy.ndarray]:
 
 def answered(outputs: Mapping[str, Any]) -> numpy.ndarray:
     """Return the logits among a model's outputs in float32; of question answering start and end, (batch, length, 2)."""
-    import numpy
     import torch
 
     names = SPAN if SPAN[0] in outputs else ("logits",)
@@ -286,8 +283,6 @@ def answered(outputs: Mapping[str, Any]) -> numpy.ndarray:
 
 def masked(logits: numpy.ndarray, batch: Batch) -> numpy.ndarray:
     """Return logits with zeros where the batch has padding, if they are logits of its tokens."""
-    import numpy
-
     mask = batch.get("attention_mask")
     if mask is None or logits.ndim != 3 or logits.shape[:2] != tuple(mask.shape):
         return logits
@@ -302,7 +297,7 @@ def copy_companions(saved: SavedRun, folder: Path) -> None:
     from hf_mps.finetune.models.checkpoint import VOCABULARY
 
     for source in filter(None, (saved.checkpoint, getattr(saved.checkpoint, "base", None))):
-        place, vocabulary = source._folder(), False
+        place, vocabulary = source.folder(), False
         for path in sorted(place.iterdir()) if place else ():
             vocabulary = vocabulary or bool(VOCABULARY.fullmatch(path.name))
             used = VOCABULARY.fullmatch(path.name) or path.name in COMPANIONS
@@ -362,8 +357,6 @@ def difference(model: Logits, export: Logits, weights: str) -> Difference:
 
     Raises RunError where they are of different shapes.
     """
-    import numpy
-
     for ours, theirs in zip(model, export, strict=True):
         if ours.shape != theirs.shape:
             raise RunError(f"the export gives logits of shape {theirs.shape}, the model {ours.shape}")

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import summary
@@ -51,7 +53,6 @@ class CoreML(Format):
     def write(self, job: Job, folder: Path) -> None:
         """Write model.mlpackage, the configuration and the tokenizer. Raises UserError for what it cannot convert."""
         import coremltools
-        import numpy
 
         lengths = _lengths(job)
         names = [name for name in INPUTS if name in job.batches[0]]
@@ -133,7 +134,6 @@ def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
     coremltools has no operators for the mask that transformers makes, so that the model gets a finished one, added to
     the scores; where it takes that for something else (DeBERTa), it gets the tokens' own.
     """
-    import numpy
     import torch
 
     class Encoder(torch.nn.Module):
@@ -186,7 +186,6 @@ def _same_weights(job: Job, opened: Any) -> int:
     step of its type: what float16 would round to 0 coremltools keeps as its least number (`_check_underflow_to_zero`).
     """
     import coremltools
-    import numpy
 
     stored = coremltools.optimize.coreml.get_weights_metadata(opened, weight_threshold=1)
     ending, width = ("_to_fp16", numpy.float16) if job.weights == F16 else ("", numpy.float32)

@@ -104,7 +104,7 @@ def save(saved: SavedRun, model: Any, folder: Path, kind: str, shard: int = SHAR
 
 def plain_folder(job: Job, scratch: Path) -> Path:
     """Return a folder with the model in transformers' own form: its own, or `scratch` with the adapter merged."""
-    own = job.saved.checkpoint._folder()
+    own = job.saved.checkpoint.folder()
     if own is not None and not hasattr(job.model, "peft_config"):
         return own
     layers = save(job.saved, job.model, scratch, F32 if job.weights in (F32, F16) else BF16)

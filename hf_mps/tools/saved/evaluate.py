@@ -19,7 +19,6 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import label_sets, labels, load
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
-from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import is_metric
 from hf_mps.tools.saved import on_device
@@ -98,7 +97,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
     return found
 
 
-def settled(run: SavedRun) -> Recipe:
+def settled(run: SavedRun) -> schema.Recipe:
     """Return the recipe with what its run had decided from the training rows, which are not read here."""
     recipe, chosen = run.to_use, run.chosen
     fields = type(recipe).model_fields

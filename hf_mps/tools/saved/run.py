@@ -21,7 +21,6 @@ from hf_mps.finetune.recipe.yaml import Document, read_yaml
 from hf_mps.finetune.run.failures import RESULTS
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.run.run_dir import MODEL_FILES, RECIPE, checkpoints
-from hf_mps.finetune.tasks import Task
 
 ADAPTER = "adapter_config.json"
 # The rows of a model without a run: `predict` brings its own, `evaluate` asks for them.
@@ -104,7 +103,7 @@ class SavedRun:
         return self.recipe.model_copy(update=said)
 
     @property
-    def task_class(self) -> type[Task]:
+    def task_class(self) -> type[tasks.Task]:
         """The class of its task."""
         return tasks.find(self.task.value)
 
@@ -256,7 +255,7 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
         if asked not in names:
             raise UserError(f"--task {asked} is not a task; allowed: {', '.join(names)}{nearest(asked, names)}")
         return Choice(asked, "--task")
-    folder = checkpoint._folder()
+    folder = checkpoint.folder()
     if folder is not None and (folder / SENTENCES).is_file():
         return _of_sentence_transformers(checkpoint, folder)
     stored = checkpoint.stored_config()
@@ -267,7 +266,7 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
     if not classes and not checkpoint.local:  # its file is not here yet, and is fetched
         classes = list(getattr(checkpoint.config(), "architectures", None) or ())
     template = folder is not None and (
-        (folder / TEMPLATE).is_file() or bool(_read(folder / TOKENIZER).get("chat_template"))
+        (folder / TEMPLATE).is_file() or bool(checkpoint.stored(TOKENIZER).get("chat_template"))
     )
     for name in map(str, classes):
         ends = [
@@ -291,7 +290,7 @@ def _loaded_by(name: str) -> str | None:
 
 def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[str]:
     """Return the task of a model that sentence-transformers saved. Raises UserError for a kind without one."""
-    if kind := _read(folder / SAVED).get("model_type"):
+    if kind := checkpoint.stored(SAVED).get("model_type"):
         if task := _loaded_by(kind):
             return Choice(task, f"its {SAVED} names {kind}")
         raise UserError(f"{checkpoint.name}: its {SAVED} names {kind}, which fits no task; next: --task TASK")
@@ -299,12 +298,3 @@ def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[st
     too = f" and names {SPARSE}" if sparse else ""
     task = _loaded_by("SparseEncoder" if sparse else "SentenceTransformer")
     return Choice(str(task), f"its {SENTENCES} is sentence-transformers'{too}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; an empty one where there is none."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.tasks.pairs import conversation
+from hf_mps.finetune.tasks.preferences import conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 

@@ -11,7 +11,7 @@ from inline_snapshot import snapshot
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
-from hf_mps.finetune.tasks._preference import wanted
+from hf_mps.finetune.tasks.preferences import wanted
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 

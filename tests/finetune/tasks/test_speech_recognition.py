@@ -14,10 +14,10 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.media import audio, ctc_vocabulary
-from hf_mps.finetune.tasks.speech_recognition import SpeechRecognition
+from hf_mps.finetune.media import audio
+from hf_mps.finetune.tasks import _speech
 from hf_mps.metrics import texts
-from tests.finetune import tiny
+from tests.finetune import senses, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
 
@@ -69,8 +69,7 @@ def hearing(desk: Path, ear: Path) -> Path:
     shutil.copytree(ear, desk / "ear")
     sounds = desk / "sounds"
     sounds.mkdir()
-    names = SimpleNamespace(data=SimpleNamespace(columns=SimpleNamespace(audio="audio", text="text")))
-    made = SpeechRecognition.smoke_rows(names, sounds)  # type: ignore[arg-type]
+    made = senses.spoken(sounds)
     for split, name in (("train", "train"), ("validation", "dev")):
         lines = [row | {"audio": f"sounds/{Path(row['audio']).name}"} for row in made[split]]
         tiny.write_jsonl(desk / f"{name}.jsonl", lines)
@@ -263,10 +262,8 @@ def test_batches_of_sound_are_padded_with_silence_to_a_length_of_the_list() -> N
         ("-", "lower", "-", ""),
     ],
 )
-def test_texts_are_brought_to_what_the_model_spells(
-    text: str, case: ctc_vocabulary.Case, ignored: str, expected: str
-) -> None:
-    assert ctc_vocabulary.cleaned(text, case, ignored) == expected
+def test_texts_are_brought_to_what_the_model_spells(text: str, case: _speech.Case, ignored: str, expected: str) -> None:
+    assert _speech.cleaned(text, case, ignored) == expected
 
 
 def test_a_recogniser_keeps_its_own_letters_and_unknown_ones_are_told(hearing: Path, finetune: Command) -> None:

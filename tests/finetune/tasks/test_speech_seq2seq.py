@@ -10,7 +10,7 @@ import pytest
 import scipy.signal
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.media import audio, transcripts
+from hf_mps.finetune.media import audio
 from hf_mps.finetune.tasks import speech_seq2seq
 from hf_mps.metrics import texts
 from tests.finetune import senses, tiny
@@ -48,7 +48,7 @@ def hearing(desk: Path, _ear: Path) -> Path:
     """The desk with a recipe, sixteen and eight spoken rows of tones, and the model."""
     shutil.copytree(_ear, desk / "ear")
     (desk / "sounds").mkdir()
-    made = transcripts.smoke_rows(desk / "sounds", "audio", "text")
+    made = senses.spoken(desk / "sounds")
     for split, name in (("train", "train"), ("validation", "dev")):
         lines = [row | {"audio": f"sounds/{Path(row['audio']).name}"} for row in made[split]]
         tiny.write_jsonl(desk / f"{name}.jsonl", lines)

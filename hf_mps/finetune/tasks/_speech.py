@@ -1,4 +1,4 @@
-"""What both ways of recognising speech share: columns, which rows are heard, and the rows of predictions.csv."""
+"""What both tasks of recognising speech share: columns, which rows are heard, and the rows of predictions.csv."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import struct
 import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._base import GENERATES, Task
 from hf_mps.finetune.text import tokens
 from hf_mps.metrics.texts import cer, wer
 
@@ -26,6 +27,7 @@ SPELLED = ("abba", "baa", "cab", "dad", "add", "bad", "cad", "dab")
 RATE, LETTER = 8000, 800
 """Samples a second, and of a letter."""
 
+Case = Literal["lower", "upper", "keep"]
 Left = dict[str, dict[str, int]]
 """How many rows of each split are left out, by the reason."""
 
@@ -43,6 +45,46 @@ class Data(schema.Data):
     """Adds the columns."""
 
     columns: Columns = Columns()
+
+
+class SpeechTask(Task):
+    """A task that writes down what is said."""
+
+    pipeline_tag = "automatic-speech-recognition"
+    metrics = ("wer", "cer")
+    truth = ("text",)
+    unsharded = GENERATES
+    shows = "texts"
+    extractor: Any
+
+    def inputs(self, rows: Rows) -> audio.Sounds:
+        every = range(len(rows.dataset))
+        counts = [audio.samples(rows, at, self.extractor.sampling_rate) for at in every]
+        return audio.Sounds(rows, None, every, counts, self.extractor)
+
+    @classmethod
+    def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Write 24 wav files of two words each into `folder`; return their rows: 16 to train on, 8 others."""
+        made, named = [], recipe.data.columns
+        for number in range(24):
+            said = f"{SPELLED[number % 8]} {SPELLED[number // 8]}"
+            path = folder / f"{number}.wav"
+            with wave.open(str(path), "wb") as file:
+                file.setnchannels(1)
+                file.setsampwidth(2)
+                file.setframerate(RATE)
+                for letter in said:
+                    pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))  # a space is silence
+                    tone = (int(9000 * math.sin(2 * math.pi * pitch * time / RATE)) for time in range(LETTER))
+                    file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
+            made.append({named.audio: str(path), named.text: said})
+        return {"train": made[:16], "validation": made[16:]}
+
+
+def cleaned(text: str, case: Case, ignored: str) -> str:
+    """Return `text` in `case`, without the `ignored` characters and surplus white space."""
+    kept = " ".join(text.translate(dict.fromkeys(map(ord, ignored))).split())
+    return {"lower": kept.lower(), "upper": kept.upper(), "keep": kept}[case]
 
 
 def encoded(
@@ -92,42 +134,16 @@ def left_out(counts: Left) -> dict[str, Choice[str]]:
 
 
 def lines(
-    rows: Rows,
-    seconds: Sequence[float],
-    texts: Sequence[str],
-    truths: Sequence[str] = (),
-    *,
-    kept: Sequence[int] | None = None,
-    clean: Callable[[str], str] = str,
+    sounds: audio.Sounds, texts: Sequence[str], truths: Sequence[str] = (), clean: Callable[[str], str] = str
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of predictions.csv: each answer beside its truth, with the error rates of both after `clean`.
 
-    `kept` are the numbers of the rows that the other sequences are of, by default all. A row whose truth is nothing
-    after `clean` has no rates; without `truths` none has.
+    A row whose truth is nothing after `clean` has no rates; without `truths` none has.
     """
-    numbers = range(len(texts)) if kept is None else kept
-    for place, (number, length, text) in enumerate(zip(numbers, seconds, texts, strict=True)):
-        line: dict[str, Any] = {"row": rows.number(number), "seconds": round(length, 2), "prediction": text}
+    for place, (number, length, text) in enumerate(zip(sounds.kept, sounds.seconds, texts, strict=True)):
+        line: dict[str, Any] = {"row": sounds.rows.number(number), "seconds": round(length, 2), "prediction": text}
         if truths:
             line["truth"] = truths[place]
             said, right = clean(text), clean(truths[place])
             line |= {"wer": round(wer([said], [right]), 4), "cer": round(cer([said], [right]), 4)} if right else {}
         yield line
-
-
-def smoke_rows(folder: Path, audio: str, text: str) -> dict[str, list[dict[str, Any]]]:
-    """Write 24 wav files of two words each into `folder`; return rows with these columns: 16 to train on, 8 others."""
-    made = []
-    for number in range(24):
-        said = f"{SPELLED[number % 8]} {SPELLED[number // 8]}"
-        path = folder / f"{number}.wav"
-        with wave.open(str(path), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(RATE)
-            for letter in said:
-                pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))  # a space is silence
-                tone = (int(9000 * math.sin(2 * math.pi * pitch * time / RATE)) for time in range(LETTER))
-                file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
-        made.append({audio: str(path), text: said})
-    return {"train": made[:16], "validation": made[16:]}

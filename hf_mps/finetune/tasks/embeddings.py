@@ -1,0 +1,447 @@
+"""Embeddings: texts become vectors, trained by sentence-transformers, that are alike where the texts are.
+
+Sentence embeddings are compared by their cosine: pairs with a score learn the score; pairs without one learn that the
+second text is the batch's nearest to the first, and that a third, the hard negative, is not. Sparse embeddings (SPLADE)
+are weights of words, by which an inverted index finds texts: a query's right document is to have the largest inner
+product with it among those of the batch, while few words keep a weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from hf_mps import metrics
+from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError, brief
+from hf_mps.finetune.data import labels, synthetic
+from hf_mps.finetune.data.load import SPLITS, Rows
+from hf_mps.finetune.models import embeddings, in_batch
+from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks._base import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, Task
+from hf_mps.finetune.text import lengths, tokens
+from hf_mps.metrics.selection import choose
+from hf_mps.metrics.table import METRICS
+
+Loss = Literal["CosineSimilarityLoss", "CoSENTLoss", "MultipleNegativesRankingLoss"]
+SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
+RANKED: tuple[Loss, ...] = ("MultipleNegativesRankingLoss",)
+SHOWN = 5
+"""Words of an embedding that predictions.csv shows."""
+INNER, COST = "SparseMultipleNegativesRankingLoss", "FlopsLoss"
+"""The loss inside SpladeLoss, and its own regularizer."""
+
+
+class SentenceTask(Task):
+    """A task that sentence-transformers trains."""
+
+    library = SENTENCE_TRANSFORMERS
+    arguments_source = embeddings.ARGUMENTS
+    settled: ClassVar[Mapping[str, str]] = embeddings.SETTLED
+    unsharded = CALLS_PARTS
+    trainer = staticmethod(embeddings.apart)
+    recipe: Any
+    length: Choice[lengths.Lengths]
+
+    def begin(self, opened: tuple[Any, Choice[str]], chosen: Mapping[str, Any] | None = None) -> None:
+        """Take the opened model and its description, and settle the longest length: that of `chosen` where saved."""
+        self.model, self.choices["model"] = opened
+        self.tokenizer = self.processing_class = self.model.tokenizer
+        config = self.checkpoint.config()
+        if chosen is None:
+            self.longest = lengths.limit(self.recipe, self.tokenizer, config)
+        else:
+            self.length = lengths.kept(self.recipe, chosen, self.tokenizer, config)
+            self.longest = self.length.value.longest
+
+    def choose_lengths(self, counts: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        """Choose what batches are padded to, from the tokens of each text of each row."""
+        flat = {split: list(itertools.chain(*some)) for split, some in counts.items()}
+        others = itertools.chain(*flat.values())
+        self.length = lengths.decide(self.recipe, flat["train"], self.longest, others=others, grouped=False)
+
+
+class EmbeddingTask(SentenceTask):
+    """A task whose model makes a vector of each text."""
+
+    batch = embeddings.BATCH
+    optional = ("text_pair",)
+
+    def encoder(self) -> Any:
+        """Return the model, with its own pooling or else sentence-transformers' default."""
+        return self.checkpoint.of_sentence_transformers(self.auto_class, self.device)
+
+    def open_encoder(self, chosen: Mapping[str, Any] | None = None) -> None:
+        """Load and describe the model, and settle its longest length."""
+        model = self.encoder()
+        count = sum(parameter.numel() for parameter in model.parameters())
+        parts = " + ".join(type(part).__name__ for part in model)
+        self.begin((model, Choice(self.checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")), chosen)
+        self.model.max_seq_length = self.longest
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        embeddings.library(self.name)
+        self.open_encoder(chosen)
+        self._collate()
+        return self.made()
+
+    def encoded(
+        self, rows: Mapping[str, Rows], span: tuple[float, float] = (0.0, 1.0)
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Return the texts of each split with their scores, and the tokens of each training row's longest text."""
+        roles = [role for role in self.recipe.data.columns.roles() if role != "score"]
+        made = {split: embeddings.encoded(rows[split], self.tokenizer, self.longest, roles, span) for split in rows}
+        counts = {split: made[split]["lengths"][:] for split in made}
+        self.choose_lengths(counts)
+        self._collate()
+        columns = [
+            *(embeddings.NAMES[role] for role in roles),
+            *(["score"] if "score" in made["train"].features else []),
+        ]
+        data = {split: made[split].select_columns(columns) for split in SPLITS}
+        return data, [max(row) for row in counts["train"]]
+
+    def _collate(self) -> None:
+        self.collator = embeddings.collator(self.model, self.length.value, self.recipe.training.get("prompts"))
+
+    def inputs(self, rows: Rows) -> dict[str, list[str]]:
+        """Return the texts of `rows` by their roles: alone, or in pairs."""
+        roles = [role for role in ("text", "text_pair") if role in rows.dataset.column_names]
+        tokens.refuse_other_than_text(rows, roles)
+        every = range(len(rows.dataset))
+        return {role: tokens.texts(rows, role, {role: rows.dataset[role][:]}, every) for role in roles}
+
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Any:
+        """Yield what the model makes of each row; after a training `inputs` are the evaluator of all rows."""
+        if isinstance(inputs, embeddings.EmbeddingEvaluator):
+            return inputs.rows(trainer.model)
+        return self.compared(trainer, inputs)
+
+    def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Any:
+        """Yield an answer for each text alone or each pair of texts."""
+        raise NotImplementedError
+
+
+class Columns(schema.Columns):
+    """The columns of the data by their roles: `score` for pairs with a score, `negative` only without one."""
+
+    text: str = "text"
+    """The column of the text."""
+    text_pair: str = "text_pair"
+    """The column of the second text."""
+    negative: str | None = None
+    """The column of a wrong text."""
+    score: str | None = None
+    """The column of how alike two texts are."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Columns:
+        if self.negative and self.score:
+            raise ValueError("has negative beside score; leave one of them out")
+        return self
+
+
+class Data(schema.Data):
+    """Adds the columns, and `score_range`: the scores of no similarity and of identity."""
+
+    columns: Columns = Columns()
+    score_range: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    """The lowest and the highest score of the data."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Data:
+        if self.score_range is not None and self.score_range[0] >= self.score_range[1]:
+            raise ValueError(f"has score_range {self.score_range}; allowed: [low, high]")
+        return self
+
+
+class Recipe(lengths.Padded):
+    """Adds the loss, by its class name in sentence-transformers; it defaults to what suits the data."""
+
+    task: Literal["sentence-embeddings"]
+    """What the model learns to do."""
+    data: Data
+    loss: Loss | None = None
+    """sentence-transformers' loss; by default the one that suits the columns."""
+
+    @model_validator(mode="after")
+    def _suits(self) -> Recipe:
+        allowed = SCORED if self.data.columns.score else RANKED
+        if self.loss is not None and self.loss not in allowed:
+            said = "with" if self.data.columns.score else "without"
+            raise ValueError(f"has loss {self.loss}, and the pairs are {said} a score; allowed: {', '.join(allowed)}")
+        return self
+
+
+class SentenceEmbeddings(EmbeddingTask):
+    """Learns vectors whose cosine is the similarity of texts. A saved model compares pairs, and embeds texts alone."""
+
+    name = "sentence-embeddings"
+    recipe_class = Recipe
+    auto_class = "SentenceTransformer"
+    pipeline_tag = "sentence-similarity"
+    truth = ("negative", "score")
+    recipe: Recipe
+
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe, library = self.recipe, embeddings.library(self.name)
+        scored = recipe.data.columns.score is not None
+        measured = metrics.load(choose(recipe.metrics, ["sts" if scored else "retrieval"], recipe.task).names)
+        self.open_encoder()
+        span = _span(recipe, rows) if scored else Choice((0.0, 1.0), "")
+        data, counts = self.encoded(rows, span.value)
+        loss = recipe.loss or (SCORED if scored else RANKED)[0]
+        why = "the other pairs of a batch are what a text is not about: a larger batch is a harder lesson"
+        why = "the pairs have a score, which the cosine is to equal" if scored else why
+        evaluator = embeddings.EmbeddingEvaluator(rows["validation"], data["validation"], measured, self.collator)
+        return self.made(
+            splits=data,
+            metrics=measured,
+            baseline=evaluator.baseline(),
+            choices={
+                "lengths": self.length,
+                "loss": Choice(loss, "loss in the recipe" if recipe.loss else why),
+                **({"scores": Choice(f"{span.value[0]:g} to {span.value[1]:g}", span.reason)} if scored else {}),
+                "sampling": embeddings.sampling(recipe, scored=scored),
+                **self.choices,
+            },
+            trainer=embeddings.trainer(evaluator),
+            arguments=library.SentenceTransformerTrainingArguments,
+            arguments_defaults=in_batch.arguments(ranked=not scored),
+            trainer_settings={"loss": in_batch.make(library.sentence_transformer.losses, loss, self.model)},
+            token_counts=counts,
+            predicted=(rows["validation"], evaluator),
+            figures=pictures.similarities if scored else pictures.ranks,
+        )
+
+    def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+        """Yield the cosine of each pair of texts, or the embedding of each text alone."""
+        size = trainer.args.eval_batch_size
+        found = [
+            embeddings.embedded(trainer.model, self.collator, some, embeddings.NAMES[role], size)
+            for role, some in texts.items()
+        ]
+        for number, cosine in enumerate((found[0] * found[-1]).sum(axis=1).tolist()):
+            line = {role: some[number] for role, some in texts.items()}
+            yield line | ({"embedding": found[0][number]} if len(texts) == 1 else {"cosine": round(cosine, 4)})
+
+    @staticmethod
+    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return pairs of short texts about one thing, with a score or a negative where the recipe has them."""
+        named = recipe.data.columns
+        rows: list[dict[str, Any]] = []
+        for number, (text, other) in enumerate(synthetic.about_things()):
+            row: dict[str, Any] = {named.text: text, named.text_pair: other}
+            if named.negative:
+                row[named.negative] = synthetic.about_another(number)
+            if named.score:
+                low, high = recipe.data.score_range or (0.0, 5.0)
+                row[named.score] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
+                row[named.text_pair] = (
+                    row[named.text_pair] if number % 2 else f"Kofi sleeps near the {synthetic.THINGS[number % 6]}."
+                )
+            rows.append(row)
+        return {"train": rows[:16], "validation": rows[16:]}
+
+
+def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float]]:
+    """Return the lowest and highest score. Raises UserError, naming the row, for a score outside of them or not
+    finite.
+    """
+    found = {
+        split: [_number(rows[split], at, raw) for at, raw in enumerate(rows[split].dataset["score"])] for split in rows
+    }
+    low, high = min(found["train"]), max(found["train"])
+    if recipe.data.score_range is not None:
+        span, reason = Choice(tuple(recipe.data.score_range), "").value, "data.score_range in the recipe"
+    elif low >= 0 and high <= 1:
+        span, reason = (0.0, 1.0), "the training scores are between 0 and 1"
+    else:
+        span, reason = (min(0.0, low), high), "the training scores' own span; data.score_range names another"
+    for split, values in found.items():
+        for where, value in enumerate(values):
+            if not span[0] <= value <= span[1]:
+                number = rows[split].number(where)
+                raise UserError(
+                    f"{rows[split].where}: row {number} has the score {value:g}; allowed: {span[0]:g} to {span[1]:g}, "
+                    + reason
+                )
+    return Choice((span[0], span[1]), f"{reason}; brought to 0 to 1")
+
+
+def _number(rows: Rows, place: int, raw: Any) -> float:
+    value = labels.number(raw)
+    if not math.isfinite(value):
+        raise UserError(
+            f"{rows.where}: row {rows.number(place)} has the score {brief(repr(raw))}; allowed: a number in every row"
+        )
+    return value
+
+
+class SparseColumns(schema.Columns):
+    """The columns of the data by their roles: a query, the document that answers it, and one that does not."""
+
+    text: str = "query"
+    """The column of the text."""
+    text_pair: str = "document"
+    """The column of the second text."""
+    negative: str | None = None
+    """The column of a wrong text."""
+
+
+class SparseData(schema.Data):
+    """Adds the columns."""
+
+    columns: SparseColumns = SparseColumns()
+
+
+class SparseRecipe(lengths.Padded):
+    """Adds what a dimension costs in the loss, for documents and for queries: more makes sparser embeddings.
+
+    The defaults are sentence-transformers' own.
+    """
+
+    task: Literal["sparse-embeddings"]
+    """What the model learns to do."""
+    data: SparseData
+    document_regularizer: float = Field(default=3e-5, gt=0)
+    """How much each dimension of a document costs."""
+    query_regularizer: float = Field(default=5e-5, gt=0)
+    """How much each dimension of a query costs."""
+
+
+class SparseEmbeddings(EmbeddingTask):
+    """Learns weights of words by which texts are found. A saved model scores pairs, and weighs the words of texts."""
+
+    name = "sparse-embeddings"
+    recipe_class = SparseRecipe
+    auto_class = "SparseEncoder"
+    pipeline_tag = "feature-extraction"
+    metrics = ("sparse_retrieval", "active_dims")
+    truth = ("negative",)
+    recipe: SparseRecipe
+
+    def prepare(self, rows: dict[str, Rows]) -> Prepared:
+        recipe, library = self.recipe, embeddings.library(self.name)
+        measured = self.measures()
+        self.open_encoder()
+        data, counts = self.encoded(rows)
+        evaluator = SparseEvaluator(rows["validation"], data["validation"], measured, self.collator)
+        losses, documents, asked = library.sparse_encoder.losses, recipe.document_regularizer, recipe.query_regularizer
+        loss = losses.SpladeLoss(
+            self.model,
+            loss=in_batch.make(losses, INNER, self.model),
+            document_regularizer=in_batch.make(losses, COST, self.model),
+            query_regularizer=in_batch.make(losses, COST, self.model),
+            document_regularizer_weight=documents,
+            query_regularizer_weight=asked,
+        )
+        said = f"{INNER}, a dimension costs {documents:g} in documents and {asked:g} in queries"
+        reason = "the other pairs of a batch are what a query is not about; the costs rise over a third of the steps"
+        return self.made(
+            splits=data,
+            metrics=measured,
+            baseline=evaluator.baseline(),
+            choices={
+                "lengths": self.length,
+                "loss": Choice(said, reason),
+                "sampling": embeddings.sampling(recipe, scored=False),
+                **self.choices,
+            },
+            trainer=trainer(evaluator),
+            arguments=library.SparseEncoderTrainingArguments,
+            arguments_defaults=in_batch.arguments(ranked=True),
+            trainer_settings={"loss": loss},
+            token_counts=counts,
+            predicted=(rows["validation"], evaluator),
+            figures=pictures.ranks,
+        )
+
+    def encoder(self) -> Any:
+        """Return the sparse encoder. Raises UserError where the checkpoint has no head that predicts words."""
+        model = super().encoder()
+        if type(model[-1]).__name__ != "SpladePooling":
+            allowed = "allowed: masked language models, such as distilbert/distilbert-base-uncased"
+            raise UserError(f"model {self.checkpoint.name}: it has no head that predicts masked words; {allowed}")
+        return model
+
+    def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+        """Yield the score of each pair of texts, or the words' weights of each text alone."""
+        model = trainer.model
+        found = [matrix(model, self.collator, some, embeddings.NAMES[role]) for role, some in texts.items()]
+        for number, score in enumerate(embeddings.products(found[0], found[-1]).tolist()):
+            line: dict[str, Any] = {role: some[number] for role, some in texts.items()}
+            said = {"score": round(score, 4)} if len(found) > 1 else {"words": heaviest(model, found[0][number])}
+            yield line | said
+
+    @staticmethod
+    def smoke_rows(recipe: SparseRecipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return pairs of short generated texts about one thing, with a negative where the recipe has one."""
+        named = recipe.data.columns
+        rows: list[dict[str, Any]] = []
+        for number, (asked, answer) in enumerate(synthetic.about_things()):
+            rows.append({named.text: asked, named.text_pair: answer})
+            if named.negative:
+                rows[-1][named.negative] = synthetic.about_another(number)
+        return {"train": rows[:16], "validation": rows[16:]}
+
+
+def trainer(evaluator: Any) -> type[Any]:
+    """Return sentence-transformers' SparseEncoderTrainer with what `evaluator` measures.
+
+    The regularizers' weights rise from 0 over the first third of the steps, as its own default has it.
+    """
+    from sentence_transformers.sparse_encoder.callbacks.splade_callbacks import SpladeRegularizerWeightSchedulerCallback
+
+    measuring: Any = embeddings.trainer(evaluator, "SparseEncoderTrainer")
+
+    class Sparse(measuring):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, loss: Any, callbacks: list[Any], **settings: Any) -> None:
+            rising = SpladeRegularizerWeightSchedulerCallback(loss=loss)
+            super().__init__(*arguments, loss=loss, callbacks=[rising, *callbacks], **settings)
+
+    return Sparse
+
+
+def matrix(model: Any, collator: Any, texts: Sequence[str], column: str) -> Any:
+    """Return the embeddings of `texts` as a scipy matrix of shape (texts, words of the vocabulary)."""
+    from scipy.sparse import csr_matrix, vstack
+
+    return vstack([csr_matrix(row) for row in embeddings.vectors(model, collator, texts, column)], format="csr")
+
+
+def heaviest(model: Any, row: Any, most: int | None = None) -> dict[str, float]:
+    """Return the words of one embedding with their weights, by falling weight, `most` of them."""
+    ordered = sorted(zip(row.data, row.indices, strict=True), reverse=True)[:most]
+    words = model.tokenizer.convert_ids_to_tokens([int(place) for _, place in ordered])
+    return {word: round(float(weight), 4) for word, (weight, _) in zip(words, ordered, strict=True)}
+
+
+class SparseEvaluator(embeddings.EmbeddingEvaluator):
+    """Measures a model on the validation rows by the inner products of its embeddings, and how sparse these are."""
+
+    SIMILARITY = "score"
+
+    def _embedded(self, model: Any, texts: list[str], column: str) -> Any:
+        return matrix(model, self._collator, texts, column)
+
+    def _metrics(self, embed: Callable[[list[str], str], Any]) -> dict[str, float]:
+        queries, corpus = embed(self._texts["anchor"], "anchor"), embed(list(self._corpus), "positive")
+        ranks, _ = self._ranks(queries, corpus)
+        values = {"active_dims": (queries.nnz + corpus.nnz) / (queries.shape[0] + corpus.shape[0])}
+        for name in self._measured.names:
+            if (compute := METRICS[name].compute) is not None:
+                values |= compute(ranks, [1] * len(ranks))
+        return {name: float(values[name]) for name in self._measured.reported}
+
+    def rows(self, model: Any) -> Iterator[dict[str, Any]]:
+        """Yield the rows of predictions.csv, each with the words that its query is found by."""
+        weights = self._embedded(model, self._texts["anchor"], "anchor")
+        for number, line in enumerate(super().rows(model)):
+            yield {**line, "active_dims": int(weights[number].nnz), "words": heaviest(model, weights[number], SHOWN)}
