@@ -10,8 +10,8 @@ from typing import Any
 from hf_mps.core.notices import ignoring
 from hf_mps.core.text import GIB, MIB, duration, memory
 from hf_mps.finetune.report.results import RunRecord
-from hf_mps.finetune.report.screen import evaluated
 from hf_mps.metal.device.machine import SIMULATED
+from hf_mps.metrics.selection import of_log
 
 # Okabe and Ito's palette, distinguishable with any common colour blindness: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
@@ -141,7 +141,7 @@ def _draw_metrics(axes: Any, record: RunRecord) -> None:
 
 def _comparable(record: RunRecord) -> list[str]:
     """Return the metrics for one axis: the main one first, and those that share its unit (all within [-1, 1])."""
-    names = {name: None for entry in record.log_history for name in evaluated(entry)}
+    names = {name: None for entry in record.log_history for name in of_log(entry)}
     others = [name for name in names if name not in ("loss", record.main_metric)]
 
     def within(name: str) -> bool:
