@@ -91,7 +91,7 @@ def final_table(
         (name, f"{value:.4f}", f"{base[name]:.4f}" if name in base else "") for name, value in record.metrics.items()
     ]
     cost = f"{duration(record.train_seconds)}, {record.samples_per_second:.1f} samples/s"
-    cost += f", {memory(record.peak_memory)} at peak" if record.peak_memory is not None else ""
+    cost += f", {memory(record.peak_memory)} at peak"
     below: Rows = [("baseline", record.baseline.what)] if record.baseline and base else []
     below += [("verdict", verdict)] if (verdict := closing_line(record)) else []
     below += [("expected", str(expectation))] if expectation else []

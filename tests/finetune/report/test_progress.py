@@ -249,7 +249,7 @@ def test_where_nothing_can_be_drawn_lines_are_plain(
     Run(out).begin().steps(1).log(loss=0.5)
     with redirect_stdout(out):
         header([("device", "mps", "the probe — answered")], title="run")
-    nothing = dict.fromkeys(("baseline", "expectation", "peak_memory"))
+    nothing = dict.fromkeys(("baseline", "expectation"))
     with redirect_stdout(out):
         final_table(a_record(metrics={"f1": 0.5}, train_seconds=60, samples_per_second=6.4, **nothing))
     dash = "?" if kind == "terminal that is not UTF-8" else "—"
@@ -257,7 +257,7 @@ def test_where_nothing_can_be_drawn_lines_are_plain(
         "step   1/345  loss  0.5000       6.4 samples/s  eta 57:20\n"
         f"run\n  device  mps  the probe {dash} answered\n"
         "metric  this run\nf1        0.5000\n"
-        "training  1 min 00 s, 6.4 samples/s\n"
+        "training  1 min 00 s, 6.4 samples/s, 1.94 GiB at peak\n"
     )
 
 
