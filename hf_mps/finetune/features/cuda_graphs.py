@@ -38,7 +38,7 @@ class CudaGraphs(Feature):
     def decide(self, draft: Draft) -> None:
         """Choose the key `cuda_graphs`, on CUDA alone."""
         found = decide(draft.recipe, draft.training, draft.device)
-        if found is not None and found.value == ON and early_steps.steps_early(draft.choices):
+        if found is not None and found.value == ON and value_of(draft.choices, early_steps.KEY) == early_steps.ON:
             found = refused(draft.recipe.cuda_graphs, "weights step in the backward pass")
         if found is not None:
             draft.choices[KEY] = found
