@@ -28,13 +28,9 @@ def install(extra: str) -> str:
     It names the packages, as the installed metadata has them: `pip install 'hf-mps[lora]'` asks an index for hf-mps,
     which fails for who installed it from a wheel file or from its sources. Raises ValueError for an unknown extra.
     """
-    from importlib.metadata import PackageNotFoundError, requires
+    from importlib.metadata import requires
 
-    try:
-        lines = requires("hf-mps") or []
-    except PackageNotFoundError:  # run from its sources, without being installed
-        return f"pip install '.[{extra}]'"
-    return shlex.join(["pip", "install", *dict.fromkeys(_needs(lines, extra))])
+    return shlex.join(["pip", "install", *dict.fromkeys(_needs(requires("hf-mps") or [], extra))])
 
 
 def _needs(lines: list[str], extra: str) -> Iterator[str]:

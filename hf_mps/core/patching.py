@@ -8,7 +8,6 @@ those that belong to a module once that was imported; nobody patches a library i
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -40,16 +39,10 @@ class Declaration(NamedTuple):
     target: str
     way: str
     """around, in place of, given or registered: what is done to the target."""
-    method: str
     after: tuple[str, ...]
     """The modules after whose import it is done."""
     late: bool
     """Whether it is done only when its owner finds that it is needed."""
-    why: str
-    until: str
-    issue: str
-    releases: str
-    """The releases of torch that have the fault, as a specifier; empty where it is a library's, or not known."""
 
 
 class Patch:
@@ -242,14 +235,7 @@ class Patcher:
     def declared(self) -> Iterator[Declaration]:
         """Yield each of its patches."""
         for target, patch in self._table():
-            method = patch.method if isinstance(patch.method, str) else getattr(patch.method, "__name__", "")
-            yield Declaration(
-                self.kind, self.name, target, patch.way, method, armed_after(target, patch), patch.late, *self.reasons()
-            )
-
-    def reasons(self) -> tuple[str, str, str, str]:
-        """Return why it patches, until when, the issue, and the releases of torch that it is for."""
-        raise NotImplementedError
+            yield Declaration(self.kind, self.name, target, patch.way, armed_after(target, patch), patch.late)
 
     def _table(self) -> Iterator[tuple[str, Patch]]:
         for target, each in self.patches.items():
@@ -290,13 +276,6 @@ class ModulePatcher(Patcher):
     def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the function; where the file is not safe, a wrapper's errors are the caller's."""
         return self.answered(Faults(where), where, stock, wrapper) if self._safe else plainly(stock, wrapper)
-
-    def reasons(self) -> tuple[str, str, str, str]:
-        """Out of the file's docstring: its first line, and the sentence that says where it is needless."""
-        text = self._module.__doc__ or ""
-        needless = re.search(r"(Needless|It can go)\b[^.]*", text)
-        until = " ".join(needless[0].split()) if needless else ""
-        return text.partition("\n")[0].rstrip("."), until, "", ""
 
 
 class Faults:

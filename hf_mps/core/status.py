@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 SPINNER = "dots"
 _shown: Status | None = None
-_hidden = False
 
 
 @contextmanager
@@ -24,7 +23,7 @@ def shown(words: str, *, log: str = "") -> Iterator[None]:
     there is one. An outer status stays as it is.
     """
     global _shown
-    if _shown is not None or _hidden:
+    if _shown is not None:
         yield
         return
     if not sys.stderr.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
@@ -42,17 +41,6 @@ def shown(words: str, *, log: str = "") -> Iterator[None]:
             yield
     finally:
         _shown = None
-
-
-@contextmanager
-def hidden() -> Iterator[None]:
-    """Show nothing while the context lasts: another process of the same run does."""
-    global _hidden
-    before, _hidden = _hidden, True
-    try:
-        yield
-    finally:
-        _hidden = before
 
 
 def now(words: str) -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
-from hf_mps.core import status
 from hf_mps.core.errors import FAILED, INTERRUPTED, RunError, UserError, chain
 from hf_mps.core.text import summary
 from hf_mps.distributed.ranks import Ranks, separate_restarts
@@ -121,7 +120,6 @@ def one_voice() -> Iterator[None]:
         with ExitStack() as silent:
             if not world.main:
                 nowhere = silent.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-                silent.enter_context(status.hidden())
                 silent.enter_context(redirect_stdout(nowhere))
             silent.enter_context(redirect_stderr(kept))
             yield

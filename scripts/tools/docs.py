@@ -171,7 +171,7 @@ def _keys() -> Iterator[str]:
     yield from _key_table((key, ()) for key in common.values())
     tasks_of: dict[keys.Key, list[str]] = {}
     for task in tasks.names():
-        for key in keys.of_task(task):
+        for key in keys.of_class(tasks.find(task).recipe_class):
             if common.get(key.name) != key and key.name != "task":
                 tasks_of.setdefault(key, []).append(task)
     yield from ("", "## Keys of single tasks", "")

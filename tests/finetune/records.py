@@ -53,7 +53,6 @@ def a_record(**changes: Any) -> RunRecord:
         "model": "google-bert/bert-base-cased",
         "dataset": "nyu-mll/glue",
         "dataset_config": "mrpc",
-        "language": "en",
         "pipeline_tag": "text-classification",
     }
     return RunRecord(**(given | changes))

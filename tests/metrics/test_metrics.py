@@ -19,7 +19,6 @@ from sklearn import metrics as sk
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.report.screen import evaluated
 from hf_mps.metrics.selection import is_metric, of_log
 from hf_mps.metrics.table import computed
 
@@ -276,4 +275,3 @@ def test_one_place_knows_which_entries_of_a_log_are_metrics() -> None:
     assert of_log(logs) == {"loss": 0.7, "mm_accuracy": 0.5}
     assert [name for name in (*timings, "test_runtime", "step", "epoch") if is_metric(name)] == []
     assert is_metric("test_accuracy")
-    assert evaluated(dict(reversed(logs.items()))) == {"loss": 0.7, "mm_accuracy": 0.5}

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from hf_mps.distributed.metal.traffic import COUNTER
-from hf_mps.metal.fallback.host_view import NotShared, host_alias, nbytes
+from hf_mps.metal.fallback.host_view import NotShared, host_alias
 
 
 class HostSide:
@@ -68,7 +67,6 @@ class HostSide:
             host = alias.contiguous() if read else _empty(tensor)
             if written:
                 self._on_host.append(lambda: alias.copy_(host))
-        COUNTER.copied += nbytes(host) * (read + written)
         return host
 
 
@@ -167,7 +165,6 @@ def _scatter_uneven(arguments: dict[str, Any]) -> Started:
     names = ("output_tensors", "input_tensors", "process_group", "reduce_op")
     (output,), (inputs,), group, how = (arguments[key] for key in names)
     parts = [part.clone() for part in inputs]  # Gloo adds up in the tensors that it is given
-    COUNTER.copied += sum(part.nbytes for part in parts)
     add = torch.ops.c10d.reduce_.default
     works = [_work(add([part], group, how, root, 0)) for root, part in enumerate(parts)]
     mine = parts[ProcessGroup.unbox(group).rank()]
@@ -183,7 +180,6 @@ def _exchange(arguments: dict[str, Any]) -> Started:
     row = torch.cat([part.reshape(-1) for part in inputs])
     sizes = [output.numel() for output in outputs]
     arrived = row.new_empty(sum(sizes))
-    COUNTER.copied += row.nbytes + arrived.nbytes
 
     def cut() -> None:
         for output, part in zip(outputs, torch.split(arrived, sizes), strict=True):

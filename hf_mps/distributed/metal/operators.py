@@ -17,10 +17,8 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.metal import works
-from hf_mps.distributed.metal.collectives import HostSide, start, tensors_in
-from hf_mps.distributed.metal.traffic import COUNTER
+from hf_mps.distributed.metal.collectives import HostSide, start
 from hf_mps.distributed.world import World
-from hf_mps.metal.fallback.host_view import nbytes
 
 PROBED = "c10d::allreduce_"
 """The operator whose kernel for mps says that PyTorch has a backend of its own."""
@@ -72,11 +70,9 @@ class _Kernel:
                 f"{world.local_size} processes of this host would share its one Metal device; next: one process a host,"
                 f" torchrun --nnodes {world.size} --nproc_per_node 1 …, or HF_MPS_DEVICE=cpu"
             )
-        works.wait_for_device()
+        torch.mps.synchronize()  # the CPU may touch the memory of what the device has done
         side = HostSide()
         on_host = {name: side.of(value, **self._use(name)) for name, value in arguments.items()}
-        COUNTER.calls += 1
-        COUNTER.payload += sum(nbytes(each) for value in on_host.values() for each in tensors_in(value))
         what = f"{self._name.strip('_')} on rank {ProcessGroup.unbox(arguments['process_group']).rank()}"
         try:
             started = start(self._name, self._operator, on_host)

@@ -20,7 +20,6 @@ from torch._C._distributed_c10d import Work
 
 from hf_mps.core.text import first_line
 from hf_mps.distributed.metal.collectives import HostSide, Started
-from hf_mps.distributed.metal.traffic import COUNTER
 
 UNCLAIMED = 600.0
 """Seconds after which a work that is through and that nobody has waited for is forgotten."""
@@ -47,12 +46,6 @@ def completing() -> bool:
     return bool(getattr(_mode, "complete", False))
 
 
-def wait_for_device() -> None:
-    """Wait until the device has done all that it was given, so that the CPU may touch its memory, or it the CPU's."""
-    torch.mps.synchronize()
-    COUNTER.waits += 1
-
-
 class MetalWork(Work):
     """Gloo's works of one collective; `values` are the device's tensors that it writes, in the future's form.
 
@@ -67,7 +60,6 @@ class MetalWork(Work):
         self._lock = threading.Lock()
         self._over = False
         self._future: Any = None
-        self._source = -1
         self._done_at: float | None = None
         _forget_unclaimed()
         _alive[id(self)] = self
@@ -86,7 +78,7 @@ class MetalWork(Work):
             raise failed(self._what, error) from None
         if not self._over:
             self._end()
-            wait_for_device()
+            torch.mps.synchronize()
         _alive.pop(id(self), None)
         return True
 

@@ -12,7 +12,6 @@ from hf_mps.finetune.features import early_steps
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.cuda_graphs.steps import StepCapture
     from hf_mps.finetune.recipe.schema import Recipe
     from hf_mps.finetune.tasks._base import Prepared
 
@@ -38,39 +37,32 @@ class CudaGraphs(Feature):
     def decide(self, draft: Draft) -> None:
         """Choose the key `cuda_graphs`, on CUDA alone."""
         found = decide(draft.recipe, draft.training, draft.device)
-        if found is not None and found.value == ON and early_steps.steps_early(draft.choices):
+        if found is not None and found.value == ON and value_of(draft.choices, early_steps.KEY) == early_steps.ON:
             found = refused(draft.recipe.cuda_graphs, "weights step in the backward pass")
         if found is not None:
             draft.choices[KEY] = found
 
     def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
-        """Let the trainer record its steps; say why its class or its model cannot."""
-        install(plan.choices, trainer, plan.recipe.cuda_graphs)
+        """Let the trainer record its steps; say why its class or its model cannot.
+
+        Raises UserError where the recipe asks for graphs that this trainer cannot have.
+        """
+        if value_of(plan.choices, KEY) != ON:
+            return
+        asked = plan.recipe.cuda_graphs
+        if why := obstacle(trainer):
+            plan.choices[KEY] = refused(asked, why)
+            return
+        from hf_mps.finetune.cuda_graphs.graphs import Graphs
+        from hf_mps.finetune.cuda_graphs.steps import StepCapture, with_capture
+
+        with_capture(trainer, StepCapture(trainer, Graphs(), required=bool(asked)))
 
     def outcome(self, trainer: Any, choices: dict[str, Choice[Any]]) -> None:
         """Say what ran as graphs, and drop them."""
         if value_of(choices, KEY) == ON:
             choices[KEY] = trainer.step_method.outcome()
             trainer.step_method.close()
-
-
-def install(choices: dict[str, Any], trainer: Any, asked: bool | None) -> StepCapture | None:
-    """Let `trainer` record its steps where `choices` say so; write there why its class or its model cannot.
-
-    Return the account of what is recorded, None where nothing is. Raises UserError where the recipe asks for graphs
-    (`asked`) that this trainer cannot have.
-    """
-    if value_of(choices, KEY) != ON:
-        return None
-    if why := obstacle(trainer):
-        choices[KEY] = refused(asked, why)
-        return None
-    from hf_mps.finetune.cuda_graphs.graphs import Graphs
-    from hf_mps.finetune.cuda_graphs.steps import StepCapture, with_capture
-
-    captured = StepCapture(trainer, Graphs(), required=bool(asked))
-    with_capture(trainer, captured)
-    return captured
 
 
 def decide(recipe: Recipe, training: Mapping[str, Any], device: str) -> Choice[str] | None:
@@ -111,13 +103,9 @@ def obstacle(trainer: Any) -> str:
     kind = trainer_class(trainer)
     if trainer.is_fsdp_enabled:
         return FSDP
-    if not hasattr(Trainer, "_get_grad_norm"):
-        return "this release of transformers has another loop"
     for method in ("compute_loss", "training_step"):
         if getattr(kind, method) is not getattr(Trainer, method):
             return f"{kind.__name__} has a {method} of its own, which may do more than CUDA can record"
-    if any(
-        parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters()
-    ):
+    if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in trainer.model.parameters()):
         return "the model's parameters have hooks, which a graph would leave out"
     return ""

@@ -37,7 +37,7 @@ class EarlySteps(Feature):
 
     def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
         """Let the trainer's weights step in the backward pass."""
-        if steps_early(plan.choices):
+        if value_of(plan.choices, KEY) == ON:
             trainer.step_method = StepsInBackward(trainer)
 
 
@@ -92,11 +92,6 @@ def obstacle(training: Mapping[str, Any], kind: Any) -> str:
             once = " (training.max_grad_norm=0 needs it once)" if method == "compute_loss" else ""
             return f"{kind.__name__} has a {method} of its own, which may do more than can be done twice{once}"
     return ""
-
-
-def steps_early(choices: Mapping[str, Choice[Any]]) -> bool:
-    """Return whether weights step in the backward pass, by what was chosen."""
-    return bool(value_of(choices, KEY) == ON)
 
 
 class StepsInBackward(StepMethod):

@@ -27,18 +27,13 @@ class OneGpu(Feature):
 
     def decide(self, draft: Draft) -> None:
         """Choose the key `gpus`; nothing where there is one for each process."""
-        draft.choices |= gpus(draft.device)
+        import torch
 
-
-def gpus(device_type: str) -> dict[str, Choice[str]]:
-    """Return the choice `gpus` of a process on a device of this type."""
-    import torch
-
-    count = torch.cuda.device_count() if device_type == "cuda" and World.here().alone else 1
-    if count < 2:
-        return {}
-    every = f"torchrun --nproc_per_node {count} -m hf_mps.finetune … trains on all"
-    return {"gpus": Choice(f"1 of {count}", f"the first, CUDA_VISIBLE_DEVICES names another; {every}")}
+        count = torch.cuda.device_count() if draft.device == "cuda" and World.here().alone else 1
+        if count > 1:
+            every = f"torchrun --nproc_per_node {count} -m hf_mps.finetune … trains on all"
+            reason = f"the first, CUDA_VISIBLE_DEVICES names another; {every}"
+            draft.choices["gpus"] = Choice(f"1 of {count}", reason)
 
 
 class ExpectedFallback(Feature):

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from accelerate.utils import send_to_device
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import Trainer
 
 # Two numbers of items in a step, far enough apart that a loss which reads them cannot come out equal.
 ITEM_COUNTS = (1, 1000)
 TRIAL_ROWS = 2
-FOUND: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-"""Models that were tried, and whether their loss reads the number of items."""
 
 
 def fix_accumulation_scaling(trainer: Any) -> bool:
@@ -26,42 +21,36 @@ def fix_accumulation_scaling(trainer: Any) -> bool:
     Trainer hands a model the number of labels in a whole step (`num_items_in_batch`) and divides by nothing itself
     where `forward` takes keyword arguments. Many heads take that number and drop it (BERT's, RoBERTa's, BART's, T5's):
     their loss and gradients come out as many times too large as there are accumulation steps (transformers#47688). Two
-    training rows tell whether the number makes a difference to this model. A trainer with its own loss is left alone.
-    With several processes it is the same: Trainer multiplies such a loss by their number, for the mean over them to be
-    over all of the step's labels. There a loss that is the mean over a batch's tokens is replaced by that over the
-    step's (`over_all_labels`), or processes whose rows have fewer labels would count too much.
+    training rows tell whether the number makes a difference to this model. A trainer with its own loss is left alone,
+    and so is a model without numbers, as `hf-mps plan` has it. With several processes it is the same: Trainer
+    multiplies such a loss by their number, for the mean over them to be over all of the step's labels. There a loss
+    that is the mean over a batch's tokens is replaced by that over the step's (`over_all_labels`), or processes whose
+    rows have fewer labels would count too much.
     """
     from hf_mps.finetune.loss.deferred_head import ChunkedLoss
 
     has_own_loss = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
-    if has_own_loss or not trainer.model_accepts_loss_kwargs:
+    model, weight = trainer.model, next(trainer.model.parameters())
+    without_numbers = weight.is_meta or isinstance(weight, FakeTensor)
+    if has_own_loss or without_numbers or not trainer.model_accepts_loss_kwargs:
         return False
-    model = trainer.model
-    if isinstance(next(model.parameters()), FakeTensor):  # `hf-mps plan` traces a model again, in another batch
-        trainer.model_accepts_loss_kwargs = FOUND.get(model, True)
-        return not trainer.model_accepts_loss_kwargs
     dataset = getattr(trainer.train_dataset, "sample", trainer.train_dataset)  # of a stream its first rows
     rows = range(min(TRIAL_ROWS, len(dataset)))
     training, rng_state = model.training, torch.get_rng_state()
     with torch.device("cpu"):  # whatever the default is
         inputs = trainer.data_collator([dataset[row] for row in rows])
-    place = next(model.parameters()).device  # under FSDP the CPU still: it is divided when the training begins
-    on_meta = place.type == "meta"  # `hf-mps plan`: there are no numbers to compare
-    if not on_meta:
-        inputs = send_to_device(trainer._prepare_inputs(inputs), place)
+    # Under FSDP the weights are on the CPU still: the model is divided when the training begins.
+    inputs = send_to_device(trainer._prepare_inputs(inputs), weight.device)
     torch.set_rng_state(rng_state)  # the collator may have drawn masks, and a run depends on its seed alone
     model.eval()
     try:
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        if isinstance(getattr(inner, "loss_function", None), ChunkedLoss):  # it divides by the number
-            reads_count = True
-        else:
-            reads_count = (_reads_count if on_meta else _loss_depends_on_count)(model, inputs)
-        shared = not reads_count and not on_meta and trainer.args.world_size > 1 and trainer.label_smoother is None
+        divides = isinstance(getattr(inner, "loss_function", None), ChunkedLoss)
+        reads_count = divides or _loss_depends_on_count(model, inputs)
+        shared = not reads_count and trainer.args.world_size > 1 and trainer.label_smoother is None
         by_tokens = shared and _is_mean_over_tokens(model, inputs)
     finally:
         model.train(training)
-    FOUND[model] = reads_count
     if not reads_count:
         trainer.model_accepts_loss_kwargs = False
     if by_tokens:
@@ -103,38 +92,3 @@ def _is_mean_over_tokens(model: Any, inputs: Mapping[str, Any]) -> bool:
         if outputs.get("logits") is None or outputs["logits"].shape[:-1] != labels.shape:
             return False
         return torch.allclose(own.float(), over_all_labels(outputs, labels), rtol=1e-4)
-
-
-def _reads_count(model: Any, inputs: Mapping[str, Any]) -> bool:
-    """Return whether a model on the device meta computes with the number of items.
-
-    A forward pass that reads values cannot be followed on meta: its loss counts as one that reads the number, as
-    transformers' own loss functions do (loss/loss_utils.py).
-    """
-    from hf_mps.finetune.smoke.fake import FakeScalars, needs_numbers
-
-    items = torch.tensor(ITEM_COUNTS[0], device="meta")
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-    on_meta = {name: value.to("meta") for name, value in tensors.items()}
-    known_values = [(on_meta[name], value) for name, value in tensors.items()]
-    with torch.no_grad(), torch.device("meta"), FakeScalars(known_values), _UseOf(items) as use:
-        try:
-            model(**{**inputs, **on_meta}, num_items_in_batch=items)
-        except Exception as error:
-            if not needs_numbers(error):
-                raise
-            return True
-    return bool(use.used)
-
-
-class _UseOf(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records whether any operator is given the tensor `watched`."""
-
-    def __init__(self, watched: torch.Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._watched = watched
-        self.used = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.used = self.used or any(leaf is self._watched for leaf in tree_leaves((args, kwargs)))
-        return func(*args, **(kwargs or {}))

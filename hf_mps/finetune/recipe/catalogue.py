@@ -20,15 +20,10 @@ class Entry:
 
 
 def folder() -> Path:
-    """Return the folder of the recipes: inside the installed package, or beside it in a checkout.
-
-    Raises UserError where neither exists, which is a broken installation.
-    """
+    """Return the folder of the recipes: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
-    for place in (package / "recipes", package.parent / "recipes"):
-        if place.is_dir():
-            return place
-    raise UserError("the recipes of hf_mps are missing; next: pip install --force-reinstall hf-mps")
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def entries() -> list[Entry]:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -30,16 +26,6 @@ class Key:
     meaning: str
 
 
-def of_task(task: str) -> list[Key]:
-    """Return the keys of a task's recipe other than `training`, in the order of its class."""
-    return of_class(tasks.find(task).recipe_class)
-
-
-def of_class(kind: type[BaseModel]) -> list[Key]:
-    """Return the keys of a recipe's class other than `training`."""
-    return [key for key in _of(kind, "") if key.name != "training"]
-
-
 def training(task: str) -> list[Key]:
     """Return the fields that `training` takes for a task. Raises UserError where their library is not installed."""
     kind = tasks.find(task)
@@ -58,37 +44,22 @@ def of_recipe(recipe: str) -> list[Key]:
     task = recipe if recipe in tasks.names() else read_yaml(catalogue.find(recipe).path).values.get("task")
     if task not in tasks.names():
         raise UserError(f"{recipe} has no task")
-    return [*of_task(task), *training(task)]
+    return [*of_class(tasks.find(task).recipe_class), *training(task)]
 
 
-def _of(kind: type[BaseModel], prefix: str) -> Iterator[Key]:
-    """Return the keys of a section; those of sections inside it have dotted names."""
-    meanings = _docstrings(kind)
+def of_class(kind: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    """Yield the keys of a recipe's class other than `training`, in their order; dotted ones of a section."""
     for name, field in kind.model_fields.items():
         kinds = (one for one in _union(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel))
         if (section := next(kinds, None)) is not None:
-            yield from _of(section, f"{prefix}{name}.")
+            yield from of_class(section, f"{prefix}{name}.")
+        if section is not None or name == "training":
             continue
         value = None if field.is_required() else field.get_default(call_default_factory=True)
         default = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         default = "" if field.is_required() else "empty" if value in ([], {}) else default
-        yield Key(f"{prefix}{name}", _type_words(field.annotation), default, meanings.get(name, ""))
-
-
-def _docstrings(kind: type[BaseModel]) -> dict[str, str]:
-    """Return the docstring below each field of a class, in one line; a class's own goes before those of its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if base is BaseModel or not issubclass(base, BaseModel):
-            continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(tree, ast.ClassDef)
-        for field, below in pairwise(tree.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                words = below.value if isinstance(below, ast.Expr) else None
-                if isinstance(words, ast.Constant):
-                    found[field.target.id] = " ".join(str(words.value).split())
-    return found
+        meaning = " ".join((field.description or "").split())
+        yield Key(f"{prefix}{name}", _type_words(field.annotation), default, meaning)
 
 
 def _union(annotation: Any) -> list[Any]:

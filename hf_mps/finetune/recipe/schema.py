@@ -38,7 +38,9 @@ PLAIN_TEMPLATE = "plain"
 class Section(BaseModel):
     """A part of a recipe: only its own keys, and values of their types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Rows(Section):

@@ -12,7 +12,7 @@ import yaml
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import plain
 from hf_mps.core.text import duration, memory
-from hf_mps.finetune.report.results import RunRecord, is_hub_id
+from hf_mps.finetune.report.results import SPLIT, RunRecord, is_hub_id
 from hf_mps.metrics import available
 
 SIMULATED = "simulated: the CPU of a machine without Metal computed"
@@ -22,7 +22,7 @@ def card(record: RunRecord) -> str:
     """Return the model card: hub front matter, results, a snippet that loads the model, choices, recipe, versions."""
     curves = f"![Loss, {record.main_metric} and learning rate over the training steps](training.png)"
     captions = {name: name.rpartition(".")[0].replace("_", " ").capitalize() for name in record.pictures}
-    answers = f"holds the model's answer to each row of the {_cell(record.split)} split."
+    answers = f"holds the model's answer to each row of the {SPLIT} split."
     parts = [
         f"---\n{front_matter(record)}\n---",
         f"# {record.name}",
@@ -58,7 +58,7 @@ def front_matter(record: RunRecord) -> str:
             dataset_type=record.dataset or "other",  # the hub needs an id, and the user's own data have none
             dataset_name=record.dataset_words or "the user's own data",
             dataset_config=record.dataset_config,
-            dataset_split=record.split,
+            dataset_split=SPLIT,
             metric_type=kind,
             metric_name=name,
             metric_value=float(value),
@@ -67,10 +67,9 @@ def front_matter(record: RunRecord) -> str:
         if (kind := _hub_metric(name)) and math.isfinite(value)
     ]
     data = ModelCardData(
-        language=record.language,
         library_name=record.library,
         tags=["hf-mps", "generated_from_trainer"],
-        base_model=record.model if record.model and is_hub_id(record.model) else None,
+        base_model=record.model if is_hub_id(record.model) else None,
         datasets=[record.dataset] if record.dataset else None,
         metrics=sorted({kind for name in record.metrics if (kind := _hub_metric(name))}) or None,
         pipeline_tag=record.pipeline_tag,
@@ -90,14 +89,13 @@ def _hub_metric(name: str) -> str | None:
 
 
 def _opening(record: RunRecord) -> str:
-    base = f"`{_code(record.model_words)}`" if record.model else "a model"
-    if record.model and is_hub_id(record.model):
+    base = f"`{_code(record.model_words)}`"
+    if is_hub_id(record.model):
         base = f"[{record.model}](https://huggingface.co/{record.model})"
     data = f" on {_cell(record.dataset_words)}" if record.dataset_words else ""
     device, took = f"`{record.device.value}`", duration(record.train_seconds)
-    memory_words = f", {memory(record.peak_memory)} of memory at peak" if record.peak_memory is not None else ""
     where = f"the device {device} ({_cell(record.device.reason)})"
-    cost = f"{took} ({record.samples_per_second:.1f} samples/s{memory_words})"
+    cost = f"{took} ({record.samples_per_second:.1f} samples/s, {memory(record.peak_memory)} of memory at peak)"
     if record.simulated:  # the chip is that of a profile
         where = f"a simulated device {device}"
         cost = f"{took} on a CPU that simulated a Mac's GPU; a Mac's speed and memory differ"
@@ -110,7 +108,7 @@ def _results(record: RunRecord) -> str:
         (f"**{name}**" if name == record.main_metric else name, _number(value), _number(base.get(name)))
         for name, value in record.metrics.items()
     ]
-    heads = (f"metric ({record.split})", "this model", "baseline")
+    heads = (f"metric ({SPLIT})", "this model", "baseline")
     table = _table(heads, rows) if base else _table(heads[:2], [row[:2] for row in rows])
     notes = [f"The baseline {_cell(record.baseline.what)}."] if record.baseline and base else []
     notes += [f"Expected by the recipe: {record.expectation}."] if record.expectation else []

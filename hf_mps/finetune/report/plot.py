@@ -9,9 +9,9 @@ from typing import Any
 
 from hf_mps.core.notices import ignoring
 from hf_mps.core.text import GIB, MIB, duration, memory
-from hf_mps.finetune.report.results import RunRecord
-from hf_mps.finetune.report.screen import evaluated
+from hf_mps.finetune.report.results import SPLIT, RunRecord
 from hf_mps.metal.device.machine import SIMULATED
+from hf_mps.metrics.selection import of_log
 
 # Okabe and Ito's palette, distinguishable with any common colour blindness: https://jfly.uni-koeln.de/color/
 BLUE, ORANGE, GREEN, PURPLE, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
@@ -125,7 +125,7 @@ def _draw_loss(axes: Any, history: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_metrics(axes: Any, record: RunRecord) -> None:
-    axes.set_title(f"Evaluation ({_text(record.split)})")
+    axes.set_title(f"Evaluation ({SPLIT})")
     drawn = [name for name in _comparable(record) if _draw_metric(axes, record, name)]
     if not drawn:
         _nothing(axes, "no evaluation was logged")
@@ -141,7 +141,7 @@ def _draw_metrics(axes: Any, record: RunRecord) -> None:
 
 def _comparable(record: RunRecord) -> list[str]:
     """Return the metrics for one axis: the main one first, and those that share its unit (all within [-1, 1])."""
-    names = {name: None for entry in record.log_history for name in evaluated(entry)}
+    names = {name: None for entry in record.log_history for name in of_log(entry)}
     others = [name for name in names if name not in ("loss", record.main_metric)]
 
     def within(name: str) -> bool:
@@ -234,10 +234,9 @@ def _head(figure: Any, record: RunRecord) -> None:
     inch = 1 / figure.get_figheight()
     figure.text(0.065, 1 - 0.385 * inch, f"{record.name}{result}", fontsize=16, fontweight="bold", parse_math=False)
     device, speed = f"on {record.device.value}{_label(record)}", f"{record.samples_per_second:.1f} samples/s"
-    peak = f"{memory(record.peak_memory)} at peak" if record.peak_memory is not None else ""
-    facts = (record.model_words, device, duration(record.train_seconds), speed, peak)
-    facts_line = "   ·   ".join(fact for fact in facts if fact)
-    figure.text(0.065, 1 - 0.65 * inch, facts_line, fontsize=10, color=QUIET, parse_math=False)
+    peak = f"{memory(record.peak_memory)} at peak"
+    facts = "   ·   ".join((record.model_words, device, duration(record.train_seconds), speed, peak))
+    figure.text(0.065, 1 - 0.65 * inch, facts, fontsize=10, color=QUIET, parse_math=False)
 
 
 def _label(record: RunRecord) -> str:

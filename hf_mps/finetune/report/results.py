@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 SCHEMA = 1
+SPLIT = "validation"
+"""The split that a run's metrics are taken on."""
 PACKAGES = ("hf-mps", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -46,12 +48,14 @@ class RunRecord:
     log_history: list[dict[str, Any]]
     train_seconds: float
     samples_per_second: float
+    peak_memory: int
+    """Bytes."""
+    model: str
+    """The checkpoint that was fine-tuned; the card's front matter names it only by a hub id."""
     baseline: Baseline | None = None
     greater_is_better: bool = True
     simulated: bool = False
     """Whether the CPU of a machine without Metal computed: time and memory are then no Mac's."""
-    peak_memory: int | None = None
-    """Bytes; None where the device cannot tell."""
     fallback: list[dict[str, Any]] = field(default_factory=list)
     unexpected_fallback: list[str] = field(default_factory=list)
     """The operators among them that the recipe does not name."""
@@ -67,20 +71,15 @@ class RunRecord:
     expectation: Expectation | None = None
     doubt: str | None = None
     """Why the run seems to have learnt nothing (`report.verdict`); None where all is well."""
-    model: str | None = None
-    """The checkpoint that was fine-tuned; the card's front matter names it only by a hub id."""
     dataset: str | None = None
     """The data's hub id (`nyu-mll/glue`); None where it is the user's own or generated."""
     dataset_config: str | None = None
     dataset_name: str = ""
     """The data in words (`generated paraphrase pairs`); the hub id and configuration where empty."""
-    split: str = "validation"
-    """The split that `metrics` were taken on."""
     pipeline_tag: str = ""
     """The hub's name of the task, as in huggingface.co/tasks."""
     auto_class: str = "AutoModelForSequenceClassification"
     """The class of transformers that loads the model, shown in the card's snippet."""
-    language: str | None = None
     snippet: str | None = None
     """Three lines that load the model from `"."`; None is the auto class with its tokenizer."""
     library: str = "transformers"
@@ -95,8 +94,8 @@ class RunRecord:
 
     @property
     def model_words(self) -> str:
-        """Return the model's name for people: its hub id, or the last part of its folder; empty where it has none."""
-        return "" if self.model is None else self.model if is_hub_id(self.model) else PurePath(self.model).name
+        """Return the model's name for people: its hub id, or the last part of its folder."""
+        return self.model if is_hub_id(self.model) else PurePath(self.model).name
 
     @property
     def dataset_words(self) -> str:
@@ -130,7 +129,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `baseline`: {"what": str, "metrics": {name: number}} or null
     - `expectation`: {"metric": str, "low": number | null, "high": number | null, "met": bool} or null
     - `doubt`: str or null, why the run seems to have learnt nothing, and what to try
-    - `train_seconds`, `samples_per_second`: numbers; `peak_memory_bytes`: int or null
+    - `train_seconds`, `samples_per_second`: numbers; `peak_memory_bytes`: int
     - `fallback`: [object]; `unexpected_fallback`: [str]
     - `metal_kernels`: {"release": str, "launches": int, "kernels": int, "share": number, "missing": [{"operator": str,
       "reason": str, "launches": int}], "others": {str: int}} or null, of the process that ended the run
@@ -143,16 +142,15 @@ def results(record: RunRecord) -> dict[str, Any]:
     - `versions`: {name: str}
     """
     names = (
-        *("name", "recipe", "device", "simulated", "choices", "metrics", "main_metric", "greater_is_better", "split"),
+        *("name", "recipe", "device", "simulated", "choices", "metrics", "main_metric", "greater_is_better"),
         *("baseline", "expectation", "doubt", "train_seconds", "samples_per_second", "peak_memory", "fallback"),
         *("unexpected_fallback", "metal_kernels", "training_kernels", "predictions", "pictures", "stream", "world"),
         *("guards", "sentinels", "log_history", "versions"),
     )
-    content = {"schema": SCHEMA} | {name: getattr(record, name) for name in names}
+    content = {"schema": SCHEMA, "split": SPLIT} | {name: getattr(record, name) for name in names}
     content["metal_kernels"] = record.metal_kernels and record.metal_kernels.record()
     content = {"peak_memory_bytes" if name == "peak_memory" else name: value for name, value in content.items()}
-    written = plain(content)
-    assert isinstance(written, dict)
+    written: dict[str, Any] = plain(content)
     return written
 
 

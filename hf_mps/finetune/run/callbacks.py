@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from hf_mps.core.errors import RunError
-from hf_mps.distributed.metal.traffic import Traffic, traffic
 from hf_mps.layer.guards.sentinels.numbers import refuse
 
 
@@ -48,8 +47,6 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(self) -> None:
         self.seconds = 0.0
         self.first_step = 0
-        self.sent_before: tuple[int, Traffic] = (0, Traffic())
-        """The step at which this part of the run began, and what collectives on mps had moved by then."""
         self._mark = 0.0
 
     def state(self) -> dict[str, Any]:
@@ -62,7 +59,6 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         before = stored["attributes"] if stored else {"seconds": 0.0, "first_step": state.global_step}
         self.seconds, self.first_step = before["seconds"], before["first_step"]
         state.stateful_callbacks.setdefault(name, self.state())  # Trainer saves only the callbacks listed there
-        self.sent_before = (state.global_step, traffic())
         self._mark = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -98,17 +94,6 @@ class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
     def rows(self) -> int:
         """Rows of a step of all processes."""
         return self.processes * self.batch * self.accumulation
-
-    @classmethod
-    def of(cls, args: Any) -> Shares:
-        """Return those of transformers' TrainingArguments."""
-        return cls(args.world_size, args.train_batch_size, args.gradient_accumulation_steps)
-
-    @classmethod
-    def stored(cls, state: dict[str, Any]) -> Shares | None:
-        """Return those of a checkpoint's trainer_state.json; None for one of an earlier release."""
-        found = (state.get("stateful_callbacks") or {}).get(cls.__name__)
-        return cls(**found["attributes"]) if found else None
 
     def state(self) -> dict[str, Any]:
         """Return the numbers as Trainer stores them."""

@@ -127,7 +127,7 @@ def workers_ended() -> Iterator[None]:
     """End every data loader's workers when the block ends, however it does.
 
     Python's own exit sends SIGTERM and then waits for them without a limit; workers that outlive a signal to the whole
-    group (interrupt.Outlives) pay no heed to it.
+    group (interrupt.outlive) pay no heed to it.
     """
     try:
         yield

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
@@ -253,26 +253,20 @@ class Agreement:
             self._failure = error
 
 
-@dataclass
-class Outlives:
-    """A loader's `worker_init_fn`, behind which its worker pays no heed to a signal; it ends with the main process."""
-
-    stock: Any
-
-    def __call__(self, worker: int) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        if self.stock is not None:
-            self.stock(worker)
-
-
 def outlive(loader: Any) -> None:
     """Let the workers that `loader` starts from now on outlive a signal to the whole group of processes.
 
     A terminal sends Ctrl-C to all of them, torchrun SIGTERM: without its workers the run could not finish its step.
+    They end with the main process.
     """
-    if not isinstance(loader.worker_init_fn, Outlives):
-        loader.worker_init_fn = Outlives(loader.worker_init_fn)
+    loader.worker_init_fn = partial(_ignoring_signals, loader.worker_init_fn)
+
+
+def _ignoring_signals(stock: Callable[[int], None] | None, worker: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if stock is not None:
+        stock(worker)
 
 
 def _say(number: int) -> None:

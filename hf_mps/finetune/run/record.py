@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.distributed.metal.traffic import traffic
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import expect, training_section
@@ -112,9 +111,8 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
 
     Its keys: `processes`, `hosts` (their names), `strategy` and `backend` (accelerate's and torch.distributed's words),
     `samples_per_second` of all, `efficiency` (the mean share of the time in which they did not wait for each other, or
-    None), over several Macs `metal_bytes` and `metal_bytes_copied` (what the main process gave to collectives in a step
-    and what of it had to be copied, evaluation included), and `ranks`, for each its `rank`, `host`, `device`,
-    `samples_per_second` and `waited_seconds`. Called by all processes.
+    None), and `ranks`, for each its `rank`, `host`, `device`, `samples_per_second` and `waited_seconds`. Called by all
+    processes.
     """
     ranks = Ranks.here()
     if ranks.world.alone:
@@ -135,9 +133,6 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
     every = ranks.gather((own, seconds))
     shares = [1 - one["waited_seconds"] / all_ for one, all_ in every if one["waited_seconds"] is not None and all_ > 0]
     state = trainer.accelerator.state
-    first, before = trained.watch.sent_before
-    moved = (traffic() - before).per(trainer.state.global_step - first)
-    of_metal = {"metal_bytes": moved.payload, "metal_bytes_copied": moved.copied} if moved.calls else {}
     return {
         "processes": ranks.world.size,
         "hosts": list(dict.fromkeys(one["host"] for one, _ in every)),
@@ -145,7 +140,6 @@ def of_all(trained: Trained, samples: float) -> dict[str, Any] | None:
         "backend": state.backend,
         "samples_per_second": speed,
         "efficiency": max(0.0, sum(shares) / len(shares)) if len(shares) == len(every) else None,
-        **of_metal,
         "ranks": [one for one, _ in every],
     }
 

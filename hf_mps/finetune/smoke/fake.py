@@ -10,9 +10,8 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -106,7 +105,7 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 1.0 if args[0].is_floating_point() else func(*args)
         if not known:
             self._forget(func, args)
-            result = shaped(func, args, kwargs)
+            result = func(*args, **kwargs)
             if func is _aten.all.default:
                 with unset_fake_temporarily():
                     self._real[result] = torch.ones((), dtype=torch.bool)
@@ -117,7 +116,7 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device = tensors_of(args, kwargs)[0].device
             result = tree_map(lambda tensor: _like(tensor, device), real)
         else:
-            result = shaped(func, args, kwargs)
+            result = func(*args, **kwargs)
         for fake, tensor in zip(tree_leaves(result), tree_leaves(real), strict=True):
             if isinstance(fake, torch.Tensor) and tensor.numel() <= self._most:
                 self._real[fake] = tensor
@@ -184,84 +183,6 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, (list, tuple)):
             return [*map(self._counterpart, value)]
         return CPU if isinstance(value, torch.device) else value
-
-
-# What was made of tensors of such shapes: the number of the argument that is returned; or of the one whose memory a
-# view shares (-1 where none), whether there are several results, and their sizes.
-_MADE: dict[Any, int | tuple[int, bool, list[Any]]] = {}
-
-
-def shaped(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the fake result of an operator.
-
-    FakeTensorMode keeps such results too, but takes longer to look one up than the rest of a trace. Here what it keeps
-    is made at once the next time: PyTorch has then found that the result follows from the arguments alone.
-    """
-    if func is _aten._unsafe_view.default:  # a view, which FakeTensorMode does not keep
-        func = _aten.view.default
-    key: list[Any] = [func, torch.get_default_dtype()]
-    fakes: list[FakeTensor] = []
-    if not (_add(key, fakes, args) and (not kwargs or _add(key, fakes, tuple(kwargs.items()))) and fakes):
-        return func(*args, **kwargs)
-    place = tuple(key)
-    if (made := _MADE.get(place)) is None:
-        before = FakeTensorMode.cache_info()
-        result = func(*args, **kwargs)
-        after = FakeTensorMode.cache_info()
-        if (after.hits, after.misses, after.bypasses) == (before.hits + 1, before.misses, before.bypasses):
-            _keep(place, func, args, result)
-        return result
-    if isinstance(made, int):
-        return args[made]
-    source, several, sizes = made
-    with no_dispatch():
-        results = [size and torch.empty_strided(*size[:2], dtype=size[2], device="meta") for size in sizes]
-        if source >= 0:
-            results[0].set_(args[source].untyped_storage(), sizes[0][4], *sizes[0][:2])
-    pairs = zip(results, sizes, strict=True)
-    found = tuple(size and FakeTensor(fakes[0].fake_mode, one, size[3]) for one, size in pairs)
-    return found if several else found[0]
-
-
-def _add(key: list[Any], fakes: list[FakeTensor], values: Any) -> bool:
-    """Add to `key` what of some arguments tells a result's shape; False where that may need more than it has."""
-    for value in values:
-        if type(value) is FakeTensor:
-            if value.constant is not None or value.dtype.is_complex or value.layout != torch.strided:
-                return False
-            fakes.append(value)
-            key += (*_size(value), value.requires_grad)
-        elif isinstance(value, (list, tuple)):
-            key += (type(value), len(value))
-            if not _add(key, fakes, value):
-                return False
-        elif isinstance(value, torch.Tensor):
-            return False
-        else:
-            key += (type(value), value)
-    return True
-
-
-def _size(tensor: FakeTensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device, tensor.storage_offset()
-
-
-def _keep(place: tuple[Any, ...], func: Any, args: Any, result: Any) -> None:
-    same = [number for number, one in enumerate(args) if one is result]
-    if same:
-        _MADE[place] = same[0]
-        return
-    results = result if isinstance(result, tuple) else (result,)
-    if not all(one is None or (type(one) is FakeTensor and not one.requires_grad) for one in results):
-        return
-    memory = {one.untyped_storage()._cdata for one in results if one is not None}
-    shared = [n for n, one in enumerate(args) if type(one) is FakeTensor and one.untyped_storage()._cdata in memory]
-    if bool(shared) == func.is_view and not (shared and len(results) > 1):
-        _MADE[place] = (
-            (*shared, -1)[0],
-            isinstance(result, tuple),
-            [None if one is None else _size(one) for one in results],
-        )
 
 
 def _first_queries(stock: Any) -> Any:

@@ -23,8 +23,6 @@ class Part(Patcher):
     """What it changes in a step, as the header and the line for scripts say it."""
     why: str
     """What that saves."""
-    until = ""
-    """When this file can be deleted; empty where PyTorch is not known to plan anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +66,3 @@ class Part(Patcher):
             f"the fused step's {self.name} does not know this version of {module.__name__}"
             f" ({type(error).__name__}: {error}); it is disabled; training continues"
         )
-
-    def reasons(self) -> tuple[str, str, str, str]:
-        """Return its own sentences."""
-        return f"{self.what}: {self.why}", self.until, "", ""

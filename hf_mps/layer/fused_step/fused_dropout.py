@@ -21,13 +21,13 @@ class FusedDropout(Part):
 
     ATen/native/Dropout.cpp (`is_fused_kernel_acceptable`) does so on CUDA and XPU, and from 2.15 on Metal. The kernel
     draws from the device's generator, other numbers than the pieces do: with the same seed the masks are others, and
-    as likely. They follow from the generator's state, so that resumed and checkpointed trainings repeat them.
+    as likely. They follow from the generator's state, so that resumed and checkpointed trainings repeat them. It can go
+    when the oldest supported torch is 2.15.
     """
 
     name = "fused-dropout"
     what = "dropout in one kernel, which draws other masks from the same seed"
     why = "the price of a small launch is the host's, and dropout has four in pieces"
-    until = "the oldest supported torch is 2.15"
     patches = {"aten::dropout": AutogradKernel("_dropped", when="concerns_call")}
 
     def pays(self, device_type: str) -> str:

@@ -28,13 +28,13 @@ class FusedOptimizer(Part):
     """Fuses a script's optimizers, and not a recipe's: there `training.optim`, or Trainer's default, has been decided.
 
     Checkpoints are those of the fused optimizer, which load everywhere; a run that goes on from an unfused one's has
-    its counters moved to the device, as PyTorch's own loading does for the fused.
+    its counters moved to the device, as PyTorch's own loading does for the fused. It can go when PyTorch fuses by
+    default on Metal, and has a foreach kernel for counters there.
     """
 
     name = "fused-optimizer"
     what = "Adam, AdamW and SGD step in one fused kernel with their step counters in one buffer"
     why = "the price of a small launch is the host's, and there are one to ten for each weight"
-    until = "PyTorch fuses by default on Metal, and has a foreach kernel for counters there"
     patches = {
         "torch.optim.optimizer:register_optimizer_step_pre_hook": Register("_steps"),
         "torch:_foreach_add_": "_added",

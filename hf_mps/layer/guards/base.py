@@ -240,11 +240,6 @@ class Guard(Safeguard):
         for target in targets or tuple(self.kernels):
             self.kernels.pop(target, lambda: None)()
 
-    def reasons(self) -> tuple[str, str, str, str]:
-        """Return its own sentences."""
-        releases = dict.fromkeys(faults.FAULTS[name].releases for name in self.faults)
-        return self.what, self.until, self.issue, ", or ".join(filter(None, releases)) if all(releases) else ""
-
 
 class LibraryGuard(Guard):
     """A guard against a fault that the source of an installed library shows, as no trial can."""

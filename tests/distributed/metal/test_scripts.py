@@ -52,6 +52,4 @@ def test_a_recipe_on_two_macs(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["device"]["value"] == "mps"
     assert results["world"]["backend"] == "metal"
-    assert 100_000 < results["world"]["metal_bytes"] < 400_000, "about the gradients of 41 k weights in float32"
-    assert results["world"]["metal_bytes_copied"] == 0
     assert [line for line in done[1].stdout.splitlines() if line.startswith("step ")] == [], "one progress, the main's"

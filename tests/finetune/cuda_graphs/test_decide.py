@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,16 +75,16 @@ def test_a_trainer_with_a_loss_of_its_own_is_left_alone(tmp_path: Path) -> None:
         def compute_loss(self, *arguments: Any, **settings: Any) -> Any:
             return super().compute_loss(*arguments, **settings)
 
-    choices: dict[str, Any] = {decide.KEY: Choice(decide.ON, "")}
+    plan: Any = SimpleNamespace(recipe=recipe(), choices={decide.KEY: Choice(decide.ON, "")})
     mine = trainer(tmp_path, kind=Mine)
-    assert decide.install(choices, mine, None) is None
-    assert str(choices[decide.KEY]) == snapshot(
+    decide.CudaGraphs().apply(mine, plan, None)  # type: ignore[arg-type]
+    assert str(plan.choices[decide.KEY]) == snapshot(
         "off (Mine has a compute_loss of its own, which may do more than CUDA can record)"
     )
     assert type(mine.step_method) is StepMethod
-    choices[decide.KEY] = Choice(decide.ON, "")
+    plan = SimpleNamespace(recipe=recipe(cuda_graphs=True), choices={decide.KEY: Choice(decide.ON, "")})
     with pytest.raises(UserError):
-        decide.install(choices, mine, True)
+        decide.CudaGraphs().apply(mine, plan, None)  # type: ignore[arg-type]
 
 
 def test_weights_with_hooks_are_left_alone(tmp_path: Path) -> None:

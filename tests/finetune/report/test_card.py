@@ -29,7 +29,6 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
     assert data.datasets == ["nyu-mll/glue"]
     assert data.metrics == ["accuracy", "f1"]
     assert data.pipeline_tag == "text-classification"
-    assert data.language == "en"
     assert data.model_name == "glue/mrpc"
     assert data.eval_results is not None
     assert [
@@ -42,12 +41,9 @@ def test_the_front_matter_is_what_the_hub_reads() -> None:
 
 
 def test_a_folder_as_model_and_data_of_ones_own_stay_out_of_the_front_matter(tmp_path: Path) -> None:
-    made = model_card(
-        model=str(tmp_path / "minilm"), dataset=None, dataset_config=None, dataset_name="my pairs", language=None
-    )
+    made = model_card(model=str(tmp_path / "minilm"), dataset=None, dataset_config=None, dataset_name="my pairs")
     assert made.data.base_model is None
     assert made.data.datasets is None
-    assert made.data.language is None
     assert made.data.eval_results is not None
     assert made.data.eval_results[0].dataset_name == "my pairs"
     assert "Fine-tuned from `minilm` on my pairs, by hf_mps" in made.text

@@ -89,9 +89,9 @@ def test_a_run_that_logged_less_has_fewer_panels_and_a_lower_page(monkeypatch: p
     [
         {"log_history": [{"loss": float("nan"), "step": step, "learning_rate": 0.0} for step in range(1, 30)]},
         {"log_history": [{"eval_mse": 3.0 - step, "step": step} for step in (1, 2)], "main_metric": "mse"},
-        {"name": "a $x$ of 名", "model": "/a/$b$", "dataset_name": "$", "split": "$dev$", "metrics": {}},
+        {"name": "a $x$ of 名", "model": "/a/$b$", "dataset_name": "$", "metrics": {}},
         {"metrics": {"f1": float("nan")}, "log_history": [{"eval_f1": float("nan"), "step": 3}]},
-        {"baseline": Baseline("x", {"f1": float("nan")}), "peak_memory": None},
+        {"baseline": Baseline("x", {"f1": float("nan")})},
     ],
     ids=["all NaN", "an error to lower", "dollars and other letters", "NaN score", "NaN baseline"],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,13 +101,13 @@ def test_a_tagger_with_measures_for_every_class_gets_a_line_that_can_be_read() -
 
 def test_what_a_run_does_not_report_leaves_no_hole() -> None:
     out = Piped()
-    Run(out, total=9, memory=lambda: None).begin().steps(1).log(loss=1.5)
-    Run(out, total=9, memory=lambda: (3 * GIB // 2, None)).begin().steps(1).log(loss=float("nan"), epoch=1)
+    Run(out, total=9).begin().steps(1).log(loss=1.5)
+    Run(out, total=9, memory=lambda: (3 * GIB // 2, 2 * GIB)).begin().steps(1).log(loss=float("nan"), epoch=1)
     Run(out, total=0).evaluate(1.0, eval_loss=0.5)
     assert out.lines() == snapshot(
         [
             "step 1/9  loss  1.5000       6.4 samples/s  eta 1:20",
-            "step 1/9  epoch  1.00  loss     nan       6.4 samples/s  1.50 GiB  eta 1:20",
+            "step 1/9  epoch  1.00  loss     nan       6.4 samples/s  1.50/2.00 GiB  eta 1:20",
             "eval  loss  0.5000    1.0 s",
         ]
     )
@@ -246,15 +247,17 @@ def test_where_nothing_can_be_drawn_lines_are_plain(
         monkeypatch.setenv("FORCE_COLOR", "1")
         out = Piped()
     Run(out).begin().steps(1).log(loss=0.5)
-    header([("device", "mps", "the probe — answered")], title="run", stream=out)
-    nothing = dict.fromkeys(("baseline", "expectation", "peak_memory"))
-    final_table(a_record(metrics={"f1": 0.5}, train_seconds=60, samples_per_second=6.4, **nothing), stream=out)
+    with redirect_stdout(out):
+        header([("device", "mps", "the probe — answered")], title="run")
+    nothing = dict.fromkeys(("baseline", "expectation"))
+    with redirect_stdout(out):
+        final_table(a_record(metrics={"f1": 0.5}, train_seconds=60, samples_per_second=6.4, **nothing))
     dash = "?" if kind == "terminal that is not UTF-8" else "—"
     assert out.getvalue() == (
         "step   1/345  loss  0.5000       6.4 samples/s  eta 57:20\n"
         f"run\n  device  mps  the probe {dash} answered\n"
         "metric  this run\nf1        0.5000\n"
-        "training  1 min 00 s, 6.4 samples/s\n"
+        "training  1 min 00 s, 6.4 samples/s, 1.94 GiB at peak\n"
     )
 
 

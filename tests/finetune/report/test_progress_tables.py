@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,15 @@ def test_the_header_is_plain_aligned_lines_in_a_pipe(capsys: pytest.CaptureFixtu
 
 def test_a_very_long_value_pushes_its_own_line_only() -> None:
     out = Piped()
-    header([("model", "m" * 60, "given"), ("device", "mps", "probed")], stream=out)
+    with redirect_stdout(out):
+        header([("model", "m" * 60, "given"), ("device", "mps", "probed")], title="hf_mps")
     assert out.lines() == ["hf_mps", f"  model   {'m' * 60}  given", "  device  mps  probed"]
 
 
 def test_a_brief_header_has_a_line_of_80_columns_for_each_row(terminal: Terminal) -> None:
     out, rows = Piped(), [*HEADER, ("output", "runs/" + "x" * 90, "the recipe says so")]
-    header(rows, title="run", brief=True, stream=out)
+    with redirect_stdout(out):
+        header(rows, title="run", brief=True)
     assert out.lines() == snapshot(
         [
             "run",
@@ -52,7 +55,8 @@ def test_a_brief_header_has_a_line_of_80_columns_for_each_row(terminal: Terminal
             "  output    runs/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…",
         ]
     )
-    header(rows, title="run", brief=True, stream=terminal)
+    with redirect_stdout(terminal):
+        header(rows, title="run", brief=True)
     assert len(terminal.lines()) == len(rows) + 3  # the box, and what follows its last line
     assert "data [1]" in "".join(terminal.lines())  # which is no markup of rich
 
@@ -61,7 +65,8 @@ def test_on_a_narrow_terminal_each_reason_follows_its_value(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "44")
-    header(HEADER[2:], title="run", stream=terminal)
+    with redirect_stdout(terminal):
+        header(HEADER[2:], title="run")
     assert terminal.lines() == snapshot(
         [
             "╭─ run ────────────────────────────────────╮",
@@ -87,7 +92,8 @@ def ended(expectation: Expectation, **metrics: float) -> Any:
 def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -> None:
     out = Piped()
     met = Expectation("f1", 0.85, None, True)
-    final_table(ended(met, f1=0.8821, accuracy=0.8431, loss=0.41), (), FILES, ["hf-mps evaluate out"], out)
+    with redirect_stdout(out):
+        final_table(ended(met, f1=0.8821, accuracy=0.8431, loss=0.41), (), FILES, ["hf-mps evaluate out"])
     assert out.lines() == snapshot(
         [
             "metric    this run  baseline",
@@ -105,7 +111,8 @@ def test_the_closing_table_holds_metrics_against_the_baseline_cost_and_files() -
 
 
 def test_the_closing_table_is_drawn_on_a_terminal_and_a_missed_expectation_is_red(terminal: Terminal) -> None:
-    final_table(ended(Expectation("f1", 0.9, 0.95, False), f1=0.8821), files=FILES, stream=terminal)
+    with redirect_stdout(terminal):
+        final_table(ended(Expectation("f1", 0.9, 0.95, False), f1=0.8821), files=FILES)
     assert terminal.lines()[:6] == snapshot(
         [
             "╭────────┬──────────┬──────────╮",
@@ -121,7 +128,7 @@ def test_the_closing_table_is_drawn_on_a_terminal_and_a_missed_expectation_is_re
 
 def test_a_header_needs_neither_torch_nor_transformers(run_python: Callable[..., Any]) -> None:
     program = (
-        "import sys; from hf_mps.finetune.report.screen import header; header([('a', 1, 'b')])\n"
+        "import sys; from hf_mps.finetune.report.screen import header; header([('a', 1, 'b')], title='hf_mps')\n"
         "print([name for name in ('torch', 'transformers', 'rich', 'numpy') if name in sys.modules])"
     )
     done = run_python("-c", program, env={"HF_MPS": "0"})

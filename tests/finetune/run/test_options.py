@@ -220,7 +220,12 @@ def test_evaluation_sees_every_row_in_its_order_however_training_draws(
 def test_a_process_by_itself_trains_on_one_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from hf_mps.finetune.features.machine import gpus
+    from hf_mps.finetune.features.machine import OneGpu
+
+    def gpus(device: str) -> dict[str, Any]:
+        draft: Any = SimpleNamespace(device=device, choices={})
+        OneGpu().decide(draft)
+        return dict(draft.choices)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert {name: str(choice) for name, choice in gpus("cuda").items()} == snapshot(

@@ -54,10 +54,6 @@ class Sentinel(Safeguard):
         off = "" if self.failure else f" (sentinel; HF_MPS_SENTINELS=-{self.name} switches it off)"
         notices.warn_user(f"{line}{off}", notices.SentinelNotice, again=True)
 
-    def reasons(self) -> tuple[str, str, str, str]:
-        """Return what it looks for; it stays."""
-        return self.what, "", "", ""
-
 
 class StoppingSentinel(Sentinel):
     """One that warns once for each training, or ends the run: HF_MPS_SENTINELS=stop, the recipe runner."""

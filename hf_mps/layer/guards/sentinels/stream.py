@@ -113,10 +113,6 @@ class Stream(Safeguard):
         """Return its patches, as those of a sentinel."""
         return (each._replace(kind="sentinel") for each in super().declared())
 
-    def reasons(self) -> tuple[str, str, str, str]:
-        """Return what it collects; it stays as long as the sentinels do."""
-        return f"the sentinels see {self.what}", "", "", ""
-
     def say(self, line: str) -> None:
         """Tell the user; only where the stream itself has failed is there anything to say."""
         notices.warn_user(line, notices.SentinelNotice)

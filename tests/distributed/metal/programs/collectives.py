@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from handed import BYTES
 from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
-
-from hf_mps.distributed.metal.traffic import traffic
 
 Collective = Callable[[Callable[..., Tensor]], list[Tensor]]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
@@ -175,12 +174,12 @@ def alike(found: Tensor, wanted: Tensor) -> bool:
 def special() -> dict[str, Any]:
     """What Gloo alone has not: slices, sizes of each rank's own, futures, an average, refusals."""
     found: dict[str, Any] = {}
-    before = traffic()
+    BYTES.clear()
     whole = torch.zeros(4, 4, device="mps")
     whole[:, :2] = RANK + 1
     dist.all_reduce(whole[:, :2])
     found["slice"] = whole.cpu().tolist()
-    found["bytes of a slice"] = (traffic() - before).copied
+    found["bytes of a slice"] = BYTES["copied"]
     outputs = [torch.zeros(rank + 1, device="mps") for rank in range(SIZE)]
     dist.all_gather(outputs, torch.full((RANK + 1,), float(RANK), device="mps"))
     found["uneven gather"] = [output.tolist() for output in outputs]
@@ -216,9 +215,9 @@ def special() -> dict[str, Any]:
 
 
 def main() -> None:
-    before = traffic()
+    BYTES.clear()
     count, wrong = compared()
-    copied = (traffic() - before).copied
+    copied = BYTES["copied"]
     said = {"backend": dist.get_backend(), "count": count, "wrong": wrong, "copied": copied, **special()}
     everyone: list[Any] = [None] * SIZE
     dist.all_gather_object(everyone, wrong)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from handed import BYTES
 from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -17,7 +18,6 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_mps.distributed.metal import works
-from hf_mps.distributed.metal.traffic import traffic
 
 ROWS, STEPS = 4, 3
 
@@ -90,10 +90,10 @@ def copied() -> dict[str, int]:
     model = DistributedDataParallel(network())
     parts = [mine(batch) for batch in BATCHES]
     trained(model, parts[:1])
-    before = traffic()
+    BYTES.clear()
     trained(model, parts)
-    step = (traffic() - before).per(STEPS)
-    return {"payload": step.payload, "copied": step.copied, "gradients": sum(w.nbytes for w in model.parameters())}
+    payload = BYTES["given"] // STEPS
+    return {"payload": payload, "copied": BYTES["copied"], "gradients": sum(w.nbytes for w in model.parameters())}
 
 
 def buffers() -> bool:

@@ -7,12 +7,11 @@ import json
 
 import torch
 import torch.distributed as dist
+from handed import BYTES
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-
-from hf_mps.distributed.metal.traffic import traffic
 
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
@@ -37,4 +36,4 @@ whole = get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=T
 if RANK == 0:
     far = max((whole[name] - weight.cpu()).abs().max().item() for name, weight in alone.state_dict().items())
     total = sum(weight.numel() for weight in alone.parameters())
-    print(json.dumps({"far": far, "held": held, "total": total, "copied": traffic().copied}))
+    print(json.dumps({"far": far, "held": held, "total": total, "copied": BYTES["copied"]}))
