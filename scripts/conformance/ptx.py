@@ -202,7 +202,7 @@ def calls() -> list[Callable[[], Any]]:
             heads, places, others, width = (draw.randint(1, most) for most in (3, 50, 80, 128))
             sizes = [(heads, places, width), (1, others, width), (1, others, width)]
             seen = (torch.rand(2, 1, places, others) > 0.3).to("mps")
-            call = attention.Call(width**-0.5, seen, False, 0.25, torch.tensor([draw.getrandbits(62)], device="mps"))
+            call = attention.Call(width**-0.5, seen, False, 0.25, (draw.getrandbits(62), draw.getrandbits(40)))
             call = attention.Call(width**-0.5, causal=True) if draw.random() < 0.3 else call
             halved, angles = width // 2 * 2 + 2, [values(1, places, width // 2 * 2 + 2, dtype=dtype) for _ in range(2)]
             turned = [values(2, each, places, halved, dtype=dtype) for each in (heads, 1, heads, 1)]

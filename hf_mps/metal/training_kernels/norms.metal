@@ -62,13 +62,13 @@ template <typename T>
 void joined(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1)]], device T *total [[buffer(2)]],
             const device T *given [[buffer(3)]], const device T *residual [[buffer(4)]],
             const device T *weight [[buffer(5)]], const device T *bias [[buffer(6)]],
-            const device uint2 *seed [[buffer(7)]], constant int4 &sizes [[buffer(8)]],
+            constant ulong2 &draw [[buffer(7)]], constant int4 &sizes [[buffer(8)]],
             constant float2 &numbers [[buffer(9)]], uint row [[threadgroup_position_in_grid]],
             uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
   threadgroup float2 memory[SIMDGROUPS];
   const ulong first = ulong(row) * sizes.x;
   for (int i = lane; i < sizes.x; i += width) {  // a thread reads below what it has written itself
-    const float kept = is_drawn(*seed, sizes.z, 0, row, i) ? float(given[first + i]) * numbers.y : 0.0f;
+    const float kept = is_drawn(draw, sizes.z, first + i) ? float(given[first + i]) * numbers.y : 0.0f;
     total[first + i] = T(float(residual[first + i]) + kept);
   }
   norm_row<T, true>(found + first, statistics + row, total + first, weight, bias, sizes.y, sizes.x, numbers.x, memory,
@@ -81,7 +81,7 @@ void joined(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1)
 template <typename T, bool CENTERED, bool JOINED>
 inline void norm_backward(device T *of_given, device T *of_dropped, device float2 *sums, const device T *upstream,
                           const device T *given, const device T *weight, const device float2 *statistics,
-                          const device uint2 *seed, int threshold, float factor, int4 sizes, threadgroup float2 *memory,
+                          ulong2 draw, int threshold, float factor, int4 sizes, threadgroup float2 *memory,
                           uint group, uint lane, uint width) {
   const uint rows = sizes.x, columns = sizes.y, groups = sizes.z;
   float2 kept[COLUMNS];
@@ -104,7 +104,7 @@ inline void norm_backward(device T *of_given, device T *of_dropped, device float
       const float found = (weighted - (CENTERED ? moved.x : 0.0f) - normed * moved.y) * scale;
       of_given[first + i] = T(found);
       if (JOINED)
-        of_dropped[first + i] = T(is_drawn(*seed, threshold, 0, row, i) ? found * factor : 0.0f);
+        of_dropped[first + i] = T(is_drawn(draw, threshold, first + i) ? found * factor : 0.0f);
     }
   }
   if (sizes.w)
@@ -120,7 +120,7 @@ void backward(device T *of_given [[buffer(0)]], device float2 *sums [[buffer(1)]
               constant int4 &sizes [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
               uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
   threadgroup float2 memory[SIMDGROUPS];
-  norm_backward<T, CENTERED, false>(of_given, nullptr, sums, upstream, given, weight, statistics, nullptr, 0, 1.0f, sizes,
+  norm_backward<T, CENTERED, false>(of_given, nullptr, sums, upstream, given, weight, statistics, ulong2(0), 0, 1.0f, sizes,
                                     memory, group, lane, width);
 }
 
@@ -129,12 +129,12 @@ template <typename T>
 void joined_backward(device T *of_residual [[buffer(0)]], device T *of_given [[buffer(1)]],
                      device float2 *sums [[buffer(2)]], const device T *upstream [[buffer(3)]],
                      const device T *total [[buffer(4)]], const device T *weight [[buffer(5)]],
-                     const device float2 *statistics [[buffer(6)]], const device uint2 *seed [[buffer(7)]],
+                     const device float2 *statistics [[buffer(6)]], constant ulong2 &draw [[buffer(7)]],
                      constant int4 &sizes [[buffer(8)]], constant int &threshold [[buffer(9)]],
                      constant float &factor [[buffer(10)]], uint group [[threadgroup_position_in_grid]],
                      uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
   threadgroup float2 memory[SIMDGROUPS];
-  norm_backward<T, true, true>(of_residual, of_given, sums, upstream, total, weight, statistics, seed, threshold, factor,
+  norm_backward<T, true, true>(of_residual, of_given, sums, upstream, total, weight, statistics, draw, threshold, factor,
                                sizes, memory, group, lane, width);
 }
 

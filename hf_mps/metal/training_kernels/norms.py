@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.training_kernels.library import Source, differentiated, kept, threshold, width
+from hf_mps.metal.training_kernels.library import Source, differentiated, drawn, kept, threshold, width
 from hf_mps.metal.training_kernels.trial import Case, both_ways
 
 SOURCE = Source("norms.metal", needs="random.metal")
@@ -92,15 +92,15 @@ def residual_norm(
 ) -> Tensor:
     """As `layer_norm(dropout(given) + residual)`, differentiable as often as that; see `layer_norm`.
 
-    Dropout draws one number from the device's generator, and its mask from that.
+    Dropout draws from the device's generator, a number for each element.
     """
-    seed = torch.empty(1, dtype=torch.int64, device=given.device)
-    return _joined(given, residual, weight, bias, seed.random_() if dropout else seed, epsilon, dropout)
+    draw = drawn(given.numel()) if dropout else (0, 0)
+    return _joined(given, residual, weight, bias, epsilon, dropout, draw)
 
 
-def _joined(given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, seed: Tensor, *how: float) -> Tensor:
+def _joined(given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
     compute: Callable[..., tuple[Tensor, Tensor]] = _ResidualNorm.apply
-    return compute(given, residual, weight, bias, seed, *how)[0]
+    return compute(given, residual, weight, bias, *how)[0]
 
 
 class _ResidualNorm(torch.autograd.Function):
@@ -108,26 +108,26 @@ class _ResidualNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        weight, bias, seed, epsilon, dropout = rest
+        weight, bias, epsilon, dropout, draw = rest
         columns = given.shape[-1]
         rows, threads = given.numel() // columns, width(columns)
         found, total = torch.empty_like(given), torch.empty_like(given)
         statistics = torch.empty(rows, 2, dtype=torch.float32, device=given.device)
         factor = 1 / (1 - dropout)
         SOURCE.kernel("joined", given.dtype)(
-            found, statistics, total, given, residual, weight, weight if bias is None else bias, seed,
+            found, statistics, total, given, residual, weight, weight if bias is None else bias, draw,
             [columns, int(bias is not None), threshold(dropout), 0], [epsilon, factor],
             threads=rows * threads, group_size=threads, arg_casts={8: "int32"},
         )  # fmt: skip
-        ctx.save_for_backward(total, weight, bias, statistics, seed)
-        ctx.how = epsilon, dropout, factor
+        ctx.save_for_backward(total, weight, bias, statistics)
+        ctx.how = epsilon, dropout, draw, factor
         ctx.set_materialize_grads(False)
         return found, total
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor | None, of_total: Tensor | None) -> Any:
-        total, weight, bias, statistics, seed = ctx.saved_tensors
-        epsilon, dropout, factor = ctx.how
+        total, weight, bias, statistics = ctx.saved_tensors
+        epsilon, dropout, draw, factor = ctx.how
         if torch.is_grad_enabled() or of_total is not None or upstream is None:
             of_weight = of_bias = None
             if upstream is not None:
@@ -137,7 +137,7 @@ class _ResidualNorm(torch.autograd.Function):
                 of_total = arrived if of_total is None else of_total + arrived
             if of_total is None:
                 return (None,) * 7
-            mask = kept(seed, dropout, 1, total.numel() // total.shape[-1], total.shape[-1]).view(total.shape)
+            mask = kept(draw, dropout, total.shape, total.device)
             return of_total * mask * factor, of_total, of_weight, of_bias, None, None, None
         columns = total.shape[-1]
         rows, threads = total.numel() // columns, width(columns)
@@ -146,7 +146,7 @@ class _ResidualNorm(torch.autograd.Function):
         of_given = torch.empty_like(total)
         sums = torch.empty(groups if learns else 1, columns, 2, dtype=torch.float32, device=total.device)
         SOURCE.kernel("joined_backward", total.dtype)(
-            of_residual, of_given, sums, upstream.contiguous(), total, weight, statistics, seed,
+            of_residual, of_given, sums, upstream.contiguous(), total, weight, statistics, draw,
             [rows, columns, groups, int(learns)], threshold(dropout), factor,
             threads=groups * threads, group_size=threads, arg_casts={8: "int32", 9: "int32"},
         )  # fmt: skip
@@ -166,15 +166,15 @@ def cases(name: str) -> Iterator[Case]:
     """Yield both passes over the hidden states of a small encoder and of a larger decoder."""
     draw = torch.Generator().manual_seed(0)
     if name == "residual-norm":
-        seed = torch.tensor([0x1234_5678_9ABC_DEF0])
+        draws = 0x1234_5678_9ABC_DEF0, 2**32 - 1_000
         inputs = [torch.randn(*size, generator=draw) for size in ((256, 384), (256, 384), (384,), (384,), (256, 384))]
 
         def joined(given: Tensor, *others: Tensor) -> Tensor:
             residual, weight, bias = others
-            return _joined(given, residual, weight, bias, seed.to(given.device), EPSILON, 0.1)
+            return _joined(given, residual, weight, bias, EPSILON, 0.1, draws)
 
         def apart(given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            mask = kept(seed.to(given.device), 0.1, 1, *given.shape)[0]
+            mask = kept(draws, 0.1, given.shape, given.device)
             return _stock("layer_norm", EPSILON, given * mask / 0.9 + residual, weight, bias)
 
         both = functools.partial(both_ways, joined), functools.partial(both_ways, apart)

@@ -27,7 +27,8 @@ MUTATIONS["residual-norm"] = [
     (BARRIER + "  const float2 part", "  const float2 part"),
     ("sums[group * columns + i] = kept[k]", "sums[group * columns + i + 1] = kept[k]"),
     ("float(residual[first + i]) + kept", "kept"),
-    ("threshold, 0, row, i)", "threshold, 0, i, row)"),
+    ("draw, threshold, first + i)", "draw, threshold, i)"),
+    ("draw.y + place", "place"),
 ]
 MUTATIONS["cross-entropy"] = [
     (BARRIER, ""),
@@ -42,6 +43,8 @@ MUTATIONS["attention"] = [
     ("arrived - through[r]", "arrived"),
     ("sum[r] = sum[r] * shrink", "sum[r] = sum[r]"),
     ("min(call.keys, first + BLOCK)", "min(call.keys, first)"),
+    ("draw, one, place, row)", "draw, one, row, place)"),
+    ("draw.y + place", "place"),
 ]
 MUTATIONS["adam-8bit"] = [
     (BARRIER + "  return simd_max", "  return simd_max"),
