@@ -35,10 +35,12 @@ def test_it_is_as_exact_as_pytorchs_operators(shape: tuple[int, ...], hidden: st
 
 def test_dropout_keeps_as_many_as_asked_and_each_number_by_itself() -> None:
     query = torch.empty(4, 8, 64, 1)
-    drawn = [attention.kept(query, query, attention.Call(1, None, False, 0.1, (seed, 0))) for seed in (1, 2)]
-    first, second = (found for found in drawn if found is not None)
-    for found in (first, second, first != second, first[..., 1:] != first[..., :-1], first[:, 1:] != first[:, :-1]):
-        share = 0.9 if found is first or found is second else 0.18
+    draws = (1, 0), (2, 0), (1, 4 * 8 * 64 * 64)
+    drawn = [attention.kept(query, query, attention.Call(1, None, False, 0.1, draw)) for draw in draws]
+    first, second, third = (found for found in drawn if found is not None)
+    beside = first[..., 1:] != first[..., :-1], first[:, 1:] != first[:, :-1]
+    for found in (first, second, third, first != second, first != third, *beside):
+        share = 0.9 if any(found is each for each in (first, second, third)) else 0.18
         assert stats.binomtest(int(found.sum()), found.numel(), share).pvalue > 1e-4
 
 
