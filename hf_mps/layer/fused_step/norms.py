@@ -151,8 +151,8 @@ class Norms(ModelCode):
         if not (alike and self._ours("residual-norm", given, norm.weight, norm.bias)):
             return cast(Tensor, stock.foreign(norm, stock.foreign(dropout, given) + residual))
         self.acts()
-        arguments = (given, residual, norm.weight, norm.bias, norm.eps, share)
-        return cast(Tensor, stock.foreign(norms.residual_norm, *arguments))
+        how = "layer_norm", norm.eps, share
+        return cast(Tensor, stock.foreign(norms.residual_norm, *how, given, residual, norm.weight, norm.bias)[0])
 
 
 NORMS = Norms()

@@ -107,7 +107,8 @@ def _launch(name: str, tensors: list[Tensor], views: Sequence[Tensor], call: Cal
     ]  # fmt: skip
     numbers += [0] * (NUMBERS - len(numbers))
     SOURCE.kernel(f"{name}_{width}", query.dtype)(
-        *tensors, tensors[0] if seen is None else seen, call.draw or (0, 0), numbers, [call.scale, 1 / (1 - call.dropout)],
+        *tensors, tensors[0] if seen is None else seen, call.draw or (0, 0),
+        numbers, [call.scale, 1 / (1 - call.dropout)],
         threads=-(-rows // block) * matrices * THREADS, group_size=THREADS, arg_casts={len(tensors) + 2: "int32"},
     )  # fmt: skip
 

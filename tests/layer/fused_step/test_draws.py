@@ -33,7 +33,7 @@ def attended() -> Tensor:
 
 def normed() -> Tensor:
     weight = ones(SHAPE[-1])
-    return norms.residual_norm(ones(*SHAPE), torch.zeros(SHAPE, device="mps"), weight, None, 1e-5, 0.5)
+    return norms.residual_norm("layer_norm", 1e-5, 0.5, ones(*SHAPE), torch.zeros(SHAPE, device="mps"), weight, None)[0]
 
 
 CALLS: dict[str, Callable[[], Tensor]] = {"attention": attended, "residual-norm": normed}
@@ -91,7 +91,7 @@ def test_without_dropout_nothing_is_drawn(fused: Fused) -> None:
     with fused():
         query = ones(*SHAPE)
         torch.nn.functional.scaled_dot_product_attention(query, query, query)
-        norms.residual_norm(query, query, ones(SHAPE[-1]), None, 1e-5)
+        norms.residual_norm("layer_norm", 1e-5, 0.0, query, query, ones(SHAPE[-1]), None)
     assert torch.equal(torch.mps.get_rng_state(), before)
 
 
@@ -106,7 +106,7 @@ def weights(folder: Path, fused: Fused, **how: Any) -> list[Tensor]:
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=default_data_collator)
     with fused(), simulator.counted() as counts:
         trainer.train(resume_from_checkpoint=resumed)
-    assert counts.operators["metal::joined_float"] > 0
+    assert counts.operators["metal::layer_norm_joined_float"] > 0
     assert not any("random" in each for each in counts.operators)
     return [each.detach().cpu() for each in model.parameters()]
 

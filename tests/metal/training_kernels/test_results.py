@@ -22,12 +22,16 @@ MUTATIONS["layer-norm"] = MUTATIONS["rms-norm"] = [
     ("sums[group * columns + i] = kept[k]", "sums[group * columns + i + 1] = kept[k]"),
     ("float squares = 0;", "half squares = 0;"),
     ("row += groups) {", "row += groups + 1) {"),
+    ("memory[lane] = sum;\n" + BARRIER, "memory[lane] = sum;\n"),
+    ("memory, group - groups,", "memory, group - groups + 1,"),
+    ("float(beside[first + i])", "float(beside[i])"),
 ]
 MUTATIONS["residual-norm"] = [
     (BARRIER + "  const float2 part", "  const float2 part"),
     ("sums[group * columns + i] = kept[k]", "sums[group * columns + i + 1] = kept[k]"),
     ("float(residual[first + i]) + kept", "kept"),
-    ("draw, threshold, first + i)", "draw, threshold, i)"),
+    ("draw, call.threshold, first + i)", "draw, call.threshold, i)"),
+    ("float(beside[first + i])", "float(beside[i])"),
     ("draw.y + place", "place"),
 ]
 MUTATIONS["cross-entropy"] = [
