@@ -164,9 +164,12 @@ def calls() -> list[Callable[[], Any]]:
         clip.scale(tensors, 1.0, clip.total_norm(tensors))
 
     def both_ways(norm: Callable[..., Any], *given: Any) -> None:
-        found = norm(*(each.detach().clone().requires_grad_() for each in given))
-        result = found[0] + found[1] if isinstance(found, tuple) else found
+        found, total = norm(*(each.detach().clone().requires_grad_() for each in given))
+        result = found + total
         result.backward(torch.ones_like(result) + result.detach())
+
+    def summed_root(given: Any, residual: Any, weight: Any) -> Any:
+        return norms.normed("rms_norm", 1e-5, given, weight, None, residual)
 
     def attended(call: Any, *given: Any) -> None:
         result = attention.attention(*(each.detach().clone().requires_grad_() for each in given), call)
@@ -193,10 +196,10 @@ def calls() -> list[Callable[[], Any]]:
             labels[0] = -100
             found += [
                 partial(clipped, [values(size, dtype=dtype) for size in sizes]),
-                partial(both_ways, partial(norms.layer_norm, epsilon=1e-5), given, *weights),
-                partial(both_ways, partial(norms.norm_beside, "rms_norm", 1e-5, bias=None), given, weights[0]),
-                partial(both_ways, partial(norms.residual_norm, "layer_norm", 1e-5, 0.1), given, given + 1, *weights),
-                partial(both_ways, partial(norms._joined, "rms_norm", 1e-5, 0.0, (0, 0)), given, given, weights[0]),
+                partial(both_ways, partial(norms.normed, "layer_norm", 1e-5), given, *weights),
+                partial(both_ways, partial(norms.normed, "rms_norm", 1e-5), given, weights[0]),
+                partial(both_ways, partial(norms.normed, "layer_norm", 1e-5, dropout=0.1), given, *weights, given + 1),
+                partial(both_ways, summed_root, given, given + 1, weights[0]),
                 partial(activated, kinds[number % len(kinds)], given, weights[0]),
                 partial(adam_8bit._two_steps, adam_8bit.adam, given, given + 1),
                 partial(cross_entropy.losses_in_place, logits, labels.to("mps"), -100, 2.0),

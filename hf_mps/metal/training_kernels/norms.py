@@ -29,59 +29,33 @@ SMALL = 2**19
 """Bytes that a Mac's GPU reads twice in the time of a dispatch."""
 
 
-def layer_norm(given: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """As `torch.nn.functional.layer_norm` over the last dimension, differentiable as often as that.
-
-    The tensors are as `library.ordinary` says; the last dimension has at most WIDEST elements.
-    """
-    return _norm(given, weight, bias, None, "layer_norm", epsilon)
-
-
-def rms_norm(given: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """As `torch.nn.functional.rms_norm` over the last dimension; see `layer_norm`."""
-    return _norm(given, weight, None, None, "rms_norm", epsilon)
-
-
-def norm_beside(name: str, epsilon: float, given: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the norm `name` ("layer_norm" or "rms_norm"), and `given` for whoever adds something to it.
-
-    Two gradients arrive there then, and the norm's kernel adds them; see `layer_norm`.
-    """
-    found: tuple[Tensor, Tensor] = _norm(given, weight, bias, None, name, epsilon, beside=True)
-    return found
-
-
-def residual_norm(
-    name: str, epsilon: float, dropout: float, given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None
+def normed(
+    name: str,
+    epsilon: float,
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dropout: float = 0.0,
+    draw: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return `norm_beside(dropout(given) + residual)`: the norm and the sum.
+    """Return a norm over the last dimension and what it is made of, differentiable as often as PyTorch's.
 
-    Dropout draws from the device's generator, a number for each element.
+    `name` is "layer_norm" or "rms_norm", as in `torch.nn.functional`. The norm is made of `given`, or of the sum of a
+    residual and what dropout leaves of `given`. Whoever adds something to that takes the second result: its gradient
+    arrives at the norm's kernel then, which adds it. The tensors are as `library.ordinary` says, and the last
+    dimension has at most WIDEST elements. Dropout draws a number for each element from the device's generator, if no
+    `draw` is given.
     """
-    return _joined(name, epsilon, dropout, drawn(given.numel()) if dropout else (0, 0), given, residual, weight, bias)
-
-
-def _joined(
-    name: str, epsilon: float, dropout: float, draw: tuple[int, int], given: Tensor, residual: Tensor, *weights: Any
-) -> tuple[Tensor, Tensor]:
-    weight, bias = (*weights, None)[:2]
-    found: tuple[Tensor, Tensor] = _norm(given, weight, bias, residual, name, epsilon, dropout, draw, beside=True)
-    return found
-
-
-def _norm(*given: Any, beside: bool = False) -> Any:
-    compute: Callable[..., Any] = _Norm.apply
-    return compute(beside, *given)
+    compute: Callable[..., tuple[Tensor, Tensor]] = _Norm.apply
+    draw = draw or (drawn(given.numel()) if dropout else (0, 0))
+    return compute(given, weight, bias, residual, name, epsilon, dropout, draw)
 
 
 class _Norm(torch.autograd.Function):
-    """A norm, and with `beside` what it is made of, so that all gradients of that meet here."""
-
     @staticmethod
-    def forward(
-        ctx: Any, beside: bool, given: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, *how: Any
-    ) -> Any:
-        name, epsilon, dropout, draw = (*how, 0.0, (0, 0))[:4]
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+        residual, name, epsilon, dropout, draw = rest
         columns = given.shape[-1]
         rows, threads = given.numel() // columns, width(columns)
         found, total = torch.empty_like(given), given if residual is None else torch.empty_like(given)
@@ -101,25 +75,25 @@ class _Norm(torch.autograd.Function):
         ctx.save_for_backward(total, weight, bias, statistics)
         ctx.how = name, epsilon, dropout, draw
         ctx.set_materialize_grads(False)
-        return (found, total) if beside else found
+        return found, total
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor | None, beside: Tensor | None = None) -> Any:
+    def backward(ctx: Any, upstream: Tensor | None, beside: Tensor | None) -> Any:
         name, epsilon, dropout, draw = ctx.how
         if torch.is_grad_enabled() or upstream is None:
-            of_total, of_weights = beside, [None, None]
+            of_total, of_weight, of_bias = beside, None, None
             if upstream is not None:
                 stock = functools.partial(_stock, name, epsilon)
                 with torch.enable_grad():
-                    arrived, *of_weights = differentiated(stock, ctx.saved_tensors[:3], upstream)
+                    arrived, of_weight, of_bias = differentiated(stock, ctx.saved_tensors[:3], upstream)
                 of_total = arrived if beside is None else beside + arrived
             of_given = of_total
             if dropout and of_total is not None:
                 of_given = of_total * kept(draw, dropout, of_total.shape, of_total.device) / (1 - dropout)
         else:
-            of_total, of_given, *of_weights = _backward(ctx, upstream, beside)
-        of_residual = of_total if ctx.needs_input_grad[4] else None
-        return None, of_given, *of_weights, of_residual, *(None,) * (len(ctx.needs_input_grad) - 5)
+            of_total, of_given, of_weight, of_bias = _backward(ctx, upstream, beside)
+        of_residual = of_total if ctx.needs_input_grad[3] else None
+        return of_given, of_weight, of_bias, of_residual, None, None, None, None
 
 
 def _backward(ctx: Any, upstream: Tensor, beside: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -128,10 +102,10 @@ def _backward(ctx: Any, upstream: Tensor, beside: Tensor | None) -> tuple[Tensor
     name, _, dropout, draw = ctx.how
     columns = total.shape[-1]
     rows, threads = total.numel() // columns, width(columns)
-    groups, learns = min(rows, GROUPS), any(ctx.needs_input_grad[2:4])
-    of_total = torch.empty_like(total)
-    of_given = torch.empty_like(total) if dropout else of_total
-    of_weight, of_bias = (torch.empty_like(weight) if learns else of_total for _ in range(2))
+    groups, learns = min(rows, GROUPS), any(ctx.needs_input_grad[1:3])
+    # What is not wanted is any tensor.
+    of_total, of_given = torch.empty_like(total), torch.empty_like(total) if dropout else weight
+    of_weight, of_bias = (torch.empty_like(weight) if learns else weight for _ in range(2))
     # Of a small tensor the sums are whole at once: it is read again, which takes less than another dispatch.
     small = total.nbytes <= SMALL and rows <= threads // SIMDGROUP * GROUPS
     pieces = -(-columns // SIMDGROUP) if learns and small else 0
@@ -139,7 +113,7 @@ def _backward(ctx: Any, upstream: Tensor, beside: Tensor | None) -> tuple[Tensor
     sums = torch.empty(groups, columns, 2, dtype=torch.float32, device=total.device) if by_group else statistics
     SOURCE.kernel(f"{name}_backward", total.dtype)(
         of_total, of_given, of_weight, of_bias, sums, upstream.contiguous(),
-        upstream if beside is None else beside.contiguous(), total, weight, statistics, draw,
+        weight if beside is None else beside.contiguous(), total, weight, statistics, draw,
         [rows, columns, groups, int(beside is not None), int(by_group), threshold(dropout)], 1 / (1 - dropout),
         threads=(groups + pieces) * threads, group_size=threads, arg_casts={11: "int32"},
     )  # fmt: skip
@@ -147,7 +121,8 @@ def _backward(ctx: Any, upstream: Tensor, beside: Tensor | None) -> tuple[Tensor
         SOURCE.kernel("columns", weight.dtype)(
             of_weight, of_bias, sums, [groups, columns], threads=columns, arg_casts="int32"
         )
-    return of_total, of_given, of_weight if learns else None, of_bias if learns and bias is not None else None
+    learned = (of_weight, None if bias is None else of_bias) if learns else (None, None)
+    return of_total, of_given if dropout else of_total, *learned
 
 
 def _stock(name: str, epsilon: float, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -179,12 +154,11 @@ def cases(name: str) -> Iterator[Case]:
         yield Case(label, [each.to(dtype) for each in inputs], *sides)
 
 
-def _ours(kind: str, residual: bool, beside: bool, *given: Tensor) -> Tensor:
-    if residual:
-        found = _joined(kind, EPSILON, 0.1, DRAW, *given)
-    else:
-        found = norm_beside(kind, EPSILON, given[0], *(*given[1:], None)[:2])
-    return found[0] + found[1] if beside else found[0]
+def _ours(kind: str, residual: bool, beside: bool, given: Tensor, *rest: Tensor) -> Tensor:
+    weight, *bias = rest[residual:]
+    how = (rest[0], 0.1, DRAW) if residual else ()
+    found, total = normed(kind, EPSILON, given, weight, bias[0] if bias else None, *how)
+    return found + total if beside else found
 
 
 def _theirs(kind: str, residual: bool, beside: bool, given: Tensor, *rest: Tensor) -> Tensor:

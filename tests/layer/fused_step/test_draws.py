@@ -33,7 +33,7 @@ def attended() -> Tensor:
 
 def normed() -> Tensor:
     weight = ones(SHAPE[-1])
-    return norms.residual_norm("layer_norm", 1e-5, 0.5, ones(*SHAPE), torch.zeros(SHAPE, device="mps"), weight, None)[0]
+    return norms.normed("layer_norm", 1e-5, ones(*SHAPE), weight, None, torch.zeros(SHAPE, device="mps"), 0.5)[0]
 
 
 CALLS: dict[str, Callable[[], Tensor]] = {"attention": attended, "residual-norm": normed}
@@ -91,7 +91,7 @@ def test_without_dropout_nothing_is_drawn(fused: Fused) -> None:
     with fused():
         query = ones(*SHAPE)
         torch.nn.functional.scaled_dot_product_attention(query, query, query)
-        norms.residual_norm("layer_norm", 1e-5, 0.0, query, query, ones(SHAPE[-1]), None)
+        norms.normed("layer_norm", 1e-5, query, ones(SHAPE[-1]), None, query)
     assert torch.equal(torch.mps.get_rng_state(), before)
 
 
