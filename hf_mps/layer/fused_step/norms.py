@@ -111,9 +111,8 @@ class Norms(ModelCode):
     def sample(self, function: Callable[..., Any]) -> list[Any]:
         """Return what a layer's `forward` makes in two dtypes where each of its parts does something else."""
         found, several = [], len(inspect.signature(function).parameters)
-        parts: dict[str, Any] = parts_of(
-            "dense", "dropout", "LayerNorm", "mlp", *(n for each in BLOCKS.values() for n in each)
-        )
+        of_blocks = (name for names in BLOCKS.values() for name in names)
+        parts: dict[str, Any] = parts_of("dense", "dropout", "LayerNorm", "mlp", *of_blocks)
         words = {"position_ids": 2, "use_cache": 3, "past_key_values": 5, "position_embeddings": 7, "other": 11}
         for dtype in (torch.float32, torch.bfloat16):
             given = torch.linspace(-2, 2, 8, dtype=dtype, device="cpu").view(2, 4)
@@ -184,7 +183,7 @@ class Norms(ModelCode):
         if not self._computes(hidden):
             return cast(Tensor, stock(module, hidden, residual))
         given = stock.foreign(module.dense, hidden)
-        return self._beside(stock.foreign, module.LayerNorm, (module.dropout,), given, residual)[0]
+        return cast(Tensor, self._beside(stock.foreign, module.LayerNorm, (module.dropout,), given, residual)[0])
 
     def _in_a_block(self, stock: OriginalCall, module: Any, *given: Any, **named: Any) -> Any:
         names = next(names for names in BLOCKS.values() if names[0] in module._modules)
@@ -196,9 +195,7 @@ class Norms(ModelCode):
         there = runs(hidden) and hidden.device.type in self.devices and torch.is_grad_enabled()
         return there and not torch.is_autocast_enabled(hidden.device.type)
 
-    def _beside(
-        self, call: Any, norm: Any, drops: Any, given: Tensor, residual: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _beside(self, call: Any, norm: Any, drops: Any, given: Tensor, residual: Tensor | None = None) -> Any:
         """Return the norm of `given`, or of what dropout leaves of it and a residual, and what that is made of."""
         centered, root = type(norm) is torch.nn.LayerNorm, self.is_copy(type(norm).forward, f"{ROOT}.forward")
         plain = all(type(drop) is torch.nn.Dropout and not watched(drop) for drop in drops)
@@ -213,7 +210,7 @@ class Norms(ModelCode):
             return _normed(call, norm, drops, given, residual)
         self.acts()
         epsilon = float(norm.eps if centered else norm.variance_epsilon)
-        return call(norms.normed, name, epsilon, given, norm.weight, bias, residual, share)  # type: ignore[no-any-return]
+        return call(norms.normed, name, epsilon, given, norm.weight, bias, residual, share)
 
 
 NORMS = Norms()

@@ -109,7 +109,7 @@ def drawn(count: int) -> tuple[int, int]:
     PyTorch's own kernels draw so (Distributions.mm): both are numbers of the host, which launches nothing for them, and
     a state of the generator that was saved gives the same draw again. The seed is an int64, as kernels take it.
     """
-    generator = torch.mps._get_default_mps_generator()  # type: ignore[no-untyped-call]
+    generator = torch.mps._get_default_mps_generator()
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + count)
     return seed - (seed >> 63 << 64), offset
@@ -123,7 +123,7 @@ def kept(draw: tuple[int, int], dropout: float, shape: Sequence[int], device: to
     """
     low, (seed, offset) = 2**32 - 1, draw
     place = torch.arange(offset, offset + math.prod(shape), device=device)
-    x, y, z, w = place & low, place >> 32, 0, 0
+    x, y, z, w = place & low, place >> 32, place & 0, place & 0
     keys = [seed & low, seed >> 32 & low]
     for _ in range(10):
         one, other = 0xD2511F53 * x, 0xCD9E8D57 * z  # what is above 64 bits is lost, and a shift's copies of the sign

@@ -146,10 +146,8 @@ def cases(name: str) -> Iterator[Case]:
         given, other, upstream = (torch.randn(rows, columns, generator=draw) for _ in range(3))
         weights = [torch.randn(columns, generator=draw) for _ in range(2 if kind == "layer_norm" else 1)]
         inputs = [given * 2 + 0.5, *([other] if residual else []), *weights, upstream]
-        sides = (
-            functools.partial(both_ways, functools.partial(each, kind, residual, rows == 256))
-            for each in (_ours, _theirs)
-        )
+        how = kind, residual, rows == 256
+        sides = (functools.partial(both_ways, functools.partial(each, *how)) for each in (_ours, _theirs))
         label = f"{rows} x {columns}, {'dropout, ' * residual}{str(dtype).removeprefix('torch.')}"
         yield Case(label, [each.to(dtype) for each in inputs], *sides)
 
