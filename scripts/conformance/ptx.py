@@ -164,8 +164,12 @@ def calls() -> list[Callable[[], Any]]:
         clip.scale(tensors, 1.0, clip.total_norm(tensors))
 
     def both_ways(norm: Callable[..., Any], *given: Any) -> None:
-        result = norm(*(each.detach().clone().requires_grad_() for each in given), 1e-5)
+        found, total = norm(*(each.detach().clone().requires_grad_() for each in given))
+        result = found + total
         result.backward(torch.ones_like(result) + result.detach())
+
+    def summed_root(given: Any, residual: Any, weight: Any) -> Any:
+        return norms.normed("rms_norm", 1e-5, given, weight, None, residual)
 
     def attended(call: Any, *given: Any) -> None:
         result = attention.attention(*(each.detach().clone().requires_grad_() for each in given), call)
@@ -192,9 +196,10 @@ def calls() -> list[Callable[[], Any]]:
             labels[0] = -100
             found += [
                 partial(clipped, [values(size, dtype=dtype) for size in sizes]),
-                partial(both_ways, norms.layer_norm, given, *weights),
-                partial(both_ways, norms.rms_norm, given, weights[0]),
-                partial(both_ways, partial(norms.residual_norm, dropout=0.1), given, given + 1, *weights),
+                partial(both_ways, partial(norms.normed, "layer_norm", 1e-5), given, *weights),
+                partial(both_ways, partial(norms.normed, "rms_norm", 1e-5), given, weights[0]),
+                partial(both_ways, partial(norms.normed, "layer_norm", 1e-5, dropout=0.1), given, *weights, given + 1),
+                partial(both_ways, summed_root, given, given + 1, weights[0]),
                 partial(activated, kinds[number % len(kinds)], given, weights[0]),
                 partial(adam_8bit._two_steps, adam_8bit.adam, given, given + 1),
                 partial(cross_entropy.losses_in_place, logits, labels.to("mps"), -100, 2.0),
@@ -202,7 +207,7 @@ def calls() -> list[Callable[[], Any]]:
             heads, places, others, width = (draw.randint(1, most) for most in (3, 50, 80, 128))
             sizes = [(heads, places, width), (1, others, width), (1, others, width)]
             seen = (torch.rand(2, 1, places, others) > 0.3).to("mps")
-            call = attention.Call(width**-0.5, seen, False, 0.25, torch.tensor([draw.getrandbits(62)], device="mps"))
+            call = attention.Call(width**-0.5, seen, False, 0.25, (draw.getrandbits(62), draw.getrandbits(40)))
             call = attention.Call(width**-0.5, causal=True) if draw.random() < 0.3 else call
             halved, angles = width // 2 * 2 + 2, [values(1, places, width // 2 * 2 + 2, dtype=dtype) for _ in range(2)]
             turned = [values(2, each, places, halved, dtype=dtype) for each in (heads, 1, heads, 1)]

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.layer.fused_step.autograd_kernels import runs
-from hf_mps.layer.fused_step.model_code import MADE, MODELS, ModelCode, parts_of
+from hf_mps.layer.fused_step.model_code import MADE, MODELS, ModelCode, parts_of, watched
 from hf_mps.metal.training_kernels import activations, trial
 from hf_mps.metal.training_kernels.library import ordinary
 
@@ -109,7 +109,7 @@ class Activations(ModelCode):
         self, stock: OriginalCall, layer: Any, act: Any, given: tuple[Any, ...], named: dict[str, Any]
     ) -> Tensor | None:
         """Return the activation of a linear layer's result, or None where it is no plain one that learns."""
-        kind, plain = _kind(act), type(layer) is nn.Linear and not _watched(layer)
+        kind, plain = _kind(act), type(layer) is nn.Linear and not watched(layer)
         bias = layer.bias if plain else None
         if not (kind and type(bias) is nn.Parameter and bias.requires_grad and self._trains("gelu", given, named)):
             return None
@@ -138,17 +138,10 @@ class Activations(ModelCode):
         )
 
 
-def _watched(layer: Any) -> bool:
-    """Return whether somebody waits for a layer's calls, or has put something in the place of its `forward`."""
-    own = vars(layer).get("forward")  # kernels puts the class's own function there, where it has no other
-    other = own is not None and getattr(own, "__func__", None) is not type(layer).forward
-    return bool(other or layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
-
-
 def _kind(act: Any) -> str:
     """Return which activation a module is that the kernels know; empty for others, and for one that is watched."""
     known = type(act).__module__ in ("transformers.activations", "torch.nn.modules.activation")
-    return KINDS.get(type(act).__name__, "") if known and not _watched(act) else ""
+    return KINDS.get(type(act).__name__, "") if known and not watched(act) else ""
 
 
 ACTIVATIONS = Activations()

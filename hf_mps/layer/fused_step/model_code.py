@@ -53,6 +53,16 @@ class ModelCode(Part):
         owner = SimpleNamespace(on=True, failed=self.failed) if wrapper == self._made else self
         return self.answered(owner, where, stock, wrapper)
 
+    def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """Also within what transformers puts around the layers that it checkpoints, which asks if it is outermost."""
+        outer = vars(place)[name]
+        inside = getattr(getattr(outer, "__code__", None), "co_name", "") == "forward_with_checkpointing"
+        if inside:
+            setattr(place, name, outer.__wrapped__)
+        super().around(place, name, wrapper)
+        if inside:
+            super(place, place).__init_subclass__()
+
     def _made(self, stock: OriginalCall, model: Any, *args: Any, **kwargs: Any) -> Any:
         result = stock(model, *args, **kwargs)  # first, so that what was armed before is inside here too
         self._look_through(sys.modules[type(model).__module__])
@@ -88,6 +98,13 @@ class ModelCode(Part):
         raise NotImplementedError
 
 
+def watched(layer: Any) -> bool:
+    """Return whether somebody waits for a layer's calls, or has put something in the place of its `forward`."""
+    own = vars(layer).get("forward")  # kernels puts the class's own function there, where it has no other
+    other = own is not None and getattr(own, "__func__", None) is not type(layer).forward
+    return bool(other or layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+
+
 def parts_of(*names: str) -> dict[str, Callable[[Tensor], Tensor]]:
     """Return a part of a layer for each name, of which each does something else."""
     return {name: functools.partial(_part, float(place + 2)) for place, name in enumerate(names)}
@@ -99,7 +116,7 @@ def _part(factor: float, given: Tensor) -> Tensor:
 
 def _kind(name: str) -> str:
     """Return what a class is called without its model's name: other classes are not called with samples."""
-    return re.sub("^(Llama|T5|Bert|ViT)", "", name)
+    return re.sub("^(Llama|T5|Bert|ViT|CLIP)", "", name)
 
 
 def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:

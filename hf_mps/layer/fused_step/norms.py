@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from torch import Tensor
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel, runs
-from hf_mps.layer.fused_step.model_code import ModelCode, parts_of
+from hf_mps.layer.fused_step.model_code import ModelCode, parts_of, watched
 from hf_mps.metal.training_kernels import norms, trial
 from hf_mps.metal.training_kernels.library import ordinary
 
@@ -30,11 +31,45 @@ def _root(norm: Any, x: Tensor) -> Tensor:
     return cast(Tensor, norm.weight * (wide * torch.rsqrt(least)).to(x.dtype))
 
 
+BLOCKS = {
+    "vit.modeling_vit:ViTLayer": ("layernorm_before", "attention", "layernorm_after", "dropout"),
+    "llama.modeling_llama:LlamaDecoderLayer": ("input_layernorm", "self_attn", "post_attention_layernorm"),
+    "clip.modeling_clip:CLIPEncoderLayer": ("layer_norm1", "self_attn", "layer_norm2"),
+}
+"""Blocks whose halves add something to their input: their norms, their attention between, and dropout, if any."""
+
+
+def _normed(call: Any, norm: Any, drops: Any, given: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    total = functools.reduce(lambda found, drop: call(drop, found), drops, given)
+    total = total if residual is None else total + residual
+    return call(norm, total), total
+
+
+def _block(
+    names: Any, normed: Any, call: Any, layer: Any, x: Tensor, attention_mask: Any = None, **named: Any
+) -> Tensor:
+    """Compute a block; `normed` returns a norm and what that is made of, as `_normed` does."""
+    before, attention, after, *drops = (getattr(layer, name) for name in names)
+    found, x = normed(call, before, (), x)
+    found, _ = call(attention, hidden_states=found, attention_mask=attention_mask, **named)
+    found, x = normed(call, after, drops, found, x)
+    return cast(Tensor, functools.reduce(lambda found, drop: call(drop, found), drops, call(layer.mlp, found)) + x)
+
+
 WRITTEN: dict[str, Callable[..., Any]] = {
     **dict.fromkeys((ROOT, OF_T5), _root),
     JOINED: lambda layer, x, residual: layer.LayerNorm(layer.dropout(layer.dense(x)) + residual),
+    **{
+        block: functools.partial(_block, names, _normed, OriginalCall(_block).foreign)
+        for block, names in BLOCKS.items()
+    },
 }
-"""What these classes of layers do: RMSNorm under two names, and the norm behind a layer and its residual."""
+"""What these classes of layers do: RMSNorm under two names, the norm behind a layer and its residual, blocks."""
+
+
+def _attended(hidden_states: Tensor, attention_mask: Tensor, **named: float) -> tuple[Tensor, None]:
+    """Return what shows which words an attention is called with."""
+    return hidden_states.cos() + attention_mask + sum(len(name) * value for name, value in named.items()), None
 
 
 class Norms(ModelCode):
@@ -50,6 +85,7 @@ class Norms(ModelCode):
         f"{ROOT}.forward": "_written_out",
         f"{OF_T5}.forward": "_written_out",
         f"{JOINED}.forward": "_after_a_residual",
+        **{f"{block}.forward": "_in_a_block" for block in BLOCKS},
     }
 
     @property
@@ -64,7 +100,7 @@ class Norms(ModelCode):
         roots = any(issubclass(kind, torch.nn.RMSNorm) for kind in kinds) or self.has(kinds, ROOT, OF_T5)
         used = [name for name, there in (("layer-norm", layers), ("rms-norm", roots)) if there and trial.may_act(name)]
         named = " and ".join({"layer-norm": "LayerNorm", "rms-norm": "RMSNorm"}[name] for name in used)
-        joined = self.has(kinds, JOINED) and trial.may_act("residual-norm")
+        joined = self.has(kinds, JOINED, *BLOCKS) and trial.may_act("residual-norm")
         before = ", with the residual and dropout before it" if joined else ""
         return f"{named} in one kernel forward and two backward{before}" if used else ""
 
@@ -74,13 +110,16 @@ class Norms(ModelCode):
 
     def sample(self, function: Callable[..., Any]) -> list[Any]:
         """Return what a layer's `forward` makes in two dtypes where each of its parts does something else."""
-        found = []
+        found, several = [], len(inspect.signature(function).parameters)
+        of_blocks = (name for names in BLOCKS.values() for name in names)
+        parts: dict[str, Any] = parts_of("dense", "dropout", "LayerNorm", "mlp", *of_blocks)
+        words = {"position_ids": 2, "use_cache": 3, "past_key_values": 5, "position_embeddings": 7, "other": 11}
         for dtype in (torch.float32, torch.bfloat16):
             given = torch.linspace(-2, 2, 8, dtype=dtype, device="cpu").view(2, 4)
-            parts = parts_of("dense", "dropout", "LayerNorm")
             layer = SimpleNamespace(weight=given[1] + 2, variance_epsilon=0.01, **parts)
-            several = len(inspect.signature(function).parameters) > 2
-            found.append(function(layer, given, given.flip(-1)) if several else function(layer, given))
+            layer.attention = layer.self_attn = _attended
+            others = [] if several < 3 else [given.flip(-1)]
+            found.append(function(layer, given, *others, **(words if several > 3 else {})))
         return found
 
     def concerns_layer_norm(
@@ -107,6 +146,7 @@ class Norms(ModelCode):
             torch.is_grad_enabled()
             and any(each.requires_grad for each in there)
             and given.device.type in self.devices
+            and weight.shape == given.shape[-1:]
             and weight.numel() <= norms.WIDEST
             and ordinary(*there)
             and trial.may_act(kernel)
@@ -123,36 +163,54 @@ class Norms(ModelCode):
         cudnn: bool = True,
     ) -> Tensor:
         self.acts()
-        return cast(Tensor, stock.foreign(norms.layer_norm, given, weight, bias, epsilon))
+        return cast(Tensor, stock.foreign(norms.normed, "layer_norm", epsilon, given, weight, bias)[0])
 
     def _rms_norm(
         self, stock: OriginalCall, given: Tensor, shape: list[int], weight: Tensor, epsilon: float | None = None
     ) -> Tensor:
         self.acts()
         least = torch.finfo(given.dtype).eps if epsilon is None else epsilon
-        return cast(Tensor, stock.foreign(norms.rms_norm, given, weight, least))
+        return cast(Tensor, stock.foreign(norms.normed, "rms_norm", least, given, weight)[0])
 
     def _written_out(self, stock: OriginalCall, module: Any, hidden: Tensor) -> Tensor:
         if not (runs(hidden) and self._ours("rms-norm", hidden, module.weight)):
             return cast(Tensor, stock(module, hidden))
         self.acts()
-        return cast(Tensor, stock.foreign(norms.rms_norm, hidden, module.weight, float(module.variance_epsilon)))
+        epsilon = float(module.variance_epsilon)
+        return cast(Tensor, stock.foreign(norms.normed, "rms_norm", epsilon, hidden, module.weight)[0])
 
     def _after_a_residual(self, stock: OriginalCall, module: Any, hidden: Tensor, residual: Tensor) -> Tensor:
-        norm, dropout = module.LayerNorm, module.dropout
-        plain = type(norm) is torch.nn.LayerNorm and type(dropout) is torch.nn.Dropout
-        hooked = any(each._forward_hooks or each._forward_pre_hooks or each._backward_hooks for each in (norm, dropout))
-        share = dropout.p if module.training and plain else 0.0
-        usual = plain and not hooked and norm.weight is not None and norm.weight.dtype == residual.dtype and share < 1
-        if not (usual and runs(hidden) and not torch.is_autocast_enabled(hidden.device.type)):
+        if not self._computes(hidden):
             return cast(Tensor, stock(module, hidden, residual))
         given = stock.foreign(module.dense, hidden)
-        alike = given.shape == residual.shape and ordinary(given, residual)
-        if not (alike and self._ours("residual-norm", given, norm.weight, norm.bias)):
-            return cast(Tensor, stock.foreign(norm, stock.foreign(dropout, given) + residual))
+        return cast(Tensor, self._beside(stock.foreign, module.LayerNorm, (module.dropout,), given, residual)[0])
+
+    def _in_a_block(self, stock: OriginalCall, module: Any, *given: Any, **named: Any) -> Any:
+        names = next(names for names in BLOCKS.values() if names[0] in module._modules)
+        if len(given) not in (1, 2) or not self._computes(given[0]) or watched(getattr(module, names[1])):
+            return stock(module, *given, **named)
+        return _block(names, self._beside, stock.foreign, module, *given, **named)
+
+    def _computes(self, hidden: Tensor) -> bool:
+        there = runs(hidden) and hidden.device.type in self.devices and torch.is_grad_enabled()
+        return there and not torch.is_autocast_enabled(hidden.device.type)
+
+    def _beside(self, call: Any, norm: Any, drops: Any, given: Tensor, residual: Tensor | None = None) -> Any:
+        """Return the norm of `given`, or of what dropout leaves of it and a residual, and what that is made of."""
+        centered, root = type(norm) is torch.nn.LayerNorm, self.is_copy(type(norm).forward, f"{ROOT}.forward")
+        plain = all(type(drop) is torch.nn.Dropout and not watched(drop) for drop in drops)
+        share = max((drop.p for drop in drops if drop.training), default=0.0) if plain else 1.0
+        usual = (centered or root) and norm.weight is not None and share < 1 and not watched(norm)
+        name, bias = ("layer_norm", norm.bias) if centered else ("rms_norm", None)
+        if residual is None:
+            kernel, usual = name.replace("_", "-"), usual and given.requires_grad
+        else:
+            kernel, usual = "residual-norm", usual and given.shape == residual.shape and ordinary(given, residual)
+        if not (usual and self._ours(kernel, given, norm.weight, bias)):
+            return _normed(call, norm, drops, given, residual)
         self.acts()
-        arguments = (given, residual, norm.weight, norm.bias, norm.eps, share)
-        return cast(Tensor, stock.foreign(norms.residual_norm, *arguments))
+        epsilon = float(norm.eps if centered else norm.variance_epsilon)
+        return call(norms.normed, name, epsilon, given, norm.weight, bias, residual, share)
 
 
 NORMS = Norms()

@@ -19,6 +19,7 @@ from hf_mps.layer.fused_step.base import Part
 from hf_mps.layer.guards.platform import batches
 from hf_mps.metal.device.no_modes import no_modes
 from hf_mps.metal.training_kernels import attention, trial
+from hf_mps.metal.training_kernels.library import drawn
 
 Hidden = tuple[Tensor, Tensor | None]
 """What is added to the scores, the least float32 where a key is hidden; and False for a query that sees nothing.
@@ -280,8 +281,8 @@ class ShortAttention(Part):
         self.acts()
         # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
         if attention.takes(query, key, value) and trial.may_act(KERNEL):
-            seed = torch.empty(1, dtype=torch.int64, device=query.device).random_() if dropout else None
-            call = attention.Call(scale, mask, causal, dropout, seed)
+            draw = drawn(math.prod(query.shape[:3]) * key.shape[2]) if dropout else None
+            call = attention.Call(scale, mask, causal, dropout, draw)
             return cast(Tensor, stock.foreign(attention.attention, query, key, value, call))
         if query.shape[1] != key.shape[1]:
             key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], 1) for each in (key, value))

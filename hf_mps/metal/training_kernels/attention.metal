@@ -28,6 +28,10 @@ inline bool is_seen(constant Call &call, const device uchar *mask, int batch, in
   return !call.masked || mask[at + long(key) * call.mask[3]];
 }
 
+inline bool is_kept(constant Call &call, ulong2 draw, int matrix, int query, int key) {
+  return is_drawn(draw, call.threshold, (uint(matrix) * call.queries + query) * call.keys + key);
+}
+
 inline long offset(constant View &view, int batch, int head) { return long(batch) * view.batch + long(head) * view.head; }
 
 // `rows` of a matrix of `count` from `first` on, as float32, each followed by `apart - W` numbers that nobody reads.
@@ -75,7 +79,7 @@ template <typename T, int W>
 [[kernel, max_total_threads_per_threadgroup(THREADS)]]
 void forward(device T *out [[buffer(0)]], device float *sums [[buffer(1)]], const device T *query [[buffer(2)]],
              const device T *key [[buffer(3)]], const device T *value [[buffer(4)]],
-             const device uchar *mask [[buffer(5)]], const device uint2 *seed [[buffer(6)]],
+             const device uchar *mask [[buffer(5)]], constant ulong2 &draw [[buffer(6)]],
              constant Call &call [[buffer(7)]], constant float2 &factors [[buffer(8)]],
              uint group [[threadgroup_position_in_grid]], uint number [[thread_position_in_threadgroup]]) {
   constexpr int ROWS = W == 128 ? 4 : 8, BLOCK = ROWS * SIMDGROUPS;
@@ -111,7 +115,7 @@ void forward(device T *out [[buffer(0)]], device float *sums [[buffer(1)]], cons
       sum[r] = sum[r] * shrink + simd_sum(power);
       UNROLLED for (int e = 0; e < W / LANES; ++e)
         found[r][e] *= shrink;
-      weights[(top + r) * LANES + lane] = is_drawn(*seed, call.threshold, one, row, start + lane) ? power : 0.0f;
+      weights[(top + r) * LANES + lane] = is_kept(call, draw, one, row, start + lane) ? power : 0.0f;
     }
     BARRIER;
     add<W, ROWS>(found, weights + top * LANES, theirs, lane);
@@ -137,7 +141,7 @@ void queries(device T *of_query [[buffer(0)]], device float *passed [[buffer(1)]
              const device T *out [[buffer(3)]], const device float *sums [[buffer(4)]],
              const device T *query [[buffer(5)]], const device T *key [[buffer(6)]],
              const device T *value [[buffer(7)]], const device uchar *mask [[buffer(8)]],
-             const device uint2 *seed [[buffer(9)]], constant Call &call [[buffer(10)]],
+             constant ulong2 &draw [[buffer(9)]], constant Call &call [[buffer(10)]],
              constant float2 &factors [[buffer(11)]], uint group [[threadgroup_position_in_grid]],
              uint number [[thread_position_in_threadgroup]]) {
   constexpr int ROWS = W == 128 ? 2 : 4, BLOCK = ROWS * SIMDGROUPS;
@@ -183,7 +187,7 @@ void queries(device T *of_query [[buffer(0)]], device float *passed [[buffer(1)]
       const int row = first + top + r;
       const bool seen = is_seen(call, mask, batch, head, row, start + lane);
       const float chance = seen ? exp(scores[r] * factors.x - total[r]) : 0.0f;
-      const float arrived = is_drawn(*seed, call.threshold, one, row, start + lane) ? of_weight[r] * factors.y : 0.0f;
+      const float arrived = is_kept(call, draw, one, row, start + lane) ? of_weight[r] * factors.y : 0.0f;
       weights[(top + r) * LANES + lane] = chance * (arrived - through[r]);
     }
     BARRIER;
@@ -203,7 +207,7 @@ template <typename T, int W>
 void keys(device T *of_key [[buffer(0)]], device T *of_value [[buffer(1)]], const device float *passed [[buffer(2)]],
           const device T *upstream [[buffer(3)]], const device float *sums [[buffer(4)]],
           const device T *query [[buffer(5)]], const device T *key [[buffer(6)]], const device T *value [[buffer(7)]],
-          const device uchar *mask [[buffer(8)]], const device uint2 *seed [[buffer(9)]],
+          const device uchar *mask [[buffer(8)]], constant ulong2 &draw [[buffer(9)]],
           constant Call &call [[buffer(10)]], constant float2 &factors [[buffer(11)]],
           uint group [[threadgroup_position_in_grid]], uint number [[thread_position_in_threadgroup]]) {
   constexpr int ROWS = W == 128 ? 2 : 4, BLOCK = ROWS * SIMDGROUPS;
@@ -240,7 +244,7 @@ void keys(device T *of_key [[buffer(0)]], device T *of_value [[buffer(1)]], cons
         const int row = first + top + r;
         const bool seen = is_seen(call, mask, batch, head, place, row);
         const float chance = seen ? exp(scores[r] * factors.x - total) : 0.0f;
-        const float kept = is_drawn(*seed, call.threshold, one, place, row) ? factors.y : 0.0f;
+        const float kept = is_kept(call, draw, one, place, row) ? factors.y : 0.0f;
         weights[(top + r) * LANES + lane] = chance * kept;
         scores[r] = chance * (of_weight[r] * kept - through);
       }

@@ -31,14 +31,14 @@ class Call:
     """What is no tensor to learn.
 
     `seen`: bools that broadcast to (batch, heads, queries, keys), True where a query sees a key; None where each sees
-    all, or with `causal` those that are not behind it. `seed`: of dropout's draws, one int64.
+    all, or with `causal` those that are not behind it. `draw`: dropout's, as `library.drawn` returns it.
     """
 
     scale: float
     seen: Tensor | None = None
     causal: bool = False
     dropout: float = 0.0
-    seed: Tensor | None = None
+    draw: tuple[int, int] | None = None
 
     def hidden(self, query: Tensor, key: Tensor) -> Tensor | None:
         """Return the bools that say what a query sees."""
@@ -70,15 +70,15 @@ class _Attention(torch.autograd.Function):
         (out,) = by_place((batch, heads, queries, value.shape[3]), like=query)
         sums = torch.empty(batch, heads, queries, dtype=torch.float32, device=query.device)
         _launch("forward", [out, sums, query, key, value], (query, key, value, out), call, queries, batch * heads)
-        # Mask and seed too, so that autograd sees where a program has changed one meanwhile.
-        ctx.save_for_backward(query, key, value, out, sums, call.seen, call.seed)
+        # The mask too, so that autograd sees where a program has changed it meanwhile.
+        ctx.save_for_backward(query, key, value, out, sums, call.seen)
         ctx.call = call
         return out
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> Any:
-        query, key, value, out, sums, seen, seed = ctx.saved_tensors
-        call = replace(ctx.call, seen=seen, seed=seed)
+        query, key, value, out, sums, seen = ctx.saved_tensors
+        call = replace(ctx.call, seen=seen)
         if torch.is_grad_enabled():
             return *differentiable(query, key, value, call, kept(query, key, call), upstream), None
         upstream = upstream if upstream.stride(3) == 1 else upstream.contiguous()
@@ -106,9 +106,8 @@ def _launch(name: str, tensors: list[Tensor], views: Sequence[Tensor], call: Cal
         *strides[0], *mask, *strides[1],
     ]  # fmt: skip
     numbers += [0] * (NUMBERS - len(numbers))
-    anything = tensors[0]
     SOURCE.kernel(f"{name}_{width}", query.dtype)(
-        *tensors, anything if seen is None else seen, anything if call.seed is None else call.seed,
+        *tensors, tensors[0] if seen is None else seen, call.draw or (0, 0),
         numbers, [call.scale, 1 / (1 - call.dropout)],
         threads=-(-rows // block) * matrices * THREADS, group_size=THREADS, arg_casts={len(tensors) + 2: "int32"},
     )  # fmt: skip
@@ -116,10 +115,9 @@ def _launch(name: str, tensors: list[Tensor], views: Sequence[Tensor], call: Cal
 
 def kept(query: Tensor, key: Tensor, call: Call) -> Tensor | None:
     """Return what dropout keeps, (batch, heads, queries, keys) of bools, as the kernels draw it; None without."""
-    if call.seed is None:
+    if call.draw is None:
         return None
-    found = library.kept(call.seed, call.dropout, query.shape[0] * query.shape[1], query.shape[2], key.shape[2])
-    return found.view(*query.shape[:3], key.shape[2])
+    return library.kept(call.draw, call.dropout, (*query.shape[:3], key.shape[2]), query.device)
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor, call: Call, kept: Tensor | None = None) -> Tensor:
@@ -150,7 +148,7 @@ def cases(_: str) -> Iterator[Case]:
     """Yield both ways of a small encoder's attention, a third of whose keys are hidden, and of two decoders'."""
     seen = torch.ones(4, 1, 1, 64, dtype=torch.bool)
     seen[:, :, :, 43:] = False
-    encoder = Call(32**-0.5, seen, dropout=0.1, seed=torch.tensor([0x1234_5678_9ABC_DEF0]))
+    encoder = Call(32**-0.5, seen, dropout=0.1, draw=(0x1234_5678_9ABC_DEF0, 2**32 - 1_000))
     decoder = Call(64**-0.5, causal=True)
     for label, sizes, heads, dtype, call in (
         ("4 x 6 x 64 x 32, padding and dropout, float32", (4, 6, 64, 32), 6, torch.float32, encoder),
@@ -167,8 +165,8 @@ def _case(label: str, inputs: list[Tensor], call: Call) -> Case:
 
     def both_ways(compute: Callable[..., Tensor], *given: Tensor) -> Sequence[Tensor]:
         *leaves, upstream = (each.detach().requires_grad_() for each in given)
-        seen, seed = (None if each is None else each.to(upstream.device) for each in (call.seen, call.seed))
-        found = compute(*leaves, Call(call.scale, seen, call.causal, call.dropout, seed))
+        seen = None if call.seen is None else call.seen.to(upstream.device)
+        found = compute(*leaves, replace(call, seen=seen))
         return found.detach(), *torch.autograd.grad(found, leaves, upstream.detach())
 
     def stock(query: Tensor, key: Tensor, value: Tensor, there: Call) -> Tensor:

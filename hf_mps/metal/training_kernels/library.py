@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,18 +103,30 @@ def threshold(dropout: float) -> int:
     return round(dropout * (1 << DRAWN))
 
 
-def kept(seed: Tensor, dropout: float, matrices: int, rows: int, columns: int) -> Tensor:
-    """Return what dropout keeps of (matrices, rows, columns), as the kernels draw it: bools, on the seed's device.
+def drawn(count: int) -> tuple[int, int]:
+    """Return the seed and offset of the next `count` numbers of the device's generator, and move it on by as many.
+
+    PyTorch's own kernels draw so (Distributions.mm): both are numbers of the host, which launches nothing for them, and
+    a state of the generator that was saved gives the same draw again. The seed is an int64, as kernels take it.
+    """
+    generator = torch.mps._get_default_mps_generator()
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + count)
+    return seed - (seed >> 63 << 64), offset
+
+
+def kept(draw: tuple[int, int], dropout: float, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Return what dropout keeps of a tensor of `shape`, as the kernels draw it: bools.
 
     The first of Philox 4x32-10's four numbers (Salmon and others, Parallel Random Numbers: As Easy as 1, 2, 3, SC11),
-    counted by column, row and matrix. `seed` is one int64.
+    counted from the draw's offset on.
     """
-    low = 2**32 - 1
-    first, second, third = (torch.arange(size, device=seed.device) for size in (columns, rows, matrices))
-    x, y, z, w = first, second[:, None], third[:, None, None], torch.zeros_like(first)
-    keys = [seed & low, (seed >> 32) & low]
+    low, (seed, offset) = 2**32 - 1, draw
+    place = torch.arange(offset, offset + math.prod(shape), device=device)
+    x, y, z, w = place & low, place >> 32, place & 0, place & 0
+    keys = [seed & low, seed >> 32 & low]
     for _ in range(10):
         one, other = 0xD2511F53 * x, 0xCD9E8D57 * z  # what is above 64 bits is lost, and a shift's copies of the sign
         x, y, z, w = (other >> 32 & low) ^ y ^ keys[0], other & low, (one >> 32 & low) ^ w ^ keys[1], one & low
         keys = [(keys[0] + 0x9E3779B9) & low, (keys[1] + 0xBB67AE85) & low]
-    return x.expand(matrices, rows, columns) >> 32 - DRAWN >= threshold(dropout)
+    return (x >> 32 - DRAWN >= threshold(dropout)).view(*shape)

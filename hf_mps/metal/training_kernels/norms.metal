@@ -1,16 +1,17 @@
 // LayerNorm (CENTERED) and RMSNorm of rows, both ways. A threadgroup computes a row at a time, its threads the columns
 // `lane`, `lane + width` and so on. Sums are float32.
-constant constexpr uint SIMDGROUPS = 32;
-constant constexpr uint COLUMNS = 8;  // of a thread, in the backward pass
+constant constexpr uint SIMDGROUP = 32;
+constant constexpr uint THREADS = 1024;  // of a threadgroup, at most
+constant constexpr uint COLUMNS = 8;     // of a thread, in the backward pass
 
 // The sums of two values over a threadgroup, for each of its threads.
 inline float2 shared_sum(float2 value, threadgroup float2 *sums, uint lane, uint width) {
   value = float2(simd_sum(value.x), simd_sum(value.y));
   threadgroup_barrier(mem_flags::mem_threadgroup);  // the sums of before have been read
-  if (lane % 32 == 0)
-    sums[lane / 32] = value;
+  if (lane % SIMDGROUP == 0)
+    sums[lane / SIMDGROUP] = value;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const float2 part = lane % 32 < width / 32 ? sums[lane % 32] : float2(0);
+  const float2 part = lane % SIMDGROUP < width / SIMDGROUP ? sums[lane % SIMDGROUP] : float2(0);
   return float2(simd_sum(part.x), simd_sum(part.y));
 }
 
@@ -49,7 +50,7 @@ void forward(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1
              const device T *bias [[buffer(4)]], constant int2 &sizes [[buffer(5)]],
              constant float &epsilon [[buffer(6)]], uint row [[threadgroup_position_in_grid]],
              uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
-  threadgroup float2 memory[SIMDGROUPS];
+  threadgroup float2 memory[THREADS / SIMDGROUP];
   const ulong first = ulong(row) * sizes.x;
   norm_row<T, CENTERED>(found + first, statistics + row, given + first, weight, bias, sizes.y, sizes.x, epsilon, memory,
                         lane, width);
@@ -57,33 +58,70 @@ void forward(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1
 
 // The same of a residual and what dropout leaves of `given`, times a factor; `total` becomes their sum. sizes: columns,
 // whether there is a bias, and dropout's threshold. numbers: epsilon, factor.
-template <typename T>
+template <typename T, bool CENTERED>
 [[kernel, max_total_threads_per_threadgroup(1024)]]
 void joined(device T *found [[buffer(0)]], device float2 *statistics [[buffer(1)]], device T *total [[buffer(2)]],
             const device T *given [[buffer(3)]], const device T *residual [[buffer(4)]],
             const device T *weight [[buffer(5)]], const device T *bias [[buffer(6)]],
-            const device uint2 *seed [[buffer(7)]], constant int4 &sizes [[buffer(8)]],
+            constant ulong2 &draw [[buffer(7)]], constant int4 &sizes [[buffer(8)]],
             constant float2 &numbers [[buffer(9)]], uint row [[threadgroup_position_in_grid]],
             uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
-  threadgroup float2 memory[SIMDGROUPS];
+  threadgroup float2 memory[THREADS / SIMDGROUP];
   const ulong first = ulong(row) * sizes.x;
   for (int i = lane; i < sizes.x; i += width) {  // a thread reads below what it has written itself
-    const float kept = is_drawn(*seed, sizes.z, 0, row, i) ? float(given[first + i]) * numbers.y : 0.0f;
+    const float kept = is_drawn(draw, sizes.z, first + i) ? float(given[first + i]) * numbers.y : 0.0f;
     total[first + i] = T(float(residual[first + i]) + kept);
   }
-  norm_row<T, true>(found + first, statistics + row, total + first, weight, bias, sizes.y, sizes.x, numbers.x, memory,
-                    lane, width);
+  norm_row<T, CENTERED>(found + first, statistics + row, total + first, weight, bias, sizes.y, sizes.x, numbers.x, memory,
+                        lane, width);
 }
 
-// A threadgroup takes the rows `group`, `group + groups` and so on, and leaves its sums for weight and bias as a row of
-// `sums`. sizes: rows, columns, groups, and whether the sums are wanted. JOINED: `of_dropped` becomes the gradient of
-// what dropout was given.
-template <typename T, bool CENTERED, bool JOINED>
-inline void norm_backward(device T *of_given, device T *of_dropped, device float2 *sums, const device T *upstream,
-                          const device T *given, const device T *weight, const device float2 *statistics,
-                          const device uint2 *seed, int threshold, float factor, int4 sizes, threadgroup float2 *memory,
-                          uint group, uint lane, uint width) {
-  const uint rows = sizes.x, columns = sizes.y, groups = sizes.z;
+// groups: threadgroups that take rows. beside: whether a second gradient arrives at what the norm is made of. by_group:
+// whether each leaves its sums for weight and bias; threadgroups behind them make them whole.
+struct Call {
+  int rows, columns, groups, beside, by_group, threshold;
+};
+
+// The whole sums of 32 columns; a simdgroup takes every so many rows of them.
+template <typename T, bool CENTERED>
+inline void whole_sums(device T *of_weight, device T *of_bias, const device T *upstream, const device T *given,
+                       const device float2 *statistics, constant Call &call, threadgroup float2 *memory, uint piece,
+                       uint lane, uint width) {
+  const int column = piece * SIMDGROUP + lane % SIMDGROUP;
+  const bool inside = column < call.columns;
+  float2 sum = float2(0);
+  for (int row = lane / SIMDGROUP; inside && row < call.rows; row += width / SIMDGROUP) {
+    const ulong place = ulong(row) * call.columns + column;
+    const float mean = CENTERED ? statistics[row].x : 0.0f, arriving = float(upstream[place]);
+    sum += float2(arriving * ((float(given[place]) - mean) * statistics[row].y), arriving);
+  }
+  memory[lane] = sum;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (lane >= SIMDGROUP || !inside)
+    return;
+  for (uint other = lane + SIMDGROUP; other < width; other += SIMDGROUP)
+    sum += memory[other];
+  of_weight[column] = T(sum.x);
+  of_bias[column] = T(sum.y);
+}
+
+// A threadgroup takes the rows `group`, `group + groups` and so on; its sums become a row of `sums`. Of a joined norm,
+// `of_given` is the gradient of the sum, and `of_dropped` that of what dropout was given.
+template <typename T, bool CENTERED>
+[[kernel, max_total_threads_per_threadgroup(1024)]]
+void backward(device T *of_given [[buffer(0)]], device T *of_dropped [[buffer(1)]], device T *of_weight [[buffer(2)]],
+              device T *of_bias [[buffer(3)]], device float2 *sums [[buffer(4)]], const device T *upstream [[buffer(5)]],
+              const device T *beside [[buffer(6)]], const device T *given [[buffer(7)]],
+              const device T *weight [[buffer(8)]], const device float2 *statistics [[buffer(9)]],
+              constant ulong2 &draw [[buffer(10)]], constant Call &call [[buffer(11)]],
+              constant float &factor [[buffer(12)]], uint group [[threadgroup_position_in_grid]],
+              uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
+  threadgroup float2 memory[THREADS];
+  const uint rows = call.rows, columns = call.columns, groups = call.groups;
+  if (group >= groups) {
+    whole_sums<T, CENTERED>(of_weight, of_bias, upstream, given, statistics, call, memory, group - groups, lane, width);
+    return;
+  }
   float2 kept[COLUMNS];
   for (uint k = 0; k < COLUMNS; ++k)
     kept[k] = float2(0);
@@ -101,41 +139,17 @@ inline void norm_backward(device T *of_given, device T *of_dropped, device float
     for (uint i = lane; i < columns; i += width) {
       const float normed = (float(given[first + i]) - mean) * scale;
       const float weighted = float(upstream[first + i]) * float(weight[i]);
-      const float found = (weighted - (CENTERED ? moved.x : 0.0f) - normed * moved.y) * scale;
+      float found = (weighted - (CENTERED ? moved.x : 0.0f) - normed * moved.y) * scale;
+      if (call.beside)
+        found += float(beside[first + i]);
       of_given[first + i] = T(found);
-      if (JOINED)
-        of_dropped[first + i] = T(is_drawn(*seed, threshold, 0, row, i) ? found * factor : 0.0f);
+      if (call.threshold)
+        of_dropped[first + i] = T(is_drawn(draw, call.threshold, first + i) ? found * factor : 0.0f);
     }
   }
-  if (sizes.w)
+  if (call.by_group)
     for (uint i = lane, k = 0; i < columns; i += width, ++k)
       sums[group * columns + i] = kept[k];
-}
-
-template <typename T, bool CENTERED>
-[[kernel, max_total_threads_per_threadgroup(1024)]]
-void backward(device T *of_given [[buffer(0)]], device float2 *sums [[buffer(1)]],
-              const device T *upstream [[buffer(2)]], const device T *given [[buffer(3)]],
-              const device T *weight [[buffer(4)]], const device float2 *statistics [[buffer(5)]],
-              constant int4 &sizes [[buffer(6)]], uint group [[threadgroup_position_in_grid]],
-              uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
-  threadgroup float2 memory[SIMDGROUPS];
-  norm_backward<T, CENTERED, false>(of_given, nullptr, sums, upstream, given, weight, statistics, nullptr, 0, 1.0f, sizes,
-                                    memory, group, lane, width);
-}
-
-template <typename T>
-[[kernel, max_total_threads_per_threadgroup(1024)]]
-void joined_backward(device T *of_residual [[buffer(0)]], device T *of_given [[buffer(1)]],
-                     device float2 *sums [[buffer(2)]], const device T *upstream [[buffer(3)]],
-                     const device T *total [[buffer(4)]], const device T *weight [[buffer(5)]],
-                     const device float2 *statistics [[buffer(6)]], const device uint2 *seed [[buffer(7)]],
-                     constant int4 &sizes [[buffer(8)]], constant int &threshold [[buffer(9)]],
-                     constant float &factor [[buffer(10)]], uint group [[threadgroup_position_in_grid]],
-                     uint lane [[thread_position_in_threadgroup]], uint width [[threads_per_threadgroup]]) {
-  threadgroup float2 memory[SIMDGROUPS];
-  norm_backward<T, true, true>(of_residual, of_given, sums, upstream, total, weight, statistics, seed, threshold, factor,
-                               sizes, memory, group, lane, width);
 }
 
 // A thread for each column: the sums of all groups. sizes: groups, columns.
@@ -151,14 +165,13 @@ void columns(device T *of_weight [[buffer(0)]], device T *of_bias [[buffer(1)]],
   of_bias[column] = T(sum.y);
 }
 
-#define INSTANCES(T)                                                                                          \
-  template [[host_name("layer_norm_" #T)]] [[kernel]] decltype(forward<T, true>) forward<T, true>;            \
-  template [[host_name("layer_norm_backward_" #T)]] [[kernel]] decltype(backward<T, true>) backward<T, true>; \
-  template [[host_name("rms_norm_" #T)]] [[kernel]] decltype(forward<T, false>) forward<T, false>;            \
-  template [[host_name("rms_norm_backward_" #T)]] [[kernel]] decltype(backward<T, false>) backward<T, false>; \
-  template [[host_name("joined_" #T)]] [[kernel]] decltype(joined<T>) joined<T>;                              \
-  template [[host_name("joined_backward_" #T)]] [[kernel]] decltype(joined_backward<T>) joined_backward<T>;   \
+#define INSTANCES(T, NAME, CENTERED)                                                                          \
+  template [[host_name(#NAME "_" #T)]] [[kernel]] decltype(forward<T, CENTERED>) forward<T, CENTERED>;         \
+  template [[host_name(#NAME "_joined_" #T)]] [[kernel]] decltype(joined<T, CENTERED>) joined<T, CENTERED>;    \
+  template [[host_name(#NAME "_backward_" #T)]] [[kernel]] decltype(backward<T, CENTERED>) backward<T, CENTERED>;
+#define TYPES(T)                                                                                               \
+  INSTANCES(T, layer_norm, true) INSTANCES(T, rms_norm, false)                                                 \
   template [[host_name("columns_" #T)]] [[kernel]] decltype(columns<T>) columns<T>;
-INSTANCES(float)
-INSTANCES(half)
-INSTANCES(bfloat)
+TYPES(float)
+TYPES(half)
+TYPES(bfloat)

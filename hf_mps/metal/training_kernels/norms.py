@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.training_kernels.library import Source, differentiated, kept, threshold, width
+from hf_mps.metal.training_kernels.library import SIMDGROUP, Source, differentiated, drawn, kept, threshold, width
 from hf_mps.metal.training_kernels.trial import Case, both_ways
 
 SOURCE = Source("norms.metal", needs="random.metal")
@@ -21,136 +21,108 @@ WIDEST = 8 * 1024
 """Columns of a row: a thread keeps sums for eight, and a threadgroup has 1,024 threads at most."""
 EPSILON = 1e-5
 """What trials take, and PyTorch's LayerNorm by default."""
+DRAW = 0x1234_5678_9ABC_DEF0, 2**32 - 1_000
+"""What they drop by."""
 GROUPS = 128
-"""Threadgroups of a backward pass; each leaves a row of sums for the weight."""
+"""Threadgroups of a backward pass, and rows of which a simdgroup makes one sum."""
+SMALL = 2**19
+"""Bytes that a Mac's GPU reads twice in the time of a dispatch."""
 
 
-def layer_norm(given: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-    """As `torch.nn.functional.layer_norm` over the last dimension, differentiable as often as that.
+def normed(
+    name: str,
+    epsilon: float,
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dropout: float = 0.0,
+    draw: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return a norm over the last dimension and what it is made of, differentiable as often as PyTorch's.
 
-    The tensors are as `library.ordinary` says; the last dimension has at most WIDEST elements.
+    `name` is "layer_norm" or "rms_norm", as in `torch.nn.functional`. The norm is made of `given`, or of the sum of a
+    residual and what dropout leaves of `given`. Whoever adds something to that takes the second result: its gradient
+    arrives at the norm's kernel then, which adds it. The tensors are as `library.ordinary` says, and the last
+    dimension has at most WIDEST elements. Dropout draws a number for each element from the device's generator, if no
+    `draw` is given.
     """
-    compute: Callable[..., Tensor] = _Norm.apply
-    return compute(given, weight, bias, epsilon, "layer_norm")
-
-
-def rms_norm(given: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """As `torch.nn.functional.rms_norm` over the last dimension; see `layer_norm`."""
-    compute: Callable[..., Tensor] = _Norm.apply
-    return compute(given, weight, None, epsilon, "rms_norm")
+    compute: Callable[..., tuple[Tensor, Tensor]] = _Norm.apply
+    draw = draw or (drawn(given.numel()) if dropout else (0, 0))
+    return compute(given, weight, bias, residual, name, epsilon, dropout, draw)
 
 
 class _Norm(torch.autograd.Function):
-    """`name` is that of the kernel, and of PyTorch's function."""
-
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, name: str) -> Tensor:
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+        residual, name, epsilon, dropout, draw = rest
         columns = given.shape[-1]
         rows, threads = given.numel() // columns, width(columns)
-        found = torch.empty_like(given)
+        found, total = torch.empty_like(given), given if residual is None else torch.empty_like(given)
         statistics = torch.empty(rows, 2, dtype=torch.float32, device=given.device)
-        sizes = [columns, int(bias is not None)]
-        SOURCE.kernel(name, given.dtype)(
-            found, statistics, given, weight, weight if bias is None else bias, sizes, epsilon,
-            threads=rows * threads, group_size=threads, arg_casts={5: "int32"},
-        )  # fmt: skip
-        ctx.save_for_backward(given, weight, bias, statistics)
-        ctx.epsilon, ctx.name = epsilon, name
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:
-        given, weight, bias, statistics = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            stock = functools.partial(_stock, ctx.name, ctx.epsilon)
-            return *differentiated(stock, (given, weight, bias), upstream), None, None
-        columns = given.shape[-1]
-        rows, threads = given.numel() // columns, width(columns)
-        groups, learns = min(rows, GROUPS), any(ctx.needs_input_grad[1:3])
-        of_given = torch.empty_like(given)
-        sums = torch.empty(groups if learns else 1, columns, 2, dtype=torch.float32, device=given.device)
-        SOURCE.kernel(f"{ctx.name}_backward", given.dtype)(
-            of_given, sums, upstream.contiguous(), given, weight, statistics, [rows, columns, groups, int(learns)],
-            threads=groups * threads, group_size=threads, arg_casts="int32",
-        )  # fmt: skip
-        return of_given, *_of_weights(weight, bias, sums, learns), None, None
-
-
-def _of_weights(weight: Tensor, bias: Tensor | None, sums: Tensor, learns: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of weight and bias, from the sums of each threadgroup."""
-    if not learns:
-        return None, None
-    of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
-    SOURCE.kernel("columns", weight.dtype)(
-        of_weight, of_bias, sums, [len(sums), weight.numel()], threads=weight.numel(), arg_casts="int32"
-    )
-    return of_weight, None if bias is None else of_bias
-
-
-def residual_norm(
-    given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, dropout: float = 0.0
-) -> Tensor:
-    """As `layer_norm(dropout(given) + residual)`, differentiable as often as that; see `layer_norm`.
-
-    Dropout draws one number from the device's generator, and its mask from that.
-    """
-    seed = torch.empty(1, dtype=torch.int64, device=given.device)
-    return _joined(given, residual, weight, bias, seed.random_() if dropout else seed, epsilon, dropout)
-
-
-def _joined(given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, seed: Tensor, *how: float) -> Tensor:
-    compute: Callable[..., tuple[Tensor, Tensor]] = _ResidualNorm.apply
-    return compute(given, residual, weight, bias, seed, *how)[0]
-
-
-class _ResidualNorm(torch.autograd.Function):
-    """Returns the sum too, so that gradients of gradients find their way from it to what it was made of."""
-
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-        weight, bias, seed, epsilon, dropout = rest
-        columns = given.shape[-1]
-        rows, threads = given.numel() // columns, width(columns)
-        found, total = torch.empty_like(given), torch.empty_like(given)
-        statistics = torch.empty(rows, 2, dtype=torch.float32, device=given.device)
-        factor = 1 / (1 - dropout)
-        SOURCE.kernel("joined", given.dtype)(
-            found, statistics, total, given, residual, weight, weight if bias is None else bias, seed,
-            [columns, int(bias is not None), threshold(dropout), 0], [epsilon, factor],
-            threads=rows * threads, group_size=threads, arg_casts={8: "int32"},
-        )  # fmt: skip
-        ctx.save_for_backward(total, weight, bias, statistics, seed)
-        ctx.how = epsilon, dropout, factor
+        learned, biased = (weight, weight if bias is None else bias), int(bias is not None)
+        if residual is None:
+            SOURCE.kernel(name, given.dtype)(
+                found, statistics, given, *learned, [columns, biased], epsilon,
+                threads=rows * threads, group_size=threads, arg_casts={5: "int32"},
+            )  # fmt: skip
+        else:
+            SOURCE.kernel(f"{name}_joined", given.dtype)(
+                found, statistics, total, given, residual, *learned, draw,
+                [columns, biased, threshold(dropout), 0], [epsilon, 1 / (1 - dropout)],
+                threads=rows * threads, group_size=threads, arg_casts={8: "int32"},
+            )  # fmt: skip
+        ctx.save_for_backward(total, weight, bias, statistics)
+        ctx.how = name, epsilon, dropout, draw
         ctx.set_materialize_grads(False)
         return found, total
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor | None, of_total: Tensor | None) -> Any:
-        total, weight, bias, statistics, seed = ctx.saved_tensors
-        epsilon, dropout, factor = ctx.how
-        if torch.is_grad_enabled() or of_total is not None or upstream is None:
-            of_weight = of_bias = None
+    def backward(ctx: Any, upstream: Tensor | None, beside: Tensor | None) -> Any:
+        name, epsilon, dropout, draw = ctx.how
+        if torch.is_grad_enabled() or upstream is None:
+            of_total, of_weight, of_bias = beside, None, None
             if upstream is not None:
-                stock = functools.partial(_stock, "layer_norm", epsilon)
+                stock = functools.partial(_stock, name, epsilon)
                 with torch.enable_grad():
-                    arrived, of_weight, of_bias = differentiated(stock, (total, weight, bias), upstream)
-                of_total = arrived if of_total is None else of_total + arrived
-            if of_total is None:
-                return (None,) * 7
-            mask = kept(seed, dropout, 1, total.numel() // total.shape[-1], total.shape[-1]).view(total.shape)
-            return of_total * mask * factor, of_total, of_weight, of_bias, None, None, None
-        columns = total.shape[-1]
-        rows, threads = total.numel() // columns, width(columns)
-        groups, learns = min(rows, GROUPS), any(ctx.needs_input_grad[2:4])
-        of_residual = torch.empty_like(total)
-        of_given = torch.empty_like(total)
-        sums = torch.empty(groups if learns else 1, columns, 2, dtype=torch.float32, device=total.device)
-        SOURCE.kernel("joined_backward", total.dtype)(
-            of_residual, of_given, sums, upstream.contiguous(), total, weight, statistics, seed,
-            [rows, columns, groups, int(learns)], threshold(dropout), factor,
-            threads=groups * threads, group_size=threads, arg_casts={8: "int32", 9: "int32"},
-        )  # fmt: skip
-        return of_given, of_residual, *_of_weights(weight, bias, sums, learns), None, None, None
+                    arrived, of_weight, of_bias = differentiated(stock, ctx.saved_tensors[:3], upstream)
+                of_total = arrived if beside is None else beside + arrived
+            of_given = of_total
+            if dropout and of_total is not None:
+                of_given = of_total * kept(draw, dropout, of_total.shape, of_total.device) / (1 - dropout)
+        else:
+            of_total, of_given, of_weight, of_bias = _backward(ctx, upstream, beside)
+        of_residual = of_total if ctx.needs_input_grad[3] else None
+        return of_given, of_weight, of_bias, of_residual, None, None, None, None
+
+
+def _backward(ctx: Any, upstream: Tensor, beside: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients of what the norm is made of, of what dropout was given, of weight and bias."""
+    total, weight, bias, statistics = ctx.saved_tensors
+    name, _, dropout, draw = ctx.how
+    columns = total.shape[-1]
+    rows, threads = total.numel() // columns, width(columns)
+    groups, learns = min(rows, GROUPS), any(ctx.needs_input_grad[1:3])
+    # What is not wanted is any tensor.
+    of_total, of_given = torch.empty_like(total), torch.empty_like(total) if dropout else weight
+    of_weight, of_bias = (torch.empty_like(weight) if learns else weight for _ in range(2))
+    # Of a small tensor the sums are whole at once: it is read again, which takes less than another dispatch.
+    small = total.nbytes <= SMALL and rows <= threads // SIMDGROUP * GROUPS
+    pieces = -(-columns // SIMDGROUP) if learns and small else 0
+    by_group = learns and not small
+    sums = torch.empty(groups, columns, 2, dtype=torch.float32, device=total.device) if by_group else statistics
+    SOURCE.kernel(f"{name}_backward", total.dtype)(
+        of_total, of_given, of_weight, of_bias, sums, upstream.contiguous(),
+        weight if beside is None else beside.contiguous(), total, weight, statistics, draw,
+        [rows, columns, groups, int(beside is not None), int(by_group), threshold(dropout)], 1 / (1 - dropout),
+        threads=(groups + pieces) * threads, group_size=threads, arg_casts={11: "int32"},
+    )  # fmt: skip
+    if by_group:
+        SOURCE.kernel("columns", weight.dtype)(
+            of_weight, of_bias, sums, [groups, columns], threads=columns, arg_casts="int32"
+        )
+    learned = (of_weight, None if bias is None else of_bias) if learns else (None, None)
+    return of_total, of_given if dropout else of_total, *learned
 
 
 def _stock(name: str, epsilon: float, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -165,26 +137,29 @@ def _stock(name: str, epsilon: float, given: Tensor, weight: Tensor, bias: Tenso
 def cases(name: str) -> Iterator[Case]:
     """Yield both passes over the hidden states of a small encoder and of a larger decoder."""
     draw = torch.Generator().manual_seed(0)
-    if name == "residual-norm":
-        seed = torch.tensor([0x1234_5678_9ABC_DEF0])
-        inputs = [torch.randn(*size, generator=draw) for size in ((256, 384), (256, 384), (384,), (384,), (256, 384))]
+    residual, first = name == "residual-norm", "rms_norm" if name == "rms-norm" else "layer_norm"
+    # A second gradient arrives where all is small.
+    for kind, rows, columns, dtype in (
+        (first, 256, 384, torch.float32),
+        ("rms_norm" if residual else first, 512, 1024, torch.float32 if residual else torch.bfloat16),
+    ):
+        given, other, upstream = (torch.randn(rows, columns, generator=draw) for _ in range(3))
+        weights = [torch.randn(columns, generator=draw) for _ in range(2 if kind == "layer_norm" else 1)]
+        inputs = [given * 2 + 0.5, *([other] if residual else []), *weights, upstream]
+        how = kind, residual, rows == 256
+        sides = (functools.partial(both_ways, functools.partial(each, *how)) for each in (_ours, _theirs))
+        label = f"{rows} x {columns}, {'dropout, ' * residual}{str(dtype).removeprefix('torch.')}"
+        yield Case(label, [each.to(dtype) for each in inputs], *sides)
 
-        def joined(given: Tensor, *others: Tensor) -> Tensor:
-            residual, weight, bias = others
-            return _joined(given, residual, weight, bias, seed.to(given.device), EPSILON, 0.1)
 
-        def apart(given: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            mask = kept(seed.to(given.device), 0.1, 1, *given.shape)[0]
-            return _stock("layer_norm", EPSILON, given * mask / 0.9 + residual, weight, bias)
+def _ours(kind: str, residual: bool, beside: bool, given: Tensor, *rest: Tensor) -> Tensor:
+    weight, *bias = rest[residual:]
+    how = (rest[0], 0.1, DRAW) if residual else ()
+    found, total = normed(kind, EPSILON, given, weight, bias[0] if bias else None, *how)
+    return found + total if beside else found
 
-        both = functools.partial(both_ways, joined), functools.partial(both_ways, apart)
-        yield Case("256 x 384, dropout, float32", inputs, *both)
-        return
-    norm: Callable[..., Tensor] = layer_norm if name == "layer-norm" else rms_norm
-    ours = functools.partial(both_ways, functools.partial(norm, epsilon=EPSILON))
-    stock = functools.partial(both_ways, functools.partial(_stock, name.replace("-", "_"), EPSILON))
-    for rows, columns, dtype in ((256, 384, torch.float32), (512, 1024, torch.bfloat16)):
-        given, upstream = (torch.randn(rows, columns, generator=draw) for _ in range(2))
-        weights = [torch.randn(columns, generator=draw) for _ in range(2 if name == "layer-norm" else 1)]
-        inputs = [each.to(dtype) for each in (given * 2 + 0.5, *weights, upstream)]
-        yield Case(f"{rows} x {columns}, {str(dtype).removeprefix('torch.')}", inputs, ours, stock)
+
+def _theirs(kind: str, residual: bool, beside: bool, given: Tensor, *rest: Tensor) -> Tensor:
+    total = given * kept(DRAW, 0.1, given.shape, given.device) / 0.9 + rest[0] if residual else given
+    found = _stock(kind, EPSILON, total, *rest[residual:])
+    return found + total if beside else found

@@ -22,12 +22,17 @@ MUTATIONS["layer-norm"] = MUTATIONS["rms-norm"] = [
     ("sums[group * columns + i] = kept[k]", "sums[group * columns + i + 1] = kept[k]"),
     ("float squares = 0;", "half squares = 0;"),
     ("row += groups) {", "row += groups + 1) {"),
+    ("memory[lane] = sum;\n" + BARRIER, "memory[lane] = sum;\n"),
+    ("memory, group - groups,", "memory, group - groups + 1,"),
+    ("float(beside[first + i])", "float(beside[i])"),
 ]
 MUTATIONS["residual-norm"] = [
     (BARRIER + "  const float2 part", "  const float2 part"),
     ("sums[group * columns + i] = kept[k]", "sums[group * columns + i + 1] = kept[k]"),
     ("float(residual[first + i]) + kept", "kept"),
-    ("threshold, 0, row, i)", "threshold, 0, i, row)"),
+    ("draw, call.threshold, first + i)", "draw, call.threshold, i)"),
+    ("float(beside[first + i])", "float(beside[i])"),
+    ("draw.y + place", "place"),
 ]
 MUTATIONS["cross-entropy"] = [
     (BARRIER, ""),
@@ -42,6 +47,8 @@ MUTATIONS["attention"] = [
     ("arrived - through[r]", "arrived"),
     ("sum[r] = sum[r] * shrink", "sum[r] = sum[r]"),
     ("min(call.keys, first + BLOCK)", "min(call.keys, first)"),
+    ("draw, one, place, row)", "draw, one, row, place)"),
+    ("draw.y + place", "place"),
 ]
 MUTATIONS["adam-8bit"] = [
     (BARRIER + "  return simd_max", "  return simd_max"),
