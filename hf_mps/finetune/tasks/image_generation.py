@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -263,20 +262,18 @@ class ImageGeneration(Task):
             ).images[0]
             yield {"row": rows.number(at), "prompt": prompt, "picture": Picture(pictures.encoded(image))}
 
-    @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Write images of one colour into `folder`, which their captions name."""
-        draw, named = random.Random(recipe.seed), recipe.data.columns.roles()
-
-        def row(split: str, number: int) -> dict[str, Any]:
-            name = f"{split}/{number:03}.png"
-            colour = synthetic.plain_image(draw, folder, name, SMOKE_SIZE)
-            values = {"image": name, "text": f"a {colour} picture"}
-            return {column: values[role] for role, column in named.items()}
-
+    @classmethod
+    def smoke_rows(cls, recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         # A plan encodes them at full size for each change that it tries; a smoke run's epoch has few steps as it is.
-        rows = synthetic.splits_of(recipe.data)
-        return {split: [row(split, number) for number in range(min(count, MADE_UP))] for split, count in rows.items()}
+        return {split: rows[:MADE_UP] for split, rows in super().smoke_rows(recipe, folder).items()}
+
+    @staticmethod
+    def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
+        """Write an image of one colour, which its caption names."""
+        name = f"{made.split}/{made.number:03}.png"
+        colour = synthetic.plain_image(made.draw, made.folder, name, SMOKE_SIZE)
+        values = {"image": name, "text": f"a {colour} picture"}
+        return {column: values[role] for role, column in recipe.data.columns.roles().items()}
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
