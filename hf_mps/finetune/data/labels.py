@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
-from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.data.rows import Rows
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 Order = Callable[[set[str]], list[str]]
