@@ -1,7 +1,8 @@
-"""`hf-mps doctor`."""
+"""`hf-mps doctor` and `config`: this machine, and Accelerate's configuration file for it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,3 +37,41 @@ def doctor(
     if trials:
         raise UserError("--trials cannot be combined with --torch: it tries the installed release; give one of them")
     run_upgrade(release, json=json)
+
+
+@deferred
+def config(
+    config_file: Annotated[
+        str | None, typer.Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Write without asking.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit code 1 for a repair.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
+    num_machines: Annotated[
+        int | None, typer.Option("--num_machines", help="The number of Macs that train together.")
+    ] = None,
+    machine_rank: Annotated[
+        int | None, typer.Option("--machine_rank", help="The number of this Mac; 0 is the main one.")
+    ] = None,
+    main_process_ip: Annotated[
+        str | None, typer.Option("--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one.")
+    ] = None,
+    main_process_port: Annotated[
+        int | None, typer.Option("--main_process_port", metavar="PORT", help="Its port. Default: 29500.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write or repair Accelerate's configuration file for this Mac, or for several.
+
+    It shows what changes and why, and keeps a backup. It leaves alone a file that it does not understand.
+
+    Example: `hf-mps config --check`
+    """
+    from hf_mps.tools.doctor import accelerate_config
+
+    path = Path(config_file).expanduser() if config_file else accelerate_config.default_place()
+    if check:
+        accelerate_config.check(path, json=json)
+    else:
+        said = accelerate_config.Machines(num_machines, machine_rank, main_process_ip, main_process_port)
+        accelerate_config.run(path, yes=yes or json, json=json, said=said)

@@ -8,21 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_mps.cli.audit import audit
 from hf_mps.cli.bench import bench
-from hf_mps.cli.chat import chat
-from hf_mps.cli.config import config
-from hf_mps.cli.doctor import doctor
-from hf_mps.cli.evaluate import evaluate
-from hf_mps.cli.export import export
+from hf_mps.cli.doctor import config, doctor
+from hf_mps.cli.dryrun import audit, parity, plan
+from hf_mps.cli.export import export, push
 from hf_mps.cli.finetune import finetune, swept
 from hf_mps.cli.kernels import kernels
 from hf_mps.cli.options import Debug, Version, deferred
-from hf_mps.cli.parity import parity
-from hf_mps.cli.plan import plan
-from hf_mps.cli.predict import predict
-from hf_mps.cli.push import push
 from hf_mps.cli.recipes import recipes
+from hf_mps.cli.saved import chat, evaluate, predict
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError, run_command
 from hf_mps.core.extras import bitsandbytes_unheard

@@ -99,5 +99,4 @@ def _most_mistaken(counts: Mapping[tuple[str, str], int], names: Sequence[str]) 
 
 
 def _short(name: str) -> str:
-    short = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-    return short.replace("$", r"\$")  # matplotlib reads a pair of dollars as a formula
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"

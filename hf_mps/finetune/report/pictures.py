@@ -172,7 +172,7 @@ def grid(drawn: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
             if at < len(drawn):
                 prompt, picture = drawn[at]
                 axes.imshow(Image.open(io.BytesIO(picture)))
-                axes.set_title(brief(prompt).replace("$", r"\$"), fontsize=8, wrap=True)
+                axes.set_title(brief(prompt), fontsize=8, wrap=True)
 
     return {"generated.png": png((3 * across, 3.3 * down), draw, layout="constrained")}
 
@@ -209,7 +209,7 @@ def _scenes(
                 axes.imshow(image, extent=(0, image.width, image.height, 0), zorder=-1)
                 axes.set(xticks=[], yticks=[])
                 axes.grid(visible=False)
-        shown = [Patch(color=colour, label=brief(name).replace("$", r"\$")) for name, colour in colours.items()]
+        shown = [Patch(color=colour, label=brief(name)) for name, colour in colours.items()]
         figure.legend(handles=shown, loc="outside lower center", ncols=6)
 
     tallest = max(image.height / image.width for image, *_ in scenes)

@@ -20,6 +20,7 @@ STYLE = {
     **{"font.size": 10, "text.color": INK, "grid.color": GRID, "lines.solid_capstyle": "round"},
     **{"axes.edgecolor": "#afb8c1", "axes.labelcolor": QUIET, "axes.labelsize": 9, "axes.titlesize": 11},
     **{"axes.titleweight": "bold", "axes.titlelocation": "left", "axes.grid": True, "axes.axisbelow": True},
+    "text.parse_math": False,  # a pair of dollars in a name is no formula
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     **dict.fromkeys(("xtick.color", "ytick.color"), QUIET),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
@@ -130,10 +131,10 @@ def _draw_metrics(axes: Any, record: RunRecord) -> None:
     if not drawn:
         _nothing(axes, "no evaluation was logged")
         return
-    axes.set_ylabel("score" if len(drawn) > 1 else _text(drawn[0]))
+    axes.set_ylabel("score" if len(drawn) > 1 else drawn[0])
     base = record.baseline.metrics.get(record.main_metric, math.nan) if record.baseline else math.nan
     if math.isfinite(base):
-        label = _text(f"{record.main_metric} of the baseline")
+        label = f"{record.main_metric} of the baseline"
         axes.axhline(base, color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)), label=label)
     axes.margins(y=0.14)
     _legend(axes, lines=2)
@@ -161,7 +162,7 @@ def _draw_metric(axes: Any, record: RunRecord, name: str) -> bool:
         return False
     colour = GREEN if main else (PURPLE, SKY, ORANGE)[len(axes.lines) % 3]
     look = {"linewidth": 2.2, "markersize": 6} if main else {"linewidth": 1.4, "markersize": 4, "linestyle": "--"}
-    axes.plot(steps, values, color=colour, marker="o" if main else "s", label=_text(name), **look)
+    axes.plot(steps, values, color=colour, marker="o" if main else "s", label=name, **look)
     if main:
         above = record.greater_is_better
         best, step = max(pairs) if above else min(pairs)
@@ -196,7 +197,7 @@ def _scaled(series: Series, factor: float) -> Series:
 
 def _draw_small(axes: Any, title: str, unit: str, colour: str, columns: list[tuple[str, Series]]) -> None:
     axes.set_title(title, fontsize=10)
-    axes.set_ylabel(unit)
+    axes.set_ylabel(unit, parse_math=True)
     for index, (label, (steps, values)) in enumerate(columns):
         marker = {"marker": "o", "markersize": 3} if len(steps) < SMOOTHED_FROM else {}
         axes.plot(steps, values, color=colour, linewidth=1.6, linestyle=("-", ":")[index], label=label, **marker)
@@ -232,11 +233,11 @@ def _head(figure: Any, record: RunRecord) -> None:
     score = record.metrics.get(record.main_metric)
     result = f":  {record.main_metric} {score:.4f}" if score is not None else ""
     inch = 1 / figure.get_figheight()
-    figure.text(0.065, 1 - 0.385 * inch, f"{record.name}{result}", fontsize=16, fontweight="bold", parse_math=False)
+    figure.text(0.065, 1 - 0.385 * inch, f"{record.name}{result}", fontsize=16, fontweight="bold")
     device, speed = f"on {record.device.value}{_label(record)}", f"{record.samples_per_second:.1f} samples/s"
     peak = f"{memory(record.peak_memory)} at peak"
     facts = "   ·   ".join((record.model_words, device, duration(record.train_seconds), speed, peak))
-    figure.text(0.065, 1 - 0.65 * inch, facts, fontsize=10, color=QUIET, parse_math=False)
+    figure.text(0.065, 1 - 0.65 * inch, facts, fontsize=10, color=QUIET)
 
 
 def _label(record: RunRecord) -> str:
@@ -251,7 +252,3 @@ def _legend(axes: Any, *, lines: int) -> None:
 def _nothing(axes: Any, words: str) -> None:
     axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=QUIET)
     axes.set_yticks([])
-
-
-def _text(words: str) -> str:
-    return words.replace("$", r"\$")  # matplotlib reads a pair of dollars as a formula

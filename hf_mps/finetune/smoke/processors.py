@@ -39,8 +39,6 @@ class Family:
 # ---- texts and sound ----
 
 VOCABULARY = 400
-# What a Unigram trainer leaves between the scores of two rare letters, and how near is a multiple of it.
-BETWEEN, NEAR = 1e-4, 1e-6
 SAMPLE = "The quick brown fox jumps over the lazy dog, 0123456789 times; isn't that so? (Yes!)"
 
 
@@ -54,7 +52,7 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
 
     facts, roles = TOKENIZERS[kind], TOKENIZERS[kind]["special"]
     special = list(roles.values())
-    tokenizer = _word_pieces(special, texts) if kind == "wordpiece" else _trained(kind, special, texts)
+    tokenizer = {"wordpiece": _word_pieces, "pieces": _sentence_pieces}.get(kind, _bytes)(special, texts)
     if "single" in facts:
         special_ids = [(word, tokenizer.token_to_id(word)) for word in special]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -74,21 +72,28 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
     return wrapped
 
 
-def _word_pieces(special: list[str], texts: Sequence[str]) -> Any:
-    """Return BERT's kind of tokenizer, the same in every process: each piece may begin a word or go on with one.
+def _learned(size: int, normalizer: Any, before: Any, texts: Sequence[str]) -> list[str]:
+    """Return at most `size` letters and pieces of words by byte-pair merges, the same in every process.
 
-    Its own trainer numbers the pieces that go on with a word as a hash table has them, and learns others each time
-    (huggingface/tokenizers, models/bpe/trainer.rs, tokenize_words).
+    WordPiece's own trainer numbers the pieces that go on with a word as a hash table has them, and Unigram's adds up
+    scores in another order each time (huggingface/tokenizers, models/bpe/trainer.rs, tokenize_words;
+    models/unigram/trainer.rs, finalize).
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, trainers
 
-    normalizer, before = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
     learned = Tokenizer(models.BPE())
     learned.normalizer, learned.pre_tokenizer = normalizer, before
-    half = (VOCABULARY - len(special)) // 2
-    learned.train_from_iterator([*texts, SAMPLE], trainers.BpeTrainer(vocab_size=half, show_progress=False))
+    learned.train_from_iterator([*texts, SAMPLE], trainers.BpeTrainer(vocab_size=size, show_progress=False))
     numbers = learned.get_vocab()
-    pieces = sorted(numbers, key=numbers.__getitem__)
+    return sorted(numbers, key=numbers.__getitem__)
+
+
+def _word_pieces(special: list[str], texts: Sequence[str]) -> Any:
+    """Return BERT's kind of tokenizer: each piece may begin a word or go on with one."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    normalizer, before = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
+    pieces = _learned((VOCABULARY - len(special)) // 2, normalizer, before, texts)
     words = [*special, *pieces, *(f"##{piece}" for piece in pieces)]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -97,40 +102,30 @@ def _word_pieces(special: list[str], texts: Sequence[str]) -> Any:
     return tokenizer
 
 
-def _trained(kind: Words, special: list[str], texts: Sequence[str]) -> Any:
-    """Return a tokenizer of bytes or of sentencepiece's pieces; `special` are its special tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def _sentence_pieces(special: list[str], texts: Sequence[str]) -> Any:
+    """Return sentencepiece's kind of tokenizer: of a word's cuts into pieces it takes the one of the fewest."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    said: dict[str, Any] = {"vocab_size": VOCABULARY, "special_tokens": special, "show_progress": False}
-    trainer: Any
-    if kind == "pieces":
-        tokenizer, trainer = Tokenizer(models.Unigram()), trainers.UnigramTrainer(unk_token="<unk>", **said)
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    else:
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        tokenizer, trainer = Tokenizer(models.BPE()), trainers.BpeTrainer(initial_alphabet=alphabet, **said)
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator([*texts, SAMPLE], trainer)
-    if kind == "pieces":
-        tokenizer.model = models.Unigram(_in_order(tokenizer, special), unk_id=special.index("<unk>"))
+    before = pre_tokenizers.Metaspace()
+    pieces = _learned(VOCABULARY - len(special), None, before, texts)
+    scores = [*((word, 0.0) for word in special), *((piece, -1.0) for piece in pieces)]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=special.index("<unk>")))
+    tokenizer.pre_tokenizer, tokenizer.decoder = before, decoders.Metaspace()
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 
-def _in_order(tokenizer: Any, special: list[str]) -> list[tuple[str, float]]:
-    """Return a Unigram model's pieces with their scores, the same in every process.
+def _bytes(special: list[str], texts: Sequence[str]) -> Any:
+    """Return GPT-2's kind of tokenizer, of bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    Its trainer adds scores up in another order each time, and gives rare letters, in the order of a hash table, the
-    least score of all and BETWEEN more each (huggingface/tokenizers, models/unigram/trainer.rs, finalize).
-    """
-    found = {word: score for word, score in json.loads(tokenizer.to_str())["model"]["vocab"] if word not in special}
-    least = min(found.values())
-    steps = {word: (score - least) / BETWEEN for word, score in found.items() if len(word) == 1}
-    rare = sorted(word for word, step in steps.items() if abs(step - round(step)) < NEAR)
-    found |= {word: least + BETWEEN * number for number, word in enumerate(rare)}
-    scores = {word: round(score, 6) for word, score in found.items()}
-    known = sorted(scores, key=lambda word: (-scores[word], word))
-    return [(word, 0.0) for word in special] + [(word, scores[word]) for word in known]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    said: dict[str, Any] = {"vocab_size": VOCABULARY, "special_tokens": special, "show_progress": False}
+    trainer = trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **said)
+    tokenizer.train_from_iterator([*texts, SAMPLE], trainer)
+    return tokenizer
 
 
 def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -150,7 +145,7 @@ def spoken(texts: Sequence[str], folder: Path) -> dict[str, Any]:
     from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-    ours = json.loads(_trained("bytes", [], texts).to_str())["model"]
+    ours = json.loads(_bytes([], texts).to_str())["model"]
     end = "<|endoftext|>"
     tokenizer = WhisperTokenizer(
         vocab=ours["vocab"] | {end: len(ours["vocab"])}, merges=[tuple(pair) for pair in ours["merges"]], pad_token=end
