@@ -49,7 +49,7 @@ class Data(schema.Labelled):
     columns: Columns = Columns()
 
 
-class Recipe(schema.Recipe):
+class Recipe(labels.Overridden):
     """Adds the side in pixels of the squares that images become, how boxes are written, and predictions.
 
     `box_format` is `xywh` (COCO: left, upper, width, height) or `xyxy` (left, upper, right, lower), in pixels. A
@@ -67,8 +67,6 @@ class Recipe(schema.Recipe):
     """The probability of mirroring a training image."""
     threshold: float = Field(default=0.5, ge=0, le=1)
     """The least probability of an answer."""
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
 
 class ObjectDetection(ImageTask):

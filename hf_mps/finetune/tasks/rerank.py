@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -65,7 +65,7 @@ class Data(schema.Data):
     columns: Columns = Columns(documents="documents", label="labels")
 
 
-class Recipe(lengths.Padded):
+class Recipe(labels.Overridden, lengths.Padded):
     """Adds the loss, by its class name in sentence-transformers; it defaults to what suits the data.
 
     `config_overrides` are for the model's configuration.
@@ -76,8 +76,6 @@ class Recipe(lengths.Padded):
     data: Data
     loss: Loss | None = None
     """sentence-transformers' loss; by default the one that suits the columns."""
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
     @model_validator(mode="after")
     def _lists(self) -> Recipe:
