@@ -17,6 +17,8 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
+from hf_mps.finetune.stream.batches import Encoded, Making
+from hf_mps.finetune.stream.readers import Broken
 from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, mapped
 from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
@@ -150,8 +152,6 @@ class Distill(SFT):
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         self.refuse_without_trl()
-        import transformers
-
         from hf_mps.finetune.models.distill_trainer import DistillTrainer
 
         recipe: Any = self.recipe
@@ -162,7 +162,7 @@ class Distill(SFT):
         if source.tokenizer().get_vocab() != self.loaded.tokenizer.get_vocab():
             told = f"its tokenizer has other words than that of {recipe.model}, and they are compared word by word"
             raise UserError(f"teacher {recipe.teacher}: {told}; give a larger model of the same family: teacher=NAME")
-        teacher, told_of = source.model(getattr(transformers, self.auto_class))
+        teacher, told_of = source.model(self.auto_class)
         made.choices["teacher"] = Choice(told_of.value, f"{told_of.reason}; it is asked, and does not learn")
         made.trainer = DistillTrainer
         made.trainer_settings |= {"ref_model": teacher, "distillation": recipe.distillation}
@@ -203,10 +203,6 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
     if rows.stream is None:
         return sample
-    from hf_mps.finetune.stream.batches import Encoded, Making
-    from hf_mps.finetune.stream.dataset import train
-    from hf_mps.finetune.stream.readers import Broken
-
     tokenizer, longest = loaded.tokenizer, loaded.longest
 
     def encode(some: Sequence[Mapping[str, Any]]) -> list[Encoded]:
@@ -224,4 +220,5 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
         return [[examples[place] for place in row] for row in fitted]
 
     filler = tokenizer.pad_token_id
-    return train(sample, rows, Making(encode, longest, pack=pack if packed else None, filler=filler))
+    making = Making(encode, longest, pack=pack if packed else None, filler=filler)
+    return rows.stream.train(sample, len(rows.dataset), making)
