@@ -18,7 +18,7 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks._images import ImageTask
-from hf_mps.metrics.boxes import NUMBERS, average_precision
+from hf_mps.metrics.boxes import average_precision
 
 Format = Literal["xywh", "xyxy"]
 # What data sets call an object's box and its class.
@@ -118,7 +118,7 @@ class ObjectDetection(ImageTask):
             compute_metrics=lambda evaluated: chosen.of(
                 average_precision(unfilled(evaluated.predictions), unfilled(evaluated.label_ids))
             ),
-            baseline=metrics.Baseline("finds nothing", chosen.of(dict.fromkeys(NUMBERS, 0.0))),
+            baseline=metrics.Baseline("finds nothing", dict.fromkeys(chosen.reported, 0.0)),
             choices={
                 "images": images.prepared_by(processor, "one shape"),
                 "objects": Choice(f"{count} in {len(found['train'])} training images", f"images are {varied}{empty}"),
