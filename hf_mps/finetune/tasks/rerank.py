@@ -106,7 +106,8 @@ class Rerank(SentenceTask):
         recipe, library = self.recipe, embeddings.library(self.name)
         found = {split: reranking.read(rows[split]) for split in rows}
         graded = any(value not in (0.0, 1.0) for query in found["validation"] for value in query.relevance)
-        ordered = any(len(group) > 1 for group in reranking.by_text(found["validation"]))
+        texts = [query.text for query in found["validation"] for _ in query.documents]
+        ordered = len(set(texts)) < len(texts)
         allowed = ("spearmanr", "pearsonr", "mse", "rerank") if graded else ("average_precision", "rerank")
         usual = ("rerank",) if ordered else allowed[:2] if graded else allowed[:1]
         measured = choose(recipe.metrics or usual, allowed, recipe.task)
