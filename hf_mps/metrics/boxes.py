@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
+
+from hf_mps.metrics.table import REPORTS
+
 THRESHOLDS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
 """Overlaps (intersection over union) from which on a box counts as found."""
 RECALLS = 101
 """Recalls from 0 to 1 at which precision is read."""
 MOST = 100
 """Boxes of an image and a class that count, those of the highest score."""
-NUMBERS = ("map", "map_50", "map_75", "mar_100")
 
 
 def average_precision(predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
-    """Return NUMBERS: precision averaged over recalls, classes and THRESHOLDS, at 0.5 and 0.75 alone, and the recall.
+    """Return what the metric `map` reports: precision averaged over recalls, classes and THRESHOLDS, at 0.5 and 0.75
+    alone, and the recall.
 
     Each image has in `predictions` an array (n, 6) of label, score and box, in `references` one (m, 5) of label and
     box; a box is left, upper, right, lower in any unit. 0 where there is nothing to find.
     """
-    import numpy
-
     classes = sorted({int(label) for truth in references for label in truth[:, 0]})
     precision = numpy.zeros((len(classes), len(THRESHOLDS)))
     recall = numpy.zeros_like(precision)
@@ -39,7 +41,7 @@ def average_precision(predictions: Sequence[Any], references: Sequence[Any]) -> 
         right = numpy.concatenate(hits, axis=1)[:, order]
         precision[place], recall[place] = _curve(right, sum(map(len, wanted)))
     if not classes:
-        return dict.fromkeys(NUMBERS, 0.0)
+        return dict.fromkeys(REPORTS["map"], 0.0)
     at = {f"map_{round(100 * one)}": precision[:, THRESHOLDS.index(one)].mean() for one in (0.5, 0.75)}
     scores = {"map": precision.mean(), **at, "mar_100": recall.mean()}
     return {name: float(value) for name, value in scores.items()}
@@ -47,8 +49,6 @@ def average_precision(predictions: Sequence[Any], references: Sequence[Any]) -> 
 
 def overlaps(some: Any, others: Any) -> Any:
     """Return the intersection over union of boxes (n, 4) and (m, 4), of shape (n, m)."""
-    import numpy
-
     upper_left = numpy.maximum(some[:, None, :2], others[None, :, :2])
     lower_right = numpy.minimum(some[:, None, 2:], others[None, :, 2:])
     shared = numpy.clip(lower_right - upper_left, 0, None).prod(axis=2)
@@ -58,8 +58,6 @@ def overlaps(some: Any, others: Any) -> Any:
 
 def _hits(found: Any, wanted: Any) -> Any:
     """Return which boxes are right at each threshold, (thresholds, n): each takes the best one that is left."""
-    import numpy
-
     right = numpy.zeros((len(THRESHOLDS), len(found)), dtype=bool)
     if not len(found) or not len(wanted):
         return right
@@ -77,8 +75,6 @@ def _hits(found: Any, wanted: Any) -> Any:
 
 def _curve(right: Any, wanted: int) -> tuple[Any, Any]:
     """Return the mean precision over RECALLS and the last recall at each threshold, for boxes in order of score."""
-    import numpy
-
     precisions, recalls = numpy.zeros(len(right)), numpy.zeros(len(right))
     for level, hits in enumerate(right):
         if not len(hits):

@@ -43,36 +43,42 @@ def mean(scores: Iterable[float]) -> float:
     return 100.0 * sum(values) / len(values)
 
 
-def squad(answers: Sequence[str | None], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """SQuAD 1.1: `exact_match` and `f1` in percent, over all questions; None, no answer at all, scores 0."""
-    pairs = list(zip(answers, references, strict=True))
+def squad(predictions: Rows, references: Rows) -> dict[str, float]:
+    """SQuAD 1.1 from evaluate's rows: `exact_match` and `f1` in percent; a question without a prediction scores 0.
+
+    predictions: `id`, `prediction_text`; references: `id`, `answers` with a list `text`.
+    """
+    given = {row["id"]: row["prediction_text"] for row in predictions}
+    _tell_missing(references, given, "scores 0")
+    pairs = [(given.get(row["id"]), list(row["answers"]["text"])) for row in references]
     return {
         "exact_match": mean(0.0 if answer is None else exact_match(answer, truths) for answer, truths in pairs),
         "f1": mean(0.0 if answer is None else f1(answer, truths, of_nothing=0.0) for answer, truths in pairs),
     }
 
 
-def squad_v2(
-    answers: Sequence[str],
-    references: Sequence[Sequence[str]],
-    doubts: Sequence[float] | None = None,
-    threshold: float = 1.0,
-) -> dict[str, float]:
-    """SQuAD 2.0: `exact` and `f1` in percent with their `total`, over all questions; the same over those that have an
-    answer (HasAns_) and over those that have none (NoAns_), each only where there are such questions.
+def squad_v2(predictions: Rows, references: Rows, no_answer_threshold: float = 1.0) -> dict[str, float]:
+    """SQuAD 2.0 from evaluate's rows: `exact` and `f1` in percent with their `total`, over all questions; the same over
+    those that have an answer (HasAns_) and over those that have none (NoAns_), each only where there are such
+    questions. A question without a prediction is left out.
 
-    An answer whose doubt, the probability that there is none, is above `threshold` counts as "no answer". `best_exact`
-    and `best_f1` are the scores under the best threshold, given as `best_exact_thresh` and `best_f1_thresh`.
+    predictions: `id`, `prediction_text`, `no_answer_probability` (0 to 1); references as `squad` takes them. An answer
+    with a probability above the threshold counts as none. `best_exact` and `best_f1` are the scores under the best
+    threshold, given as `best_exact_thresh` and `best_f1_thresh`.
     """
-    has_answer = [bool(truths) for truths in references]
-    doubted = list(doubts or [0.0] * len(answers))
+    given = {row["id"]: row for row in predictions}
+    _tell_missing(references, given, "is left out")
+    asked = [row for row in references if row["id"] in given]
+    answers = [given[row["id"]]["prediction_text"] for row in asked]
+    doubted = [float(given[row["id"]].get("no_answer_probability") or 0.0) for row in asked]
+    has_answer = [len(row["answers"]["text"]) > 0 for row in asked]
     # A truth of no words counts as none for the scores, but not for the question: as in the benchmark's script.
-    stated = [[truth for truth in truths if normalised(truth)] for truths in references]
+    stated = [[truth for truth in row["answers"]["text"] if normalised(truth)] for row in asked]
     pairs = list(zip(answers, stated, strict=True))
     raw = {"exact": [exact_match(*pair) for pair in pairs], "f1": [f1(*pair) for pair in pairs]}
     thresholded = {
         name: [
-            float(not answerable) if doubt > threshold else score
+            float(not answerable) if doubt > no_answer_threshold else score
             for score, doubt, answerable in zip(scores, doubted, has_answer, strict=True)
         ]
         for name, scores in raw.items()
@@ -86,35 +92,6 @@ def squad_v2(
     for name, scores in raw.items():
         figures[f"best_{name}"], figures[f"best_{name}_thresh"] = _best(answers, scores, doubted, has_answer)
     return figures
-
-
-def squad_of_rows(predictions: Rows, references: Rows) -> dict[str, float]:
-    """SQuAD 1.1 from evaluate's rows: `exact_match` and `f1` in percent; a question without a prediction scores 0.
-
-    predictions: `id`, `prediction_text`; references: `id`, `answers` with a list `text`.
-    """
-    given = {row["id"]: row["prediction_text"] for row in predictions}
-    _tell_missing(references, given, "scores 0")
-    texts = [given.get(row["id"]) for row in references]
-    return squad(texts, [list(row["answers"]["text"]) for row in references])
-
-
-def squad_v2_of_rows(predictions: Rows, references: Rows, no_answer_threshold: float = 1.0) -> dict[str, float]:
-    """SQuAD 2.0 from evaluate's rows, as `squad_v2`; a question without a prediction is left out.
-
-    predictions: `id`, `prediction_text`, `no_answer_probability` (0 to 1); references as `squad_of_rows` takes them. An
-    answer with a probability above the threshold counts as none.
-    """
-    given = {row["id"]: row for row in predictions}
-    _tell_missing(references, given, "is left out")
-    asked = [row for row in references if row["id"] in given]
-    rows = [given[row["id"]] for row in asked]
-    return squad_v2(
-        [row["prediction_text"] for row in rows],
-        [list(row["answers"]["text"]) for row in asked],
-        [float(row.get("no_answer_probability") or 0.0) for row in rows],
-        no_answer_threshold,
-    )
 
 
 def _best(

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
-from hf_mps.metrics import boxes, labels, pixels, scores, seqeval, squad, texts
+from hf_mps.metrics import labels, pixels, scores, seqeval, squad, texts
 
 Rows = Literal["labels", "values", "words", "sets"]
 Compute = Callable[[Any, Any], dict[str, Any]]
@@ -155,13 +155,11 @@ METRICS: dict[str, Metric] = {
         evaluate=Interface(labels.glue, [("int64", "int64")], {"stsb": _VALUES}, only=GLUE, by_config=True, numpy=True)
     ),
     "xnli": Metric(evaluate=Interface(labels.plain_accuracy, [("int64", "int64")], {"sts-b": _VALUES}, numpy=True)),
-    "squad": Metric(
-        SQUAD, _only(SQUAD, squad.squad_of_rows), evaluate=Interface(squad.squad_of_rows, [("answer", "truths")])
-    ),
+    "squad": Metric(SQUAD, _only(SQUAD, squad.squad), evaluate=Interface(squad.squad, [("answer", "truths")])),
     "squad_v2": Metric(
         SQUAD_V2,
-        _only(SQUAD_V2, squad.squad_v2_of_rows),
-        evaluate=Interface(squad.squad_v2_of_rows, [("answer or none", "truths")]),
+        _only(SQUAD_V2, squad.squad_v2),
+        evaluate=Interface(squad.squad_v2, [("answer or none", "truths")]),
     ),
     # sentence-transformers' names: cosines against scores of any scale.
     "sts": _numbers({"spearman_cosine": scores.spearmanr, "pearson_cosine": scores.pearsonr}),
@@ -202,7 +200,7 @@ METRICS: dict[str, Metric] = {
     "mean_iou": Metric(
         ("mean_iou", "mean_accuracy", "overall_accuracy"), evaluate=Interface(pixels.mean_iou, [("map", "map")])
     ),
-    "map": Metric(boxes.NUMBERS),
+    "map": Metric(("map", "map_50", "map_75", "mar_100")),  # by `boxes`
     "perplexity": Metric(("perplexity",), lower_is_better=True),
     "rewards/accuracies": Metric(("rewards/accuracies",)),
     "rewards/margins": Metric(("rewards/margins",)),

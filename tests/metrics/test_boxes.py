@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 from hf_mps.metrics import boxes
+from hf_mps.metrics.table import REPORTS
 
 IMAGES, CLASSES = 12, 3
 # pycocotools 2.0.11 (stats 0, 1, 2 and 8) of the boxes of `drawn` with these seeds.
@@ -43,14 +44,14 @@ def drawn(seed: int) -> tuple[list[Any], list[Any]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_boxes_have_the_scores_that_pycocotools_gives_them(seed: int) -> None:
     ours = boxes.average_precision(*drawn(seed))
-    assert tuple(ours) == boxes.NUMBERS
+    assert tuple(ours) == REPORTS["map"]
     assert tuple(ours.values()) == pytest.approx(PYCOCOTOOLS[seed], abs=1e-9)
 
 
 def test_a_box_found_exactly_is_all_and_a_second_one_of_a_lower_score_costs_nothing() -> None:
     truth = numpy.array([[0, 10, 10, 30, 30]])
     found = numpy.array([[0, 0.9, 10, 10, 30, 30], [0, 0.5, 10, 10, 30, 30]])
-    assert boxes.average_precision([found], [truth]) == dict.fromkeys(boxes.NUMBERS, 1.0)
+    assert boxes.average_precision([found], [truth]) == dict.fromkeys(REPORTS["map"], 1.0)
     # A wrong box of a higher score halves the precision at every recall.
     wrong = numpy.array([[0, 0.95, 60, 60, 80, 80], [0, 0.9, 10, 10, 30, 30]])
     assert boxes.average_precision([wrong], [truth])["map"] == pytest.approx(0.5)
@@ -68,4 +69,4 @@ def test_a_class_never_found_counts_and_one_that_is_not_there_does_not() -> None
     found = numpy.array([[0, 0.9, 0, 0, 10, 10], [2, 0.9, 50, 50, 60, 60]])
     assert boxes.average_precision([found], [truth])["map"] == pytest.approx(0.5)
     nothing = [numpy.zeros((0, 6))], [numpy.zeros((0, 5))]
-    assert boxes.average_precision(*nothing) == dict.fromkeys(boxes.NUMBERS, 0.0)
+    assert boxes.average_precision(*nothing) == dict.fromkeys(REPORTS["map"], 0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,21 +51,18 @@ def tables(path: Path, name: str, columns: Collection[str], field: str | None = 
     if not first:
         raise UserError(f"{name}: {formats.NO_ROWS}")
     # A small file is parsed once; a larger one again, rather than held in memory as Python objects.
-    whole = first if len(first) < ROWS else None
-    features = _features(_in_parts(whole, rows), columns, name)
+    again = partial(iter, first) if len(first) < ROWS else rows
+    features = _features(_in_parts(again()), columns, name)
     if not features:
         raise UserError(f"{name}: its rows are empty objects; allowed: objects with the columns as their keys")
-    for number, some in _in_parts(whole, rows):
+    for number, some in _in_parts(again()):
         yield _table(some, number, features, columns, name)
 
 
-def _in_parts(whole: list[Row] | None, rows: Source) -> Iterator[tuple[int, list[Row]]]:
-    """Yield ROWS rows at a time with the number of the first; `whole` holds all of them where they are so few."""
-    if whole is not None:
-        yield 1, whole
-        return
-    every, number = rows(), 1
-    while some := list(islice(every, ROWS)):
+def _in_parts(rows: Iterator[Row]) -> Iterator[tuple[int, list[Row]]]:
+    """Yield ROWS rows at a time with the number of the first."""
+    number = 1
+    while some := list(islice(rows, ROWS)):
         yield number, some
         number += len(some)
 

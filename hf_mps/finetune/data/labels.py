@@ -10,9 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pydantic import Field
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.recipe import schema
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 Order = Callable[[set[str]], list[str]]
@@ -29,6 +32,13 @@ NAMED = "the data set names them"
 # Configuration keys that are counts (layers, heads, dimensions), and those that are probabilities.
 COUNT = re.compile(r"(^|_)(layers?|heads?|groups?|size|dim|embd|positions)$|^d_(model|ff|kv)$")
 PROBABILITY = re.compile(r"dropout|_prob$|_pdrop$")
+
+
+class Overridden(schema.Recipe):
+    """Adds `config_overrides` for the model's configuration."""
+
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the model's configuration."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hf_mps.finetune.media import images
 from hf_mps.finetune.models.language import Labelled, generated
 from hf_mps.finetune.models.vision_language import Reader
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.text import chat, conversations, tokens
+from hf_mps.finetune.text import chat, tokens
 from hf_mps.finetune.text.padding import IGNORED
 
 IMAGE = {"type": "image"}
@@ -176,7 +176,7 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
         made: dict[str, list[Any]] = {"input_ids": [], "labels": [], "pictures": [], "row": []}
         for place, index in enumerate(indices):
             row = {role: column[place] for role, column in batch.items()}
-            with conversations.of_row(rows, index):
+            with chat.of_row(rows, index):
                 said = conversation(row, prompt)
                 sizes = [images.dimensions(rows, index, value, _role(row)) for value in values(row)]
                 encoded = reader.encode(said, sizes, longest)
@@ -255,22 +255,17 @@ def joined(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     up to the most images of a row (Idefics3 takes an image of zeros for none).
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     batch = {}
     beside = any(row["pixel_values"].ndim == SIDE_BY_SIDE for row in rows if "pixel_values" in row)
     for name in PIXELS:
-        tensors = [row.get(name) for row in rows]
-        known = [tensor for tensor in tensors if tensor is not None]
-        if not known:
-            continue
-        if not beside:
+        known = [row[name] for row in rows if name in row]
+        if known and beside:
+            nothing = known[0][:, :0]
+            batch[name] = pad_sequence([row.get(name, nothing)[0] for row in rows], batch_first=True)
+        elif known:
             batch[name] = torch.cat(known)
-            continue
-        most = max(tensor.shape[1] for tensor in known)
-        batch[name] = known[0].new_zeros(len(rows), most, *known[0].shape[2:])
-        for place, tensor in enumerate(tensors):
-            if tensor is not None:
-                batch[name][place, : tensor.shape[1]] = tensor[0]
     return batch
 
 
@@ -317,7 +312,7 @@ def answers(
         for index, said in some:
             places = sum(part["type"] == "image" for message in said for part in message["content"])
             seen = opened(rows, index, places)
-            with conversations.of_row(rows, index):
+            with chat.of_row(rows, index):
                 prompts.append(reader.prompt(said, [one.size for one in seen]))
             shown.append(pixels(reader.processor.image_processor, seen))
         width, filler = max(map(len, prompts)), reader.tokenizer.pad_token_id

@@ -157,12 +157,14 @@ class Checkpoint:
 
         return self._load("feature extractor", AutoFeatureExtractor.from_pretrained)
 
-    def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
-        """Load the weights in `dtype` into `auto_class`; return the model and a choice that names its new weights.
+    def model(self, auto_class: str, **settings: Any) -> tuple[Any, Choice[str]]:
+        """Load the weights in `dtype` by the class `auto_class` of transformers.
 
+        Return the model and a choice that names its new weights.
         Raises UserError where the checkpoint is missing, cannot be read, or holds another architecture's weights.
         """
         import torch
+        import transformers
 
         from hf_mps.finetune.models import quantization
 
@@ -175,7 +177,7 @@ class Checkpoint:
         # (step/in_backward.py rounds by chance). Mixed precision is Trainer's, over float32 weights.
         dtype = getattr(torch, self.dtype)
         settings = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
-        model, loading_info = self._load("weights", auto_class.from_pretrained, **settings)
+        model, loading_info = self._load("weights", getattr(transformers, auto_class).from_pretrained, **settings)
         mismatched = {str(name) for name, *_ in loading_info["mismatched_keys"]}
         new = mismatched | set(map(str, loading_info["missing_keys"]))
         prefix = f"{model.base_model_prefix}."

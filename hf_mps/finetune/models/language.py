@@ -117,21 +117,15 @@ def model(
     what trains, and how the loss is computed. Raises UserError for a checkpoint that cannot be used and for layers that
     it does not have.
     """
-    import transformers
-
     from hf_mps.finetune.loss import deferred_head
 
-    kind = getattr(transformers, auto_class)
     if isinstance(recipe, Decoder) and recipe.quantization is not None:
-        # On the CPU; `quantization.place` moves it.
         computed = quantization.compute_dtype(recipe.training, recipe.weights, device)
-        rounded = {"quantization_config": quantization.config(recipe.quantization, computed.value)}
-        of_model = checkpoint.model(kind, config=loaded.config, device_map={"": "cpu"}, **rounded)
-        model_, loaded.choices["model"] = of_model
-        quantization.settle(model_, computed.value)
+        how = (recipe.quantization, computed.value)
+        model_, loaded.choices["model"] = quantization.load(checkpoint, auto_class, *how, config=loaded.config)
         loaded.choices |= quantization.choices(model_, recipe.quantization, computed, device)
     else:
-        model_, loaded.choices["model"] = checkpoint.model(kind, config=loaded.config)
+        model_, loaded.choices["model"] = checkpoint.model(auto_class, config=loaded.config)
     part = None
     if only is not None:
         part, loaded.choices["trained"] = only(model_)
@@ -205,9 +199,7 @@ def started_from(recipe: Recipe) -> Any:
 
     Raises UserError where it is not there any more.
     """
-    import transformers
-
-    return replace(resolve(recipe.model), dtype=recipe.weights).model(getattr(transformers, AUTO_CLASS))[0]
+    return replace(resolve(recipe.model), dtype=recipe.weights).model(AUTO_CLASS)[0]
 
 
 def answers(

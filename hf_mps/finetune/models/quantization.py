@@ -10,13 +10,16 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.run.logging import errors_only
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 KEY, COMPUTE, KERNELS = "quantization", "compute_dtype", "dequantizing"
 Kind = Literal["nf4", "fp4", "int8"]
@@ -74,6 +77,17 @@ def config(kind: Kind, dtype: str) -> Any:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, dtype),
         )
+
+
+def load(checkpoint: Checkpoint, auto_class: str, kind: Kind, dtype: str, **settings: Any) -> tuple[Any, Choice[str]]:
+    """Load a model as `Checkpoint.model` does, its linear layers quantized as `kind` and computing in `dtype`.
+
+    It is on the CPU; `place` moves it. Raises UserError as `config` and `Checkpoint.model`.
+    """
+    where = {"quantization_config": config(kind, dtype), "device_map": {"": "cpu"}}
+    model, told = checkpoint.model(auto_class, **settings, **where)
+    settle(model, dtype)
+    return model, told
 
 
 def refuse_stored(model: str, stored: Mapping[str, Any], kind: str | None) -> None:

@@ -115,14 +115,18 @@ class RerankEvaluator:
         self, found: Sequence[Query], encoded: Any, measured: Chosen | None, pad: Callable[[list[dict[str, Any]]], Any]
     ) -> None:
         self._queries, self._encoded, self._measured, self._collator = found, encoded, measured, pad
+        self._pairs = [(query, document) for query in found for document in query.documents]
+        self._relevance = [one for query in found for one in query.relevance or [0.0] * len(query.documents)]
         # Documents that are to be judged come by and by: only those of a row are known together.
-        by_row = [[(place, inner) for inner in range(len(query.documents))] for place, query in enumerate(found)]
-        self._groups = by_text(found) if measured is not None else by_row
+        groups: dict[Any, list[int]] = {}
+        for place, (query, _) in enumerate(self._pairs):
+            groups.setdefault(query.number if measured is None else query.text, []).append(place)
+        self._groups = list(groups.values())
 
     @property
     def without(self) -> int:
         """How many queries have no relevant document, or none else: no order of theirs is better than another."""
-        return sum(not _can_rank(self._relevance(group)) for group in self._groups)
+        return sum(not _can_rank([self._relevance[place] for place in group]) for group in self._groups)
 
     def measure(self, model: Any) -> dict[str, float]:
         """Return the metrics of `model` on the validation queries."""
@@ -133,65 +137,60 @@ class RerankEvaluator:
         from sklearn.feature_extraction.text import HashingVectorizer
 
         counts = HashingVectorizer(token_pattern=r"\w+", alternate_sign=False)
-        scores = []
+        scores: list[float] = []
         for query in self._queries:
             asked, answers = counts.transform([query.text]), counts.transform(query.documents)
-            scores.append((answers @ asked.T).toarray().ravel().tolist())
+            scores += (answers @ asked.T).toarray().ravel().tolist()
         return Baseline("ranks by the words that query and document share", self._metrics(scores))
 
     def rows(self, model: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv, one for each document, with its rank among those of its query."""
         scores = self._scores(model)
-        ranks: dict[tuple[int, int], int] = {}
+        ranks: dict[int, int] = {}
         for group in self._groups:
-            ordered = order([scores[place][inner] for place, inner in group], self._relevance(group))
+            ordered = order(*self._of(group, scores))
             ranks |= {group[number]: rank for rank, number in enumerate(ordered, 1)}
-        for place, query in enumerate(self._queries):
-            for inner, document in enumerate(query.documents):
-                line: dict[str, Any] = {"row": query.number, "text": query.text, "document": document}
-                if query.relevance:
-                    line["label"] = query.relevance[inner]
-                line["score"] = round(scores[place][inner], 4)
-                if query.relevance or len(query.documents) > 1:
-                    line["rank"] = ranks[place, inner]
-                yield line
+        for place, (query, document) in enumerate(self._pairs):
+            line: dict[str, Any] = {"row": query.number, "text": query.text, "document": document}
+            if query.relevance:
+                line["label"] = self._relevance[place]
+            line["score"] = round(scores[place], 4)
+            if query.relevance or len(query.documents) > 1:
+                line["rank"] = ranks[place]
+            yield line
 
-    def _relevance(self, group: Sequence[tuple[int, int]]) -> list[float]:
-        known = [(self._queries[place].relevance, inner) for place, inner in group]
-        return [relevance[inner] if relevance else 0.0 for relevance, inner in known]
+    def _of(self, group: Sequence[int], scores: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Return the scores and the relevance of a query's documents."""
+        return [scores[place] for place in group], [self._relevance[place] for place in group]
 
-    def _metrics(self, scores: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Return the metrics of each query's scores of its documents."""
+    def _metrics(self, scores: Sequence[float]) -> dict[str, float]:
+        """Return the metrics of the scores of all documents."""
         values: dict[str, float] = {}
         assert self._measured is not None
         if "rerank" in self._measured.names:
-            sides = [([scores[at][inner] for at, inner in group], self._relevance(group)) for group in self._groups]
+            sides = [self._of(group, scores) for group in self._groups]
             ranked = [(given, truths) for given, truths in sides if _can_rank(truths)] or sides
             for name, formula in (("ndcg@10", ndcg), ("mrr@10", reciprocal_rank)):
                 values[name] = sum(formula(*one) for one in ranked) / len(ranked)
-        sides_by_query = (scores, [query.relevance for query in self._queries])
-        given, truths = ([value for row in side for value in row] for side in sides_by_query)
         for name in self._measured.names:
             if (compute := METRICS[name].compute) is not None:
-                values |= compute(given, truths)
+                values |= compute(scores, self._relevance)
         return self._measured.of(values)
 
-    def _scores(self, model: Any) -> list[list[float]]:
-        """Return the logit of each document of each query; pairs of like length share a batch.
+    def _scores(self, model: Any) -> list[float]:
+        """Return the logit of each document; pairs of like length share a batch.
 
         Where there are several processes each scores a batch of every so many, and all get all.
         """
-        pairs = [(place, inner) for place, row in enumerate(self._queries) for inner in range(len(row.documents))]
         columns = [{name: row[name] for name in row if name != "label"} for row in self._encoded]
-        rows = [{name: column[inner] for name, column in columns[place].items()} for place, inner in pairs]
+        rows = [dict(zip(row, one, strict=True)) for row in columns for one in zip(*row.values(), strict=True)]
 
         def scored(numbers: Sequence[int]) -> Any:
             batch = self._collator([rows[number] for number in numbers])
             return model({name: value.to(model.device) for name, value in batch.items()})["scores"].view(-1).float()
 
         by_length = sorted(range(len(rows)), key=lambda number: len(rows[number]["input_ids"]))
-        found = iter(in_batch.each_once(model, by_length, BATCH, scored))
-        return [[float(next(found)) for _ in query.documents] for query in self._queries]
+        return [float(one) for one in in_batch.each_once(model, by_length, BATCH, scored)]
 
 
 def _can_rank(relevance: Sequence[float]) -> bool:
@@ -227,17 +226,6 @@ def read(rows: Rows) -> list[Query]:
             allowed = f"a list of {what} in each row, as JSON and Parquet have them"
             raise UserError(f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: {allowed}")
     return [_query(rows, index, row, names) for index, row in enumerate(rows.dataset)]
-
-
-def by_text(queries: Sequence[Query]) -> list[list[tuple[int, int]]]:
-    """Return for each text of a query where its documents are, as (place among `queries`, place in its documents).
-
-    Pairs that share a query are one list.
-    """
-    found: dict[str, list[tuple[int, int]]] = {}
-    for place, query in enumerate(queries):
-        found.setdefault(query.text, []).extend((place, inner) for inner in range(len(query.documents)))
-    return list(found.values())
 
 
 def _query(rows: Rows, index: int, row: Mapping[str, Any], names: Sequence[str]) -> Query:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.stream.endless import BYTES, Filling, Tally, Windows
 from hf_mps.finetune.stream.readers import Broken, Row
 from hf_mps.finetune.text import buckets, packing
@@ -170,6 +171,21 @@ class Batches:
             return [[examples[at] for at in places[place]] for place in order], [examples[at] for at in rest], []
         cut = len(examples) // size * size
         return [examples[at : at + size] for at in range(0, cut, size)], examples[cut:], tokens
+
+
+def by_rows(encode: Callable[..., Mapping[str, Sequence[Any]]]) -> Callable[[Sequence[Row]], list[Encoded]]:
+    """Return a task's `encode(columns, indices)` as a stream calls it; a row that it refuses is broken."""
+
+    def made(rows: Sequence[Row]) -> list[Encoded]:
+        try:
+            columns = encode({role: [row[role] for row in rows] for role in rows[0]}, range(len(rows)))
+        except UserError as error:
+            if len(rows) > 1:
+                return [one for row in rows for one in made([row])]
+            return [Broken(f"cannot be used: {error}")]
+        return [[dict(zip(columns, values, strict=True))] for values in zip(*columns.values(), strict=True)]
+
+    return made
 
 
 def blocks(tokens: list[int], making: Making) -> tuple[list[Example], list[int]]:

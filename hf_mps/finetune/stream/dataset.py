@@ -11,10 +11,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.stream.batches import Arranging, Batches, Encoded, Making
+from hf_mps.finetune.stream.batches import Arranging, Batches, Making
 from hf_mps.finetune.stream.endless import Reader, Reading, TooManyBroken, Windows
-from hf_mps.finetune.stream.readers import Broken, Row
 
 
 @dataclass
@@ -62,31 +60,6 @@ class ReaderState:
     def mine(self, count: int) -> bool:
         """Return whether batch number `count` of the reader is this process's."""
         return all((count - first) % every == mine for first, every, mine in self.parts)
-
-
-def train(sample: Any, rows: Rows, making: Making) -> Any:
-    """Return the stream of all `rows`, which a task trains on.
-
-    `sample` are the features of the rows at hand.
-    """
-    stream = rows.stream
-    assert stream is not None, "a task asks where its rows are streamed"
-    return Streamed(stream.reading, making, stream.buffer, sample, len(rows.dataset))
-
-
-def by_rows(encode: Callable[..., Mapping[str, Sequence[Any]]]) -> Callable[[Sequence[Row]], list[Encoded]]:
-    """Return a task's `encode(columns, indices)` as a stream calls it; a row that it refuses is broken."""
-
-    def made(rows: Sequence[Row]) -> list[Encoded]:
-        try:
-            columns = encode({role: [row[role] for row in rows] for role in rows[0]}, range(len(rows)))
-        except UserError as error:
-            if len(rows) > 1:
-                return [one for row in rows for one in made([row])]
-            return [Broken(f"cannot be used: {error}")]
-        return [[dict(zip(columns, values, strict=True))] for values in zip(*columns.values(), strict=True)]
-
-    return made
 
 
 class Streamed(IterableDataset[Message]):

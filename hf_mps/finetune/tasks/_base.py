@@ -184,9 +184,7 @@ class Task:
 
     def load(self, config: Any) -> None:
         """Load the model with `config`."""
-        import transformers
-
-        self.model, self.choices["model"] = self.checkpoint.model(getattr(transformers, self.auto_class), config=config)
+        self.model, self.choices["model"] = self.checkpoint.model(self.auto_class, config=config)
 
     def made(self, predicted: tuple[Rows, Any] | None = None, **parts: Any) -> Prepared:
         """Return what trains or answers: the task's own attributes, and `parts` beside them or in their place.

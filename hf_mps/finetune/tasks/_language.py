@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.tasks._base import Dataset, Input, Prepared, Shape, Task
-from hf_mps.finetune.text import chat, conversations, tokens
+from hf_mps.finetune.text import chat, tokens
+from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.metrics.selection import Chosen
 
 Conversation = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
@@ -126,7 +128,7 @@ def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list
     """
     found: list[Asked] = []
     for index, row in enumerate(rows.dataset):
-        with conversations.of_row(rows, index):
+        with chat.of_row(rows, index):
             said = messages(row)
         if not answered:
             found.append((said, None))
@@ -137,9 +139,27 @@ def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list
     return found
 
 
+def _left_out(rows: Mapping[str, Rows], features: Mapping[str, Any], why: str) -> str:
+    """Say how many rows of each split were left out because they are `why`; empty where none was."""
+    left = {split: len(rows[split].dataset) - len(features[split]) for split in features}
+    told = ", ".join(counted(count, f"{split} row") for split, count in left.items() if count)
+    return f"left out, {why}: {told}" if told else ""
+
+
+def learned(rows: Mapping[str, Rows], features: Mapping[str, Any]) -> Choice[str]:
+    """Describe how much of the conversations is learned (labels that are not IGNORED), and what was dropped."""
+    import numpy
+
+    labels = numpy.concatenate([numpy.asarray(row) for row in features["train"].with_format("numpy")["labels"]])
+    share = float((labels != IGNORED).mean())
+    out = _left_out(rows, features, "their prompt alone is max_length or longer")
+    told = f"{share:.0%} of the training tokens; the others are read, not learned{f'; {out}' if out else ''}"
+    return Choice("the assistant's words", told)
+
+
 def left_out(rows: Mapping[str, Rows], features: Mapping[str, Any], why: str, what: str = "") -> Choice[str]:
     """Describe how many rows each split has, and how many were left out because they are `why`."""
-    out = conversations.left_out(rows, features, why) or "no row is left out"
+    out = _left_out(rows, features, why) or "no row is left out"
     return Choice(" + ".join(str(len(some)) for some in features.values()), f"{what}{out}")
 
 
@@ -155,7 +175,7 @@ def mapped(
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         usable: dict[str, list[Any]] = {name: [] for name in kinds}
         for place, index in enumerate(indices):
-            with conversations.of_row(rows, index):
+            with chat.of_row(rows, index):
                 made = make({role: column[place] for role, column in batch.items()})
             for name, value in (made or {}).items():
                 usable[name].append(value)

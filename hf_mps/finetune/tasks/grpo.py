@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -236,14 +236,13 @@ class GRPO(ChatTask):
         """Return the measures with each reward's mean, and without KL where nothing is there to measure it from."""
         recipe = self.recipe
         names = self.measures().names
-        if "kl" in names and not self.drawn.refers:
+        if "kl" in names and not (self.drawn.adapters or self.drawn.beta):  # there is no reference
             if recipe.metrics:
                 raise UserError(
                     "metrics has kl, and there is no reference to measure it from; next: training.beta=0.04, or lora={}"
                 )
             names = tuple(name for name in names if name != "kl")
-        chosen = selection.choose(names, self.metrics, recipe.task)
-        return replace(chosen, reported=(*chosen.reported, *means))
+        return selection.Chosen(names, (*names, *means))
 
     def _padding(self) -> Choice[int | None]:
         """Choose the number of tokens whose multiples prompts and completions are padded to; None: their own length."""
@@ -331,11 +330,6 @@ class Groups:
     def prompts(self) -> int:
         """Prompts whose completions are generated together."""
         return self.at_once // self.generations
-
-    @property
-    def refers(self) -> bool:
-        """Return whether there is a reference to measure the divergence from."""
-        return self.adapters or self.beta != 0
 
     def epoch(self, training: Mapping[str, Any], rows: int) -> Choice[int]:
         """Return the completions that an epoch of `rows` prompts learns from, as TRL's RepeatSampler draws them.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from PIL import Image
-from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.finetune.data import labels, synthetic
@@ -37,15 +36,13 @@ class Data(schema.Labelled):
     columns: Columns = Columns()
 
 
-class Recipe(schema.Recipe):
+class Recipe(labels.Overridden):
     """Adds how training images are varied, and `config_overrides` for the model's configuration."""
 
     task: Literal["image-classification"]
     """What the model learns to do."""
     data: Data
     augmentation: images.Augmentation | None = images.Augmentation()
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
 
 class ImageClassification(ImageTask):

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy
 from PIL import Image
-from pydantic import Field
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -52,7 +51,7 @@ class Data(schema.Labelled):
     columns: Columns = Columns()
 
 
-class Recipe(schema.Recipe):
+class Recipe(labels.Overridden):
     """Adds how training images are varied, and `reduce_labels`: 0 in a mask is no class, and 1 the first one.
 
     `data.labels` may be left out where the checkpoint segments already, and its classes are meant.
@@ -64,8 +63,6 @@ class Recipe(schema.Recipe):
     augmentation: images.Augmentation | None = images.Augmentation(crop=[0.25, 1.0])
     reduce_labels: bool = False
     """true where class 0 of the masks means no class."""
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
 
 class ImageSegmentation(ImageTask):

@@ -16,8 +16,8 @@ from hf_mps.finetune.media import image_chats
 from hf_mps.finetune.models import language, vision_language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks._base import Prepared, snippets
-from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, readable
-from hf_mps.finetune.text import chat, conversations, lengths, tokens
+from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, learned, readable
+from hf_mps.finetune.text import chat, lengths, tokens
 
 # Room for an image of the default size and a few turns about it.
 MAX_LENGTH = 1024
@@ -100,7 +100,7 @@ class ImageText(LanguageTask):
             for split, some in rows.items()
         }
         counts = {split: tokens.counts(table) for split, table in tables.items()}
-        loaded.choices["learned"] = conversations.learned(rows, tables)
+        loaded.choices["learned"] = learned(rows, tables)
         self.load_language(only=vision_language.language_part)
         seen = reader.processor.image_processor
         splits = {split: image_chats.ImageChats(rows[split], tables[split], seen) for split in rows}

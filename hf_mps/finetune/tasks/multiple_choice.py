@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
@@ -56,14 +56,12 @@ class Data(schema.Data):
     columns: Columns = Columns()
 
 
-class Recipe(lengths.Padded):
+class Recipe(labels.Overridden, lengths.Padded):
     """Adds `config_overrides` for the model's configuration."""
 
     task: Literal["multiple-choice"]
     """What the model learns to do."""
     data: Data
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
 
 class MultipleChoice(TextTask):

@@ -18,7 +18,7 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks._images import ImageTask
-from hf_mps.metrics.boxes import NUMBERS, average_precision
+from hf_mps.metrics.boxes import average_precision
 
 Format = Literal["xywh", "xyxy"]
 # What data sets call an object's box and its class.
@@ -49,7 +49,7 @@ class Data(schema.Labelled):
     columns: Columns = Columns()
 
 
-class Recipe(schema.Recipe):
+class Recipe(labels.Overridden):
     """Adds the side in pixels of the squares that images become, how boxes are written, and predictions.
 
     `box_format` is `xywh` (COCO: left, upper, width, height) or `xyxy` (left, upper, right, lower), in pixels. A
@@ -67,8 +67,6 @@ class Recipe(schema.Recipe):
     """The probability of mirroring a training image."""
     threshold: float = Field(default=0.5, ge=0, le=1)
     """The least probability of an answer."""
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
 
 class ObjectDetection(ImageTask):
@@ -120,7 +118,7 @@ class ObjectDetection(ImageTask):
             compute_metrics=lambda evaluated: chosen.of(
                 average_precision(unfilled(evaluated.predictions), unfilled(evaluated.label_ids))
             ),
-            baseline=metrics.Baseline("finds nothing", chosen.of(dict.fromkeys(NUMBERS, 0.0))),
+            baseline=metrics.Baseline("finds nothing", dict.fromkeys(chosen.reported, 0.0)),
             choices={
                 "images": images.prepared_by(processor, "one shape"),
                 "objects": Choice(f"{count} in {len(found['train'])} training images", f"images are {varied}{empty}"),

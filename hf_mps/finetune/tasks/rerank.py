@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -65,7 +65,7 @@ class Data(schema.Data):
     columns: Columns = Columns(documents="documents", label="labels")
 
 
-class Recipe(lengths.Padded):
+class Recipe(labels.Overridden, lengths.Padded):
     """Adds the loss, by its class name in sentence-transformers; it defaults to what suits the data.
 
     `config_overrides` are for the model's configuration.
@@ -76,8 +76,6 @@ class Recipe(lengths.Padded):
     data: Data
     loss: Loss | None = None
     """sentence-transformers' loss; by default the one that suits the columns."""
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
     @model_validator(mode="after")
     def _lists(self) -> Recipe:
@@ -108,7 +106,8 @@ class Rerank(SentenceTask):
         recipe, library = self.recipe, embeddings.library(self.name)
         found = {split: reranking.read(rows[split]) for split in rows}
         graded = any(value not in (0.0, 1.0) for query in found["validation"] for value in query.relevance)
-        ordered = any(len(group) > 1 for group in reranking.by_text(found["validation"]))
+        texts = [query.text for query in found["validation"] for _ in query.documents]
+        ordered = len(set(texts)) < len(texts)
         allowed = ("spearmanr", "pearsonr", "mse", "rerank") if graded else ("average_precision", "rerank")
         usual = ("rerank",) if ordered else allowed[:2] if graded else allowed[:1]
         measured = choose(recipe.metrics or usual, allowed, recipe.task)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -17,12 +18,44 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
+from hf_mps.finetune.stream.batches import Encoded, Making
+from hf_mps.finetune.stream.readers import Broken
 from hf_mps.finetune.tasks._base import Dataset, Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, mapped
-from hf_mps.finetune.text import chat, conversations, lengths, packing, tokens
+from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, learned, mapped
+from hf_mps.finetune.text import chat, lengths, packing, tokens
 from hf_mps.finetune.text.padding import IGNORED
 
+ALPACA = ("instruction", "input", "output", "system")
 ASK = "Say it in other words: "
+
+
+class Columns(schema.Columns):
+    """Either `messages`, or `instruction` and `output` with, where the data has them, `input` and `system`."""
+
+    messages: str | None = None
+    """The column of conversations."""
+    instruction: str | None = None
+    """The column of the instruction."""
+    input: str | None = None
+    """The column of the instruction's input."""
+    output: str | None = None
+    """The column of the answer."""
+    system: str | None = None
+    """The column of the system's words."""
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Columns:
+        alpaca = [role for role in ALPACA if getattr(self, role)]
+        if self.messages and alpaca:
+            raise ValueError(f"has messages beside {', '.join(alpaca)}; give one or the other")
+        if alpaca and not (self.instruction and self.output):
+            raise ValueError(f"has {', '.join(alpaca)}; give instruction and output, or messages")
+        return self
+
+    def roles(self) -> dict[str, str]:
+        """Return {role: column} of what is read; the column `messages` where the recipe names none."""
+        said = {role: name for role in ("messages", *ALPACA) if (name := getattr(self, role))}
+        return said or {"messages": "messages"}
 
 
 class Data(schema.Data):
@@ -30,7 +63,7 @@ class Data(schema.Data):
 
     STREAMS = True
 
-    columns: conversations.Columns = conversations.Columns()
+    columns: Columns = Columns()
 
 
 class Recipe(language.Chat):
@@ -66,7 +99,7 @@ class SFT(ChatTask):
         loaded, tokenizer = self.loaded, self.loaded.tokenizer
         features = {split: _tokenised(rows[split], loaded) for split in rows}
         counts = {split: tokens.counts(features[split]) for split in features}
-        loaded.choices["learned"] = conversations.learned(rows, features)
+        loaded.choices["learned"] = learned(rows, features)
         self.load_language()
         parts = self.by_token(chosen)
         # After the model is loaded: it decides whether rows can be packed.
@@ -90,12 +123,12 @@ class SFT(ChatTask):
             collator=packing.Collator(length.value.collator(language.Labelled(tokenizer), tokenizer)),
             choices={"packing": packed, "lengths": length, **loaded.choices},
             token_counts=trained,
-            predict=self.answers_to(rows["validation"], recipe.generate.rows, conversations.conversation),
+            predict=self.answers_to(rows["validation"], recipe.generate.rows, conversation),
             **parts,
         )
 
     def inputs(self, rows: Rows) -> list[Asked]:
-        return asked(rows, lambda row: chat.without_answer(conversations.conversation({**row, "output": ""})))
+        return asked(rows, lambda row: chat.without_answer(conversation({**row, "output": ""})))
 
     def generates(self) -> language.Generate:
         return self.recipe.generate
@@ -104,7 +137,9 @@ class SFT(ChatTask):
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return a made-up sentence with another one as its answer."""
         asked, answer = synthetic.sentences(made.draw, 2)
-        return conversations.smoke_row(recipe.data.columns, ASK + asked, answer)
+        said = [{"role": "user", "content": ASK + asked}, {"role": "assistant", "content": answer}]
+        values = {"messages": said, "instruction": ASK + asked, "input": "", "output": answer, "system": ""}
+        return {column: values[role] for role, column in recipe.data.columns.roles().items()}
 
 
 class Distillation(schema.Section):
@@ -150,8 +185,6 @@ class Distill(SFT):
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         self.refuse_without_trl()
-        import transformers
-
         from hf_mps.finetune.models.distill_trainer import DistillTrainer
 
         recipe: Any = self.recipe
@@ -162,7 +195,7 @@ class Distill(SFT):
         if source.tokenizer().get_vocab() != self.loaded.tokenizer.get_vocab():
             told = f"its tokenizer has other words than that of {recipe.model}, and they are compared word by word"
             raise UserError(f"teacher {recipe.teacher}: {told}; give a larger model of the same family: teacher=NAME")
-        teacher, told_of = source.model(getattr(transformers, self.auto_class))
+        teacher, told_of = source.model(self.auto_class)
         made.choices["teacher"] = Choice(told_of.value, f"{told_of.reason}; it is asked, and does not learn")
         made.trainer = DistillTrainer
         made.trainer_settings |= {"ref_model": teacher, "distillation": recipe.distillation}
@@ -171,6 +204,19 @@ class Distill(SFT):
     def load_language(self, **settings: Any) -> None:
         """Load the model with whole logits, which are compared."""
         super().load_language(**{**settings, "chunks": False})
+
+
+def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the conversation in one row's columns. Raises chat.ConversationError for a row that holds none."""
+    if "messages" in row:
+        return chat.messages(row["messages"])
+    for role in ("instruction", "output"):
+        if not isinstance(row[role], str):
+            raise chat.ConversationError(f"has no {role}; allowed: a text in every row")
+    # Alpaca's input comes after an empty line.
+    asked = f"{row['instruction']}\n\n{row['input']}" if row.get("input") else row["instruction"]
+    first = [{"role": "system", "content": row["system"]}] if row.get("system") else []
+    return [*first, {"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
 
 
 def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
@@ -182,16 +228,14 @@ def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
     if not getattr(tokenizer, "is_fast", False):
         raise UserError("the model's tokenizer is no fast one (tokenizer.json), so words cannot be found in its tokens")
 
-    def make(row: Mapping[str, Any]) -> dict[str, list[int]] | None:
-        return _encoded(tokenizer, longest, conversations.conversation(row))
-
+    make = partial(_encoded, tokenizer, longest)
     empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one"
     return mapped(rows, loaded, ("sft", longest), language.labelled(), make, empty)
 
 
-def _encoded(tokenizer: Any, longest: int, conversation: list[dict[str, str]]) -> dict[str, list[int]] | None:
-    """Return a conversation's tokens and labels; None where none of the assistant's words is within `longest`."""
-    encoded = chat.encode(tokenizer, conversation)
+def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, list[int]] | None:
+    """Return a row's tokens and labels; None where none of the assistant's words is within `longest`."""
+    encoded = chat.encode(tokenizer, conversation(row))
     ids, mask = encoded.input_ids[:longest], encoded.assistant_mask[:longest]
     # Nothing precedes the first token, so nothing can predict it.
     if not any(mask[1:]):
@@ -203,17 +247,13 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
     if rows.stream is None:
         return sample
-    from hf_mps.finetune.stream.batches import Encoded, Making
-    from hf_mps.finetune.stream.dataset import train
-    from hf_mps.finetune.stream.readers import Broken
-
     tokenizer, longest = loaded.tokenizer, loaded.longest
 
     def encode(some: Sequence[Mapping[str, Any]]) -> list[Encoded]:
         made: list[Encoded] = []
         for row in some:
             try:
-                example = _encoded(tokenizer, longest, conversations.conversation(row))
+                example = _encoded(tokenizer, longest, row)
                 made.append([example] if example else [])
             except chat.ConversationError as error:
                 made.append(Broken(str(error)))
@@ -224,4 +264,5 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
         return [[examples[place] for place in row] for row in fitted]
 
     filler = tokenizer.pad_token_id
-    return train(sample, rows, Making(encode, longest, pack=pack if packed else None, filler=filler))
+    making = Making(encode, longest, pack=pack if packed else None, filler=filler)
+    return rows.stream.train(sample, len(rows.dataset), making)

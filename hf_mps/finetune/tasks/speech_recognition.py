@@ -18,7 +18,6 @@ from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio
 from hf_mps.finetune.models.checkpoint import Checkpoint
-from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import _speech
 from hf_mps.finetune.tasks._base import Prepared
@@ -29,7 +28,7 @@ DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"
 HOP = 320
 
 
-class Recipe(schema.Recipe):
+class Recipe(labels.Overridden):
     """Adds options for text and sound under the names of transformers' run_speech_recognition_ctc.py.
 
     `vocabulary`: the letters of the training texts (`data`) or those that the checkpoint knows; by default the
@@ -50,8 +49,6 @@ class Recipe(schema.Recipe):
     """Longer training rows are left out."""
     freeze_feature_encoder: bool = True
     """true keeps the layers that read the waveform as they are."""
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
 
 class SpeechRecognition(_speech.SpeechTask):

@@ -17,7 +17,6 @@ from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.checkpoint import Checkpoint
-from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import _speech
 from hf_mps.finetune.tasks._base import Prepared
@@ -35,7 +34,7 @@ MARKED = 0.05
 TARGET = 225
 
 
-class Recipe(schema.Recipe):
+class Recipe(labels.Overridden):
     """Adds options for sound and text; those of run_speech_recognition_seq2seq.py have their names from it.
 
     `language` is that of the sound (`hindi` or `hi`), `speech_task` whether it is written down or translated into
@@ -61,8 +60,6 @@ class Recipe(schema.Recipe):
     """The tokens that a target is cut to."""
     freeze_encoder: bool = False
     """true keeps the encoder as it is."""
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
 
 class SpeechSeq2Seq(_speech.SpeechTask):

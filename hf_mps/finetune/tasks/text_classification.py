@@ -13,6 +13,7 @@ from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.stream.batches import Making, by_rows
 from hf_mps.finetune.tasks._base import Dataset, Prepared, snippets
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
@@ -69,7 +70,7 @@ class Data(schema.Labelled):
         return self
 
 
-class Recipe(lengths.Padded):
+class Recipe(labels.Overridden, lengths.Padded):
     """Adds transformers' `problem_type`, and `config_overrides` for the model's configuration.
 
     Where rows have several labels, one is answered from the probability `threshold` on (0.5).
@@ -82,8 +83,6 @@ class Recipe(lengths.Padded):
     """One class a row, several labels, or a number; by default what the labels look like."""
     threshold: float | None = Field(default=None, gt=0, lt=1)
     """The least probability of an answer."""
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
     @model_validator(mode="after")
     def _no_names_of_numbers(self) -> Recipe:
@@ -194,9 +193,6 @@ class TextClassification(TextTask):
         """Return the features to train on: `sample`, or the stream of all rows where they have one."""
         if rows.stream is None:
             return sample
-        from hf_mps.finetune.stream.batches import Making
-        from hf_mps.finetune.stream.dataset import by_rows, train
-
         roles, classes, tokenizer, longest = _texts(rows), self.classes, self.tokenizer, self.longest
 
         def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
@@ -206,7 +202,7 @@ class TextClassification(TextTask):
                 )
             return _encoded(tokenizer, longest, classes, [batch[role] for role in roles], classes.raw(batch))
 
-        return train(sample, rows, Making(by_rows(encode), longest))
+        return rows.stream.train(sample, len(rows.dataset), Making(by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
         from hf_mps.finetune.report import classes

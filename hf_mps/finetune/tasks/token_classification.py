@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels, synthetic
@@ -38,14 +36,12 @@ class Data(schema.Labelled):
     columns: Columns = Columns()
 
 
-class Recipe(lengths.Padded):
+class Recipe(labels.Overridden, lengths.Padded):
     """Adds `config_overrides` for the model's configuration. Each word has one tag."""
 
     task: Literal["token-classification"]
     """What the model learns to do."""
     data: Data
-    config_overrides: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the model's configuration."""
 
 
 class TokenClassification(TextTask):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.stream.batches import Making
 from hf_mps.finetune.text import lengths, tokens
 
 if TYPE_CHECKING:
@@ -91,16 +92,13 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
     """
     if rows.stream is None:
         return sample
-    from hf_mps.finetune.stream.batches import Making
-    from hf_mps.finetune.stream.dataset import train
-
     tokenizer, separator = loaded.tokenizer, _separator(data, loaded.tokenizer)
 
     def encode(some: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [[{"input_ids": ids}] for ids in _ids(tokenizer, separator, [row["text"] for row in some])]
 
     making = Making(encode, loaded.longest, joined=True, before=special.before, after=special.after)
-    return train(sample, rows, making)
+    return rows.stream.train(sample, len(rows.dataset), making)
 
 
 def _separator(data: Data, tokenizer: Any) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, neighbour
 from hf_mps.core.text import first_line
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE
 from hf_mps.finetune.text.blocks import special_tokens
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.data.rows import Rows
 
 Message = Mapping[str, Any]
 """{"role", "content"}; the content is a text, or a list of parts, {"type": "text", "text"} and {"type": "image"}."""
@@ -38,6 +42,15 @@ _STAND_IN = "hf-mps-words-5b1f09c7"
 
 class ConversationError(ValueError):
     """A conversation that cannot be used; the message is a clause that follows the row's number."""
+
+
+@contextmanager
+def of_row(rows: Rows, index: int) -> Iterator[None]:
+    """Turn ConversationError into UserError, which names the row."""
+    try:
+        yield
+    except ConversationError as error:
+        raise UserError(f"{rows.place(index)} {error}") from error
 
 
 @dataclass(frozen=True)

@@ -87,21 +87,22 @@ class MetaCheckpoint(Checkpoint):
             config.image_token_id = made.image_token_id
             return made
 
-    def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
+    def model(self, auto_class: str, **settings: Any) -> tuple[Any, Choice[str]]:
         """Return the architecture in `dtype`, of the settings or the checkpoint's own.
 
         Raises UserError where transformers cannot build it.
         """
         import torch
+        import transformers
 
-        config = settings.get("config") or self.config()
+        config, loader = settings.get("config") or self.config(), getattr(transformers, auto_class)
         dtype = settings.get("dtype", getattr(torch, self.dtype))
         kind = type(config).__name__
-        if type(config) not in auto_class._model_mapping:
-            raise UserError(f"model {self.name}: transformers has no {auto_class.__name__} for a {config.model_type}")
+        if type(config) not in loader._model_mapping:
+            raise UserError(f"model {self.name}: transformers has no {auto_class} for a {config.model_type}")
         try:
             with torch.device(self.device):
-                model = auto_class.from_config(config, dtype=dtype)
+                model = loader.from_config(config, dtype=dtype)
         except Exception as error:  # whatever the architecture's own code makes of such a configuration
             why = summary(error)
             raise UserError(f"model {self.name}: transformers cannot build a model from its {kind}: {why}") from error
@@ -125,12 +126,10 @@ class MetaCheckpoint(Checkpoint):
 
     def of_sentence_transformers(self, kind: str, device: str, overrides: Mapping[str, Any] | None = None) -> Any:
         """Return sentence-transformers' model around the architecture, with the tiny one's tokenizer and pooling."""
-        import transformers
-
         config, whole = self.config(), super().of_sentence_transformers(kind, "cpu", overrides)
         if kind == "CrossEncoder":
             config.num_labels = 1
-        whole[0].model, _ = self.model(getattr(transformers, AROUND[kind]), config=config)
+        whole[0].model, _ = self.model(AROUND[kind], config=config)
         return whole
 
 

@@ -211,15 +211,8 @@ def load(saved: SavedRun, dtype: str) -> Any:
 
     A base that was quantized is so again, and multiplies in `dtype`.
     """
-    import transformers
-
-    kind = getattr(transformers, saved.task_class.auto_class)
-    source, packed = saved.in_dtype(dtype).checkpoint, quantized(saved)
-    if packed is None:
-        return source.model(kind)[0].eval()
-    settings = {"quantization_config": quantization.config(packed, dtype), "device_map": {"": "cpu"}}
-    model, _ = source.model(kind, **settings)
-    quantization.settle(model, dtype)
+    source, kind, packed = saved.in_dtype(dtype).checkpoint, saved.task_class.auto_class, quantized(saved)
+    model, _ = source.model(kind) if packed is None else quantization.load(source, kind, packed, dtype)
     return model.eval()
 
 

@@ -51,7 +51,7 @@ class Adapter(Checkpoint):
     def config(self) -> Any:
         return self.base.config()
 
-    def model(self, auto_class: Any, **settings: Any) -> tuple[Any, Choice[str]]:
+    def model(self, auto_class: str, **settings: Any) -> tuple[Any, Choice[str]]:
         """Load the base model, and the adapter onto it. Raises UserError as `Checkpoint.model`, and without peft."""
         return self._adapted(*self.base.model(auto_class, **settings))
 

@@ -31,12 +31,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(place: Path, kind: Any) -> Any:
-    from transformers import AutoModelForCausalLM
 
     settings: dict[str, Any] = {}
     if kind is not None:
         settings = {"quantization_config": quantization.config(kind, "float32"), "device_map": {"": "cpu"}}
-    model, _ = checkpoint.resolve(str(place)).model(AutoModelForCausalLM, **settings)
+    model, _ = checkpoint.resolve(str(place)).model("AutoModelForCausalLM", **settings)
     if kind is not None:
         quantization.settle(model, "float32")
     return model

@@ -9,7 +9,8 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.text import chat, conversations
+from hf_mps.finetune.tasks.sft import conversation
+from hf_mps.finetune.text import chat
 from tests.finetune import builders
 
 HELLO = [
@@ -165,7 +166,7 @@ def test_other_shapes_are_refused(raw: Any, problem: str) -> None:
 
 def test_an_alpaca_rows_input_follows_its_instruction() -> None:
     rows = ({"instruction": "Add.", "input": "2, 2", "output": "4"}, {"instruction": "Hi", "output": "Hello"})
-    assert [conversations.conversation(row)[0]["content"] for row in rows] == ["Add.\n\n2, 2", "Hi"]
+    assert [conversation(row)[0]["content"] for row in rows] == ["Add.\n\n2, 2", "Hi"]
 
 
 def test_a_conversation_without_the_assistant_is_refused(tokenizer: Any) -> None:

@@ -27,13 +27,12 @@ def held(model: Any) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("kind", quantization.KINDS)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_model_without_weights_has_the_shapes_of_the_loaded_one(kind: Any, family: str, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
 
     source = checkpoint.resolve(str(builders.model(tmp_path, family)))
     config = quantization.config(kind, "float32")
-    loaded, _ = source.model(AutoModelForCausalLM, quantization_config=config, device_map={"": "cpu"})
+    loaded, _ = source.model("AutoModelForCausalLM", quantization_config=config, device_map={"": "cpu"})
     planned, told = MetaCheckpoint(source.name, source.source, local=True, size=source.config()).model(
-        AutoModelForCausalLM, quantization_config=quantization.config(kind, "float32")
+        "AutoModelForCausalLM", quantization_config=quantization.config(kind, "float32")
     )
     for model in (loaded, planned):
         quantization.settle(model, "float32")
