@@ -191,6 +191,7 @@ def calls() -> list[Callable[[], Any]]:
             sizes = [draw.choice((1, 5, 300, 3_000)) for _ in range(draw.randint(2, 60))]
             given = values(rows, columns, dtype=dtype)
             weights = [values(columns, dtype=dtype) for _ in range(2)]
+            many = values(300, 7, dtype=dtype), values(7, dtype=dtype)  # rows of which groups leave their sums
             logits = values(rows, columns * 3, dtype=dtype)
             labels = torch.randint(columns * 3, (rows,))
             labels[0] = -100
@@ -199,6 +200,7 @@ def calls() -> list[Callable[[], Any]]:
                 partial(both_ways, partial(norms.normed, "layer_norm", 1e-5), given, *weights),
                 partial(both_ways, partial(norms.normed, "rms_norm", 1e-5), given, weights[0]),
                 partial(both_ways, partial(norms.normed, "layer_norm", 1e-5, dropout=0.1), given, *weights, given + 1),
+                partial(both_ways, partial(norms.normed, "rms_norm", 1e-5), *many),
                 partial(both_ways, summed_root, given, given + 1, weights[0]),
                 partial(activated, kinds[number % len(kinds)], given, weights[0]),
                 partial(adam_8bit._two_steps, adam_8bit.adam, given, given + 1),
