@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
@@ -153,12 +153,8 @@ def saved(recipe: Recipe, auto_class: str = AUTO_CLASS) -> dict[str, Any]:
     adapters = saved_as(recipe)
     if adapters is None:
         return {}
-
-    def write(trainer: Any, folder: Path) -> None:
-        save(trainer, folder, adapters)
-
     needed = snippet(adapters, auto_class, getattr(recipe, quantization.KEY, None))
-    return {"save": write, **({} if needed is None else {"snippet": needed})}
+    return {"save": partial(save, lora=adapters), **({} if needed is None else {"snippet": needed})}
 
 
 def untrained(recipe: schema.Recipe) -> tuple[dict[str, Any], Baseline | None]:

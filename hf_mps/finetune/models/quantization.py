@@ -190,7 +190,7 @@ def layers(model: Any) -> dict[str, Any]:
 def dequantized(layer: Any) -> Any:
     """Return the weights of a quantized layer as it multiplies by them: float32, (out_features, in_features).
 
-    They are a new tensor on the layer's device; the layer is left as it is. Raises TypeError for any other layer.
+    They are a new tensor on the layer's device; the layer is left as it is.
     """
     import bitsandbytes
     import torch
@@ -202,8 +202,6 @@ def dequantized(layer: Any) -> Any:
         scales = getattr(layer, "scales", None)
         scales = scales if scales is not None else weight.SCB if weight.SCB is not None else layer.state.SCB
         return weight.data.float().mul_(scales.float().unsqueeze(1).mul(1.0 / 127.0))
-    if not isinstance(layer, bitsandbytes.nn.Linear4bit):
-        raise TypeError(f"{type(layer).__name__} is no quantized layer of bitsandbytes")
     return rounded_layers.whole(layer, torch.float32)
 
 

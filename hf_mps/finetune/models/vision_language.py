@@ -108,14 +108,12 @@ def _sizes(made: Any, own: dict[str, int], most: int) -> Iterator[tuple[dict[str
     """Yield sizes that the image processor `made` may have, largest first: the side of a square image with the most
     tokens, and words.
     """
-    if "longest_edge" not in own:
-        yield own, SQUARE, "every image has the same number"
-    elif getattr(made, "do_image_splitting", False):
+    if "longest_edge" in own and getattr(made, "do_image_splitting", False):
         square = dict(made.max_image_size)["longest_edge"]
         for squares in range(max(1, own["longest_edge"] // square), 0, -1):
             told = f"the longer side is {squares * square} pixels, read in squares of {square}"
             yield {"longest_edge": squares * square}, square, told
-    elif getattr(made, "merge_size", None):
+    elif "longest_edge" in own and getattr(made, "merge_size", None):
         area = min(own["longest_edge"], most * (made.patch_size * made.merge_size) ** 2)
         size = {"shortest_edge": min(own["shortest_edge"], area), "longest_edge": area}
         yield size, math.isqrt(area), f"an area of at most {area:,} pixels"

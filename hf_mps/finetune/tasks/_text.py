@@ -63,11 +63,9 @@ class TextTask(Task):
 
     def finish(self) -> None:
         """Load the model, and make the collator."""
-        import transformers
         from transformers.data import data_collator
 
         self.load(self.config)
         self.choices = {"lengths": self.length, **self.choices}
-        # One of the collators is not exported at the top of transformers.
-        kind = getattr(transformers, self.collator_class, None) or getattr(data_collator, self.collator_class)
+        kind = getattr(data_collator, self.collator_class)
         self.collator = self.length.value.collator(kind(self.tokenizer), self.tokenizer)

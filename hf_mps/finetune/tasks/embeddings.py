@@ -100,11 +100,7 @@ class EmbeddingTask(SentenceTask):
         counts = {split: made[split]["lengths"][:] for split in made}
         self.choose_lengths(counts)
         self._collate()
-        columns = [
-            *(embeddings.NAMES[role] for role in roles),
-            *(["score"] if "score" in made["train"].features else []),
-        ]
-        data = {split: made[split].select_columns(columns) for split in SPLITS}
+        data = {split: made[split].remove_columns("lengths") for split in SPLITS}
         return data, [max(row) for row in counts["train"]]
 
     def _collate(self) -> None:
@@ -126,6 +122,22 @@ class EmbeddingTask(SentenceTask):
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Any:
         """Yield an answer for each text alone or each pair of texts."""
         raise NotImplementedError
+
+    @classmethod
+    def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Return pairs of short texts about one thing, with a score or a negative where the recipe has them."""
+        named, rows = recipe.data.columns.roles(), []
+        for number, (text, other) in enumerate(synthetic.about_things()):
+            row: dict[str, Any] = {named["text"]: text, named["text_pair"]: other}
+            if "negative" in named:
+                row[named["negative"]] = synthetic.about_another(number)
+            if "score" in named:
+                low, high = recipe.data.score_range or (0.0, 5.0)
+                row[named["score"]] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
+                if number % 2 == 0:
+                    row[named["text_pair"]] = f"Kofi sleeps near the {synthetic.THINGS[number % 6]}."
+            rows.append(row)
+        return {"train": rows[:16], "validation": rows[16:]}
 
 
 class Columns(schema.Columns):
@@ -230,24 +242,6 @@ class SentenceEmbeddings(EmbeddingTask):
         for number, cosine in enumerate((found[0] * found[-1]).sum(axis=1).tolist()):
             line = {role: some[number] for role, some in texts.items()}
             yield line | ({"embedding": found[0][number]} if len(texts) == 1 else {"cosine": round(cosine, 4)})
-
-    @staticmethod
-    def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return pairs of short texts about one thing, with a score or a negative where the recipe has them."""
-        named = recipe.data.columns
-        rows: list[dict[str, Any]] = []
-        for number, (text, other) in enumerate(synthetic.about_things()):
-            row: dict[str, Any] = {named.text: text, named.text_pair: other}
-            if named.negative:
-                row[named.negative] = synthetic.about_another(number)
-            if named.score:
-                low, high = recipe.data.score_range or (0.0, 5.0)
-                row[named.score] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
-                row[named.text_pair] = (
-                    row[named.text_pair] if number % 2 else f"Kofi sleeps near the {synthetic.THINGS[number % 6]}."
-                )
-            rows.append(row)
-        return {"train": rows[:16], "validation": rows[16:]}
 
 
 def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float]]:
@@ -379,17 +373,6 @@ class SparseEmbeddings(EmbeddingTask):
             line: dict[str, Any] = {role: some[number] for role, some in texts.items()}
             said = {"score": round(score, 4)} if len(found) > 1 else {"words": heaviest(model, found[0][number])}
             yield line | said
-
-    @staticmethod
-    def smoke_rows(recipe: SparseRecipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
-        """Return pairs of short generated texts about one thing, with a negative where the recipe has one."""
-        named = recipe.data.columns
-        rows: list[dict[str, Any]] = []
-        for number, (asked, answer) in enumerate(synthetic.about_things()):
-            rows.append({named.text: asked, named.text_pair: answer})
-            if named.negative:
-                rows[-1][named.negative] = synthetic.about_another(number)
-        return {"train": rows[:16], "validation": rows[16:]}
 
 
 def trainer(evaluator: Any) -> type[Any]:

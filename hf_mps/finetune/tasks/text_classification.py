@@ -159,11 +159,9 @@ class TextClassification(TextTask):
         evaluated, classes = trainer.predict(inputs), self.classes
         given = list(rows.dataset.select_columns(_texts(rows)))
         logits, truths = classification.logits_of(evaluated.predictions), evaluated.label_ids
-        if isinstance(classes, label_sets.LabelSets):
-            least = self.least.value
-            return classification.rows(given, truths, logits, classes.names, least=least, every=every)
         if classes.names:
-            return classification.rows(given, truths, logits, classes.names, every=every)
+            least = self.least.value if isinstance(classes, label_sets.LabelSets) else None
+            return classification.rows(given, truths, logits, classes.names, least=least, every=every)
         known = [{}] * len(given) if truths is None else [{"label": float(truth)} for truth in truths]
         numbers = zip(given, known, logits.squeeze(-1), strict=True)
         return [{**row, **truth, "prediction": float(answer)} for row, truth, answer in numbers]

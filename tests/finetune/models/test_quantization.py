@@ -127,11 +127,6 @@ def test_products_and_gradients_are_those_of_whole_weights_also_after_an_evaluat
     torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_no_quantized_layer_has_nothing_to_dequantize() -> None:
-    with pytest.raises(TypeError, match="Linear is no quantized layer"):
-        quantization.dequantized(torch.nn.Linear(2, 2))
-
-
 @pytest.mark.parametrize(
     ("emulates", "training", "weights", "device", "dtype", "reason"),
     [
