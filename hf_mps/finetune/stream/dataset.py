@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -13,6 +13,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.stream.batches import Arranging, Batches, Making
 from hf_mps.finetune.stream.endless import Reader, Reading, TooManyBroken, Windows
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.stream.streamed import Stream
 
 
 @dataclass
@@ -60,6 +63,11 @@ class ReaderState:
     def mine(self, count: int) -> bool:
         """Return whether batch number `count` of the reader is this process's."""
         return all((count - first) % every == mine for first, every, mine in self.parts)
+
+
+def train(stream: Stream, sample: Any, sampled: int, making: Making) -> Streamed:
+    """Return the stream that a task trains on; `sample` are the features of the first `sampled` rows."""
+    return Streamed(stream.reading, making, stream.buffer, sample, sampled)
 
 
 class Streamed(IterableDataset[Message]):

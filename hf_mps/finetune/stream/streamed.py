@@ -15,7 +15,6 @@ from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.stream import endless, files, readers
-from hf_mps.finetune.stream.batches import Making
 from hf_mps.finetune.stream.files import File
 
 if TYPE_CHECKING:
@@ -49,12 +48,6 @@ class Stream:
     def bytes(self) -> int:
         """The size of all files."""
         return sum(file.size for file in self.files)
-
-    def train(self, sample: Any, sampled: int, making: Making) -> Any:
-        """Return the stream that a task trains on; `sample` are the features of the first `sampled` rows."""
-        from hf_mps.finetune.stream.dataset import Streamed
-
-        return Streamed(self.reading, making, self.buffer, sample, sampled)
 
     def __str__(self) -> str:
         size = f"{self.bytes / 1e9:,.1f} GB" if self.bytes >= 1e8 else f"{self.bytes / 1e6:,.1f} MB"

@@ -247,6 +247,8 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
     if rows.stream is None:
         return sample
+    from hf_mps.finetune.stream import dataset
+
     tokenizer, longest = loaded.tokenizer, loaded.longest
 
     def encode(some: Sequence[Mapping[str, Any]]) -> list[Encoded]:
@@ -265,4 +267,4 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
 
     filler = tokenizer.pad_token_id
     making = Making(encode, longest, pack=pack if packed else None, filler=filler)
-    return rows.stream.train(sample, len(rows.dataset), making)
+    return dataset.train(rows.stream, sample, len(rows.dataset), making)

@@ -191,6 +191,8 @@ class TextClassification(TextTask):
         """Return the features to train on: `sample`, or the stream of all rows where they have one."""
         if rows.stream is None:
             return sample
+        from hf_mps.finetune.stream import dataset
+
         roles, classes, tokenizer, longest = _texts(rows), self.classes, self.tokenizer, self.longest
 
         def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
@@ -200,7 +202,7 @@ class TextClassification(TextTask):
                 )
             return _encoded(tokenizer, longest, classes, [batch[role] for role in roles], classes.raw(batch))
 
-        return rows.stream.train(sample, len(rows.dataset), Making(by_rows(encode), longest))
+        return dataset.train(rows.stream, sample, len(rows.dataset), Making(by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
         from hf_mps.finetune.report import classes

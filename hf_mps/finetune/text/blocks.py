@@ -92,13 +92,15 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
     """
     if rows.stream is None:
         return sample
+    from hf_mps.finetune.stream import dataset
+
     tokenizer, separator = loaded.tokenizer, _separator(data, loaded.tokenizer)
 
     def encode(some: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [[{"input_ids": ids}] for ids in _ids(tokenizer, separator, [row["text"] for row in some])]
 
     making = Making(encode, loaded.longest, joined=True, before=special.before, after=special.after)
-    return rows.stream.train(sample, len(rows.dataset), making)
+    return dataset.train(rows.stream, sample, len(rows.dataset), making)
 
 
 def _separator(data: Data, tokenizer: Any) -> str:
