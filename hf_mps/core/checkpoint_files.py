@@ -45,15 +45,12 @@ def torn(folder: Path, last: str) -> str | None:
     for part in sorted(folder.glob("*/*.distcp")):  # torch.distributed.checkpoint writes .metadata after every rank
         if not (part.parent / ".metadata").is_file():
             return f"{part.parent.name}: .metadata is missing"
-    if last == "trainer_state.json" and not any(map(_may_be_weights, folder.rglob("*"))):
+    # Weights are in whatever file of Trainer's is no text and no state of the training.
+    known = ("training_args", "loader_rng", "mps_rng_state")
+    others = (file for file in folder.rglob("*") if file.is_file() and file.suffix not in _WORDS)
+    if last == "trainer_state.json" and all(_STATES.match(each.name) or each.name.startswith(known) for each in others):
         return "its weights are missing"
     return None
-
-
-def _may_be_weights(path: Path) -> bool:
-    """Whether a file of a checkpoint of Trainer could hold weights: it is no text and no state of the training."""
-    known = _STATES.match(path.name) or path.name.startswith(("training_args", "loader_rng", "mps_rng_state"))
-    return path.is_file() and path.suffix not in _WORDS and not known
 
 
 def model_alone(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hf_mps.core.errors import RunError, UserError
-from hf_mps.core.text import first_line
+from hf_mps.core.text import first_line, summary
 from hf_mps.distributed import messages
 from hf_mps.distributed.world import World
 
@@ -213,10 +213,8 @@ class Ranks:
             raise RunError(f"{self.world}: somebody else writes to the store of this run: {error}") from error
 
     def _failure(self, error: BaseException) -> Failure:
-        if isinstance(error, UserError | RunError):
-            return Failure(self.world.rank, platform.node(), isinstance(error, UserError), str(error))
-        words = f"{type(error).__name__}: {first_line(error)}"
-        return Failure(self.world.rank, platform.node(), False, words)
+        words = str(error) if isinstance(error, UserError | RunError) else summary(error)
+        return Failure(self.world.rank, platform.node(), isinstance(error, UserError), words)
 
 
 def quiet(error: UserError | RunError) -> UserError | RunError:

@@ -102,9 +102,8 @@ def _instead(name: str, recipe: Recipe, measured: Collection[str] | None, *more:
 
 def _possible(recipe: Recipe) -> tuple[list[str], bool]:
     """Return the metrics that a recipe reports, and whether they are independent of its rows."""
-    numbers = REPORTS
     names = recipe.metrics or tasks.find(recipe.task).metrics
-    return list(dict.fromkeys(number for name in names or numbers for number in numbers[name])), names is not None
+    return list(dict.fromkeys(number for name in names or REPORTS for number in REPORTS[name])), names is not None
 
 
 def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:

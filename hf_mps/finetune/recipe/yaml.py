@@ -90,7 +90,8 @@ def read_yaml(path: Path, *, lenient: bool = False) -> Document:
         place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
         raise UserError(f"{place}: is not valid YAML: {problem(error)}") from error
     if not isinstance(values, dict):
-        raise UserError(f"{path}: a recipe is a mapping of keys to values, this file holds {_kind(values)}")
+        kind = "nothing" if values is None else f"a {type(values).__name__}"
+        raise UserError(f"{path}: a recipe is a mapping of keys to values, this file holds {kind}")
     if twice and not lenient:
         line, words = twice[0]
         raise UserError(f"{path}:{line}: {words}")
@@ -148,7 +149,3 @@ def problem(error: yaml.YAMLError) -> str:
     """Return what is wrong with a text that is no YAML, as a clause, and what is allowed."""
     words = first_line(getattr(error, "problem", None) or error)
     return words if "; " in words else f"{words}; allowed: a value of YAML, or a text in quotation marks"
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -159,8 +160,6 @@ def masks(scenes: Sequence[Scene], names: Sequence[str]) -> dict[str, bytes]:
 
 def grid(drawn: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
     """Return generated.png: the PNGs of `drawn` side by side, each below its prompt."""
-    import io
-
     from PIL import Image
 
     across = min(len(drawn), SCENES)
@@ -179,8 +178,6 @@ def grid(drawn: Sequence[tuple[str, bytes]]) -> dict[str, bytes]:
 
 def encoded(image: Any) -> bytes:
     """Return the PNG of a PIL image."""
-    import io
-
     written = io.BytesIO()
     image.save(written, format="PNG")
     return written.getvalue()

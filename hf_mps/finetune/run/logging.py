@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -26,7 +25,7 @@ DEPRECATED = r"`.*gradient_checkpointing\w*`.* deprecated|`broadcast_buffers` is
 def no_bars() -> Iterator[None]:
     """Silence the progress bars of transformers, datasets and huggingface_hub, and known advice; restore them after."""
     import datasets
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as theirs
 
     on = {
@@ -35,10 +34,8 @@ def no_bars() -> Iterator[None]:
         enable_progress_bars: not are_progress_bars_disabled(),
     }
     handlers = theirs._get_library_root_logger().handlers
-    theirs.disable_progress_bar()
+    theirs.disable_progress_bar()  # huggingface_hub's too
     datasets.disable_progress_bars()
-    if not sys.stderr.isatty():  # a person who waits for a download wants to see it
-        disable_progress_bars()
     for handler in handlers:
         handler.addFilter(_no_advice)
     try:

@@ -292,10 +292,6 @@ class RunDir:
         """Return whether a trained model was published into the folder."""
         return any((self.path / name).is_file() for name in MODEL_FILES)
 
-    def results(self) -> dict[str, Any]:
-        """Return the results.json of a finished run."""
-        return json.loads((self.path / RESULTS).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-
     def clean(self) -> list[Path]:
         """Remove what a stopped run left half-written, and an empty folder; return the whole checkpoints."""
         sweep(self.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -59,7 +60,8 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
     ranks = Ranks.here()
     source, run_dir = stages.locate(resolved, fresh=fresh)
     if run_dir.finished:
-        results = ranks.from_main(run_dir.results)
+        file = run_dir.path / failures.RESULTS
+        results: dict[str, Any] = ranks.from_main(lambda: json.loads(file.read_text(encoding="utf-8")))
         (run_dir.path / failures.PENDING).unlink(missing_ok=True)  # of a run that was killed as it removed it
         metric, value = results["main_metric"], results["metrics"].get(results["main_metric"])
         scored = f" ({metric} {value:.4f})" if value is not None else ""

@@ -122,30 +122,26 @@ class RecipeTrainer:
         with patch.object(self.args, "dataloader_drop_last", False):
             return _dealt(super().get_test_dataloader(*arguments, **settings))  # type: ignore[misc]
 
-    def evaluation_loop(self, *arguments: Any, **settings: Any) -> Any:
+    def evaluation_loop(self, dataloader: Any, *arguments: Any, **settings: Any) -> Any:
         """Evaluate as Trainer does, gathering from each process the rows of its batch that count."""
-        found = self._evaluation_loop(*arguments, **settings)
+        from transformers import Seq2SeqTrainer
+
+        averages = self.args.average_tokens_across_devices
+        dealt = getattr(getattr(dataloader, "batch_sampler", None), "batch_sampler", None)
+        if isinstance(dealt, Dealt):
+            dataloader = rounds = _Rounds(dataloader)
+            self.gather_function = lambda data: _gathered(self.accelerator, data, dealt.counts[rounds.given - 1])
+            # A batch's loss is over its own labels: those of a process that counts nothing would be among all others'.
+            averages = False
+        elif self.args.world_size == 1 and isinstance(self, Seq2SeqTrainer):
+            # Its own gathering lets a last, smaller batch's loss count as that of a whole one.
+            self.gather_function = self.accelerator.gather_for_metrics
+        with patch.object(self.args, "average_tokens_across_devices", averages):
+            # It puts Trainer's own function for gathering back.
+            found = super().evaluation_loop(dataloader, *arguments, **settings)  # type: ignore[misc]
         if self.examples is not None:
             self.examples.seen = found.predictions
         return found
-
-    def _evaluation_loop(self, dataloader: Any, *arguments: Any, **settings: Any) -> Any:
-        from transformers import Seq2SeqTrainer
-
-        stock = super().evaluation_loop  # type: ignore[misc]
-        if self.args.world_size == 1:
-            if isinstance(self, Seq2SeqTrainer):
-                # Its own gathering lets a last, smaller batch's loss count as that of a whole one.
-                self.gather_function = self.accelerator.gather_for_metrics
-            return stock(dataloader, *arguments, **settings)
-        dealt = getattr(getattr(dataloader, "batch_sampler", None), "batch_sampler", None)
-        if not isinstance(dealt, Dealt):  # a stream of rows has no batches to deal
-            return stock(dataloader, *arguments, **settings)
-        rounds = _Rounds(dataloader)
-        self.gather_function = lambda data: _gathered(self.accelerator, data, dealt.counts[rounds.given - 1])
-        # Each batch's loss is over its own labels: those of a process that counts nothing would be among all others'.
-        with patch.object(self.args, "average_tokens_across_devices", False):
-            return stock(rounds, *arguments, **settings)  # it puts Trainer's own function back
 
     def _evaluate(self, *arguments: Any, **settings: Any) -> Any:
         stock = super()._evaluate  # type: ignore[misc]
