@@ -57,11 +57,12 @@ class Varied:
     A resumed run sees what it would have seen, with any number of worker processes.
     """
 
+    augment: Augmentation | None = None
+
     def __init__(self, rows: Rows, seed: int) -> None:
         import torch
 
-        self._rows = rows
-        self._seed = seed
+        self._rows, self._seed = rows, seed
         # In shared memory: persistent workers see the next epoch too.
         epoch: Any = torch.zeros((), dtype=torch.int64)
         self._epoch = epoch.share_memory_()
@@ -88,11 +89,9 @@ class Images(Varied):
     They are augmented where `augment` says how.
     """
 
-    def __init__(
-        self, rows: Rows, labels: Sequence[int] | None, processor: Any, augment: Augmentation | None, seed: int
-    ) -> None:
+    def __init__(self, rows: Rows, labels: Sequence[int] | None, processor: Any, seed: int) -> None:
         super().__init__(rows, seed)
-        self.labels, self._processor, self.augment = labels, processor, augment
+        self.labels, self._processor = labels, processor
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, settings = opened(self._rows, index), {}

@@ -8,12 +8,8 @@ from typing import Any
 from hf_mps.core.choice import Choice
 
 Row = dict[str, Any]
-# Of rows that may have several labels: the least probability of one, and how the model is called.
+# The least probability of a label, of rows that may have several.
 THRESHOLD = 0.5
-SETS_SNIPPET = """from transformers import pipeline
-
-classify = pipeline("text-classification", model=".", top_k=None)
-print([one for one in classify("a text")[0] if one["score"] >= {threshold:g}])"""
 
 
 def logits_of(predictions: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import checkpoint
-from hf_mps.finetune.recipe.schema import Recipe
 
 FACTS = Path(__file__).with_suffix(".json")
 """The model_type in each model's config.json, and the values there that differ from the defaults of its class."""
@@ -33,16 +32,12 @@ def model_type(named: str, kind: str | None, stored: Mapping[str, Any]) -> str |
     return kind or stored.get("model_type") or KNOWN.get(named, (None,))[0]
 
 
-def config(recipe: Recipe) -> tuple[Any, Choice[str]]:
-    """Return the configuration of the recipe's model in its real size, and where it comes from. Imports transformers.
-
-    Raises UserError where the model cannot be had and nothing tells which architecture it is.
-    """
-    return of_name(recipe.model, recipe.model_type)
-
-
 def of_name(named: str, kind: str | None = None) -> tuple[Any, Choice[str]]:
-    """Return the same for a model's name; `kind` is its architecture where somebody knows it."""
+    """Return the configuration of a hub's model in its real size, and where it comes from. Imports transformers.
+
+    `kind` is its architecture where somebody knows it. Raises UserError where the model cannot be had and nothing tells
+    which architecture it is.
+    """
     from transformers import AutoConfig
 
     source = checkpoint.resolve(named)

@@ -143,7 +143,7 @@ class Task:
         """Return the configuration of the recipe's model in its real size, and where it comes from."""
         from hf_mps.finetune.models import known_configs
 
-        return known_configs.config(recipe)
+        return known_configs.of_name(recipe.model, recipe.model_type)
 
     @classmethod
     def smoke_model(cls, recipe: Any, folder: Path) -> bool:

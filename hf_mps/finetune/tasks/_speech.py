@@ -18,10 +18,6 @@ from hf_mps.finetune.tasks._base import GENERATES, Task
 from hf_mps.finetune.text import tokens
 from hf_mps.metrics.texts import cer, wer
 
-SNIPPET = """from transformers import pipeline
-recognise = pipeline("automatic-speech-recognition", model=".")
-# recognise(array)['text'], of 16,000 samples a second in a numpy array"""
-
 # Words spelled in tones, a tone for a letter: sound that a tiny model can learn to write down, for smoke runs.
 SPELLED = ("abba", "baa", "cab", "dad", "add", "bad", "cad", "dab")
 RATE, LETTER = 8000, 800

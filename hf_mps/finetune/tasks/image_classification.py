@@ -93,7 +93,7 @@ class ImageClassification(ImageTask):
         images.refuse_missing(rows)
         known = "label" in rows.dataset.column_names
         ids = [int(self.classes.encode(raw)) for raw in rows.dataset["label"]] if known else None
-        return images.Images(rows, ids, self.processing_class, None, self.recipe.seed)
+        return images.Images(rows, ids, self.processing_class, self.recipe.seed)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
         evaluated = trainer.predict(inputs)

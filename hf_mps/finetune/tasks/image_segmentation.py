@@ -232,7 +232,6 @@ class Masks(images.Varied):
     def __init__(self, rows: Rows, processor: Any, classes: int, *, reduce: bool, seed: int) -> None:
         super().__init__(rows, seed)
         self._processor, self._classes, self._reduce = processor, classes, reduce
-        self.augment: images.Augmentation | None = None
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self._rows.dataset[index]

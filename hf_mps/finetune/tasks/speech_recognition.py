@@ -114,7 +114,6 @@ class SpeechRecognition(_speech.SpeechTask):
             token_counts=frames["train"],
             predicted=(rows["validation"], sounds["validation"]),
             figures=pictures.transcripts,
-            snippet=_speech.SNIPPET,
         )
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:

@@ -120,7 +120,6 @@ class SpeechSeq2Seq(_speech.SpeechTask):
             trainer_settings={"untrained": baseline},
             predicted=(rows["validation"], sounds["validation"]),
             figures=pictures.transcripts,
-            snippet=_speech.SNIPPET,
         )
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:

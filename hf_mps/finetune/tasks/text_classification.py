@@ -121,7 +121,7 @@ class TextClassification(TextTask):
         if isinstance(classes, label_sets.LabelSets):
             measured = of_sets(recipe.metrics, recipe.task)
             self.choices = {**label_sets.described(classes, train), "threshold": self.least}
-            self.snippet = classification.SETS_SNIPPET.format(threshold=self.least.value)
+            self.snippet = snippets()[f"{self.name} sets"].format(threshold=self.least.value)
         else:
             usual = ["accuracy", "f1" if len(classes.names) == 2 else "f1/macro"]
             usual = usual if classes.names else ["pearsonr", "spearmanr", "mae", "rmse"]

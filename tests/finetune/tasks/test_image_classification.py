@@ -167,7 +167,8 @@ def test_what_is_drawn_hangs_on_seed_epoch_and_row_alone(vit: Path) -> None:
 
     processor = AutoImageProcessor.from_pretrained(vit, backend="pil")
     rows = memory_rows([picture("red", number) for number in range(4)])
-    made = Images(rows, [0, 1, 0, 1], processor, Augmentation(), seed=3)
+    made, other, plain = (Images(rows, [0, 1, 0, 1], processor, seed) for seed in (3, 4, 3))
+    made.augment = other.augment = Augmentation()
     first = [made[number]["pixel_values"] for number in range(4)]
     assert first[0].shape == (3, 16, 16)
     assert first[0].dtype == torch.float32
@@ -182,9 +183,7 @@ def test_what_is_drawn_hangs_on_seed_epoch_and_row_alone(vit: Path) -> None:
     assert not torch.equal(second, first[0])
     assert torch.equal(copy[0]["pixel_values"], second)
     assert made._epoch.is_shared()
-    other = Images(rows, [0, 1, 0, 1], processor, Augmentation(), seed=4)
     assert not torch.equal(other[0]["pixel_values"], first[0])
-    plain = Images(rows, [0, 1, 0, 1], processor, None, seed=3)
     expected = processor(picture("red", 0), return_tensors="pt")["pixel_values"][0]
     assert torch.equal(plain[0]["pixel_values"], expected)
 
