@@ -55,8 +55,9 @@ class ModelCode(Part):
 
     def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Also within what transformers puts around the layers that it checkpoints, which asks if it is outermost."""
-        outer = vars(place)[name]
-        inside = getattr(getattr(outer, "__code__", None), "co_name", "") == "forward_with_checkpointing"
+        outer = getattr(place, name)
+        code, done = getattr(outer, "__code__", None), getattr(outer, "hf_mps_patches", ())
+        inside = self.name not in done and getattr(code, "co_name", "") == "forward_with_checkpointing"
         if inside:
             setattr(place, name, outer.__wrapped__)
         super().around(place, name, wrapper)

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm, a dispatch forward and two backward, LayerNorm also with the sum before it and its dropout.
+"""LayerNorm and RMSNorm, a dispatch forward and one or two backward, also with the sum before them and its dropout.
 
 PyTorch has an MPSGraph for LayerNorm's gradient, compiled anew for each shape, and none for RMSNorm's, which it makes
 of a dozen operators (aten/src/ATen/native/mps/operations/Normalization.mm, RMSNorm.mm).
