@@ -109,7 +109,7 @@ def write(folder: Path) -> int:
         first = [next(k for k, other in enumerate(given) if other is each) for each in given]
         once = [at == place for place, at in enumerate(first)]
         before = [
-            each.cpu().clone() if of_tensor else kernel._value(binding, given, how.get("arg_casts"))
+            copied(each, "cpu") if of_tensor else kernel._value(binding, given, how.get("arg_casts"))
             for each, binding, of_tensor, one in zip(given, kernel._bindings, tensors, once, strict=True)
             if one
         ]
@@ -295,7 +295,18 @@ def run(folder: Path) -> int:
 
 def on_gpu(given: Any) -> Any:
     """Return a tensor, or the bytes of a number, on the GPU."""
-    return (given if isinstance(given, torch.Tensor) else torch.frombuffer(bytearray(given), dtype=torch.uint8)).cuda()
+    if isinstance(given, torch.Tensor):
+        return copied(given, "cuda")
+    return torch.frombuffer(bytearray(given), dtype=torch.uint8).cuda()
+
+
+def copied(tensor: Any, device: str) -> Any:
+    """Return a copy with the same strides, and so the same gaps: a kernel is told where elements are.
+
+    The gradients of queries, keys and values of one shape are parts of one tensor.
+    """
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return made.copy_(tensor)
 
 
 def loaded(driver: Any, text: str) -> Any:
