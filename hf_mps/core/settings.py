@@ -28,6 +28,8 @@ KNOWN = {
 }
 DEVICES = ("mps", "cuda", "cpu")
 FALLBACKS = ("warn", "quiet", "error", "rescue")
+REMOVED = {"HF_MPS_SILENCE": "the key training.ddp_timeout, in seconds, ends a run whose processes do not answer"}
+"""Variables that earlier releases had, with what to use instead."""
 STOP = "stop"
 """In HF_MPS_SENTINELS, alone or beside names."""
 
@@ -194,5 +196,7 @@ def switched_off(variable: str, kind: str, names: tuple[str, ...], beside: str =
 def refuse_unknown() -> None:
     """Raise UserError for a variable that starts with HF_MPS and that nobody reads."""
     for name in sorted(os.environ):
+        if name in REMOVED:
+            raise UserError(f"{name} was removed; {REMOVED[name]}; next: unset {name}")
         if (name == "HF_MPS" or name.startswith("HF_MPS_")) and name not in KNOWN:
             raise UserError(f"{name} is no variable of hf_mps; it reads {', '.join(KNOWN)}{nearest(name, KNOWN)}")

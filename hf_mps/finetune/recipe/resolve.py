@@ -39,6 +39,15 @@ ALLOWED = {
     "too_short": "at least {min_length} of them",
     "string_too_short": "at least {min_length} letter",
 }
+REMOVED = {
+    "link": (
+        "was removed: gradients are sent whole at every step; leave it out (in a script of your own,"
+        " accelerate's DistributedDataParallelKwargs(comm_hook=…) compresses them and its LocalSGD averages weights)"
+    ),
+    "speedups": "is called optimizations now; next: optimizations=false or true",
+    "data.broken_rows": "is called data.max_bad_row_fraction now; next: data.max_bad_row_fraction=0.001",
+}
+"""Keys that earlier releases had, with what to do instead."""
 # The last part of an error's place where a value may be of several types: the type that was tried, no key.
 TRIED = re.compile(r"(str|int|float|bool|list|dict|literal)(\[.*\])?")
 
@@ -76,6 +85,8 @@ def clauses(error: ValidationError, kind: type[BaseModel], document: Document) -
 def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:
     location, value = details["loc"], details.get("input")
     if details["type"] == "extra_forbidden":
+        if (dotted := ".".join(map(str, location))) in REMOVED:
+            return REMOVED[dotted]
         allowed = _keys(kind, location[:-1])
         if location[:-1] == ("data",) and document.where(f"data.{location[-1]}") == "command line":
             allowed += [*SHORT, *(_keys(kind, ("data", "columns")) if "columns" in allowed else ())]

@@ -95,6 +95,17 @@ class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Rows of a step of all processes."""
         return self.processes * self.batch * self.accumulation
 
+    @classmethod
+    def of(cls, args: Any) -> Shares:
+        """Return those of transformers' TrainingArguments."""
+        return cls(args.world_size, args.train_batch_size, args.gradient_accumulation_steps)
+
+    @classmethod
+    def stored(cls, state: dict[str, Any]) -> Shares | None:
+        """Return those of a checkpoint's trainer_state.json; None for one of an earlier release."""
+        found = (state.get("stateful_callbacks") or {}).get(cls.__name__)
+        return cls(**found["attributes"]) if found else None
+
     def state(self) -> dict[str, Any]:
         """Return the numbers as Trainer stores them."""
         return {"args": {}, "attributes": dict(self.__dict__)}

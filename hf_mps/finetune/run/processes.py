@@ -149,8 +149,8 @@ def go_on(plan: Plan, checkpoint: Path | None, processes: int) -> Plan:
     from hf_mps.finetune.run.callbacks import Shares
 
     state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
-    before = Shares(**state["stateful_callbacks"][Shares.__name__]["attributes"])
-    if before.processes == processes:
+    before = Shares.stored(state)
+    if before is None or before.processes == processes:
         return plan
     share, rest = divmod(before.rows, processes)
     count = "1 process" if before.processes == 1 else f"{before.processes} processes"

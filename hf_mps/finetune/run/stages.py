@@ -236,8 +236,7 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
         args = training_arguments(plan, prepared)
         # Before the clock, which goes on behind an evaluation.
         shown = [Examples(prepared)] if plan.recipe.examples and prepared.task.shows and prepared.predict else []
-        shares = Shares(args.world_size, args.train_batch_size, args.gradient_accumulation_steps)
-        callbacks = [*shown, watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, shares]
+        callbacks = [*shown, watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, Shares.of(args)]
         try:
             trainer = recipe_trainer(prepared.trainer)(
                 model=prepared.model,

@@ -208,7 +208,8 @@ def _noted(sweep: Sweep, run: SweepRun) -> Iterator[None]:
 
 
 def _keep(sweep: Sweep, run: SweepRun, results: dict[str, Any]) -> None:
-    run.metrics, run.seconds, run.simulated = results["metrics"], results["train_seconds"], results["simulated"]
+    run.metrics, run.seconds = dict(results["metrics"]), results["train_seconds"]
+    run.simulated = results.get("simulated")  # an earlier release left it out
     sweep.main_metric, sweep.greater_is_better = results["main_metric"], results["greater_is_better"]
 
 

@@ -97,6 +97,19 @@ def test_an_unknown_key_is_refused_with_file_line_and_nearest_name(tmp_path: Pat
     assert refused(tmp_path, text).endswith("; did you mean 'max_length'?")
 
 
+def test_a_key_that_was_removed_is_answered_with_what_to_use(tmp_path: Path) -> None:
+    words = "link was removed: gradients are sent whole at every step; leave it out (in a script of your own, "
+    assert refused(tmp_path, PLAIN, "link.compression=bf16").startswith(f"command line: {words}")
+    assert refused(tmp_path, {**PLAIN, "link": {"local_steps": 8}}).partition(": ")[2].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("speedups", "optimizations"), ("data.broken_rows", "data.max_bad_row_fraction")]
+)
+def test_a_key_that_has_another_name_now_is_answered_with_it(tmp_path: Path, old: str, new: str) -> None:
+    assert refused(tmp_path, PLAIN, f"{old}=0").startswith(f"command line: {old} is called {new} now; next: {new}=")
+
+
 def test_an_unknown_key_deep_inside_is_named_with_its_dots(tmp_path: Path) -> None:
     content = {**PLAIN, "data": {**PLAIN["data"], "columns": {"txt": "a"}}}  # type: ignore[dict-item]
     assert refused(tmp_path, content) == snapshot(

@@ -399,6 +399,17 @@ def test_a_variable_that_nobody_reads(finetune: Command, monkeypatch: pytest.Mon
     assert ended.err.endswith("; did you mean 'HF_MPS_DEVICE'?\n")
 
 
+def test_a_variable_that_was_removed(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_MPS_SILENCE", "20")
+    ended = finetune("my.yaml")
+    monkeypatch.delenv("HF_MPS_SILENCE")
+    assert ended.code == 2
+    assert ended.err == (
+        "hf-mps: HF_MPS_SILENCE was removed; the key training.ddp_timeout, in seconds, ends a run whose processes do"
+        " not answer; next: unset HF_MPS_SILENCE\n"
+    )
+
+
 def test_a_simulated_device_that_there_is_not_is_no_training_on_the_cpu(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

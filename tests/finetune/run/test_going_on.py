@@ -135,7 +135,7 @@ def test_a_checkpoint_without_a_clock_is_gone_on_with(desk: Path, finetune: Comm
 
     stop(4)
     assert finetune("my.yaml").code == 130
-    file = desk / "runs/my/checkpoint-4/trainer_state.json"  # as a Trainer of a script leaves it
+    file = desk / "runs/my/checkpoint-4/trainer_state.json"  # as an earlier release left it
     state = json.loads(file.read_text(encoding="utf-8"))
     del state["stateful_callbacks"]["Stopwatch"]
     file.write_text(json.dumps(state), encoding="utf-8")
