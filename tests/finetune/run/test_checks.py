@@ -45,8 +45,8 @@ def relabel(path: Path, number: int, label: object) -> None:
             tiny.RECIPE.replace("metrics:", "metric:"),
             "my.yaml:7: metric is not a key here; allowed: task, model, data, metrics, seed, output_dir, optimizations,"
             " fused_step, cuda_graphs, attention, step_in_backward, weights, expect, training, examples, fallback,"
-            " early_stopping_patience, model_type, max_length, padding, pad_to_multiple_of, problem_type,"
-            " threshold, config_overrides; did you mean 'metrics'?",
+            " early_stopping_patience, model_type, max_length, padding, pad_to_multiple_of, config_overrides,"
+            " problem_type, threshold; did you mean 'metrics'?",
         ),
     ],
 )
