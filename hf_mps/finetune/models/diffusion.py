@@ -17,13 +17,8 @@ PIPELINES = {
 }
 """The part of each pipeline that predicts the noise, which trains."""
 CLASSES = {UNET: "UNet2DConditionModel", TRANSFORMER: "SD3Transformer2DModel"}
-LAYERS = {
-    UNET: ["to_k", "to_q", "to_v", "to_out.0"],
-    TRANSFORMER: [
-        *(f"attn.{name}" for name in ("to_k", "to_q", "to_v", "to_out.0")),
-        *(f"attn.{name}" for name in ("add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")),
-    ],
-}
+_OF_IMAGES, _OF_TEXTS = ("to_k", "to_q", "to_v", "to_out.0"), ("add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")
+LAYERS = {UNET: [*_OF_IMAGES], TRANSFORMER: [f"attn.{name}" for name in (*_OF_IMAGES, *_OF_TEXTS)]}
 """The layers that get adapters, as diffusers' scripts choose them."""
 TOKENS = 77
 """The tokens of a caption that CLIP and, as diffusers' script for SD3 has it, T5 read; longer ones are cut."""

@@ -198,12 +198,12 @@ class ImageGeneration(Task):
         Raises UserError for what the pipeline's kind does not predict, and where SNR cannot weigh it.
         """
         gamma, diffusers = self.recipe.snr_gamma, diffusion.library()
-        kind = diffusers.FlowMatchEulerDiscreteScheduler if part == diffusion.TRANSFORMER else diffusers.DDPMScheduler
-        made = kind.from_config(scheduler.config)
         if part == diffusion.TRANSFORMER:
             if gamma is not None:
                 raise UserError(f"snr_gamma is {gamma:g}, and {self.recipe.model} learns a flow; next: snr_gamma=null")
+            made = diffusers.FlowMatchEulerDiscreteScheduler.from_config(scheduler.config)
             return made, "flow", "as diffusers' script for SD3: logit-normal timesteps, weighed by sigma squared"
+        made = diffusers.DDPMScheduler.from_config(scheduler.config)
         says = made.config.prediction_type
         if says not in ("epsilon", "v_prediction"):
             raise UserError(f"model {self.recipe.model}: it predicts {says}; allowed: epsilon, v_prediction")
