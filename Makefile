@@ -57,9 +57,12 @@ ready: $(READY)
 quickstart: $(INSTALLED)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m hf_mps.finetune quickstart
 
-# The long parts begin.
+# The long parts begin. What failed is told once more at the end, as parts print between each other's lines.
+test: export TEST_LAST_WORDS := $(CURDIR)/.pytest_cache/last_words
 test: $(READY)
-	$(MAKE) --jobs $(JOBS) --keep-going part-layer part-finetune part-others check part-runs part-kernels part-samples
+	@rm -rf $(TEST_LAST_WORDS)
+	$(MAKE) --jobs $(JOBS) --keep-going part-layer part-finetune part-others check part-runs part-kernels part-samples \
+	  || { cat $(TEST_LAST_WORDS)/*.txt; exit 1; }
 
 test-fast: $(READY)
 	$(MAKE) --jobs $(JOBS) --keep-going $(PARTS:%=part-%) CHOSEN='-m "not slow and not process and not nightly"'

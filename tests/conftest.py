@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import CHECKOUT, share
+from tests import CHECKOUT, last_words, share
 from tests.snapshots import text_in_pieces  # noqa: F401  inline-snapshot looks for such a hook in a conftest
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def _no_trace() -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give each test more time where the processors have more to do than one program each."""
+    last_words.keep(config)
     busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     config.option.timeout = config.option.timeout or float(config.getini("timeout")) * busy
 
