@@ -81,6 +81,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.timeout = config.option.timeout or float(config.getini("timeout")) * busy
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer() -> Iterator[object]:
+    """Let a test's alarm ring again each minute: what cleans up after the first one may wait for ever as well.
+
+    pytest-timeout's rings once. The next limit is faulthandler's, which ends the whole part.
+    """
+    result = yield
+    left, _ = signal.getitimer(signal.ITIMER_REAL)
+    if left:
+        signal.setitimer(signal.ITIMER_REAL, left, 60)
+    return result
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that needs another Mac than this one, by its markers `macos` and `default_mac` (pyproject.toml)."""
     system, figures = item.get_closest_marker("macos"), item.get_closest_marker("default_mac")

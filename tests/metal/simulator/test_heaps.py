@@ -170,3 +170,39 @@ def test_a_low_watermark_above_the_high_one_is_refused_at_the_first_allocation(
     case: str, says: str | None, found: dict
 ) -> None:
     assert found[case] == says
+
+
+FORKS = """
+import os, threading, time, torch
+
+held = [torch.empty(10, device="mps")]
+going = True
+
+def allocate():
+    while going:
+        torch.empty(10, device="mps")
+
+threads = [threading.Thread(target=allocate) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range(150):
+    child = os.fork()
+    if child == 0:
+        held.clear()
+        os._exit(0)
+    end = time.monotonic() + 60
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        if time.monotonic() > end:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            going = False
+            raise SystemExit("a child waits for a lock that nobody holds")
+        time.sleep(0.001)
+going = False
+"""
+
+
+def test_a_process_forked_while_threads_allocate_can_free_what_it_has_from_its_parent(run_python) -> None:
+    """Without Heaps' handlers of forks 4 children of 100 hang, as a worker of a data loader would."""
+    ended = run_python("-W", "ignore", "-c", FORKS)
+    assert ended.returncode == 0, ended.stderr[-500:]

@@ -9,6 +9,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <pthread.h>
+
 #include <cstdlib>
 #include <iomanip>
 #include <limits>
@@ -121,6 +123,14 @@ class Heaps {
   void set_ratio(double ratio) {
     const std::lock_guard<std::mutex> lock(mutex_);
     set_high(ratio);
+  }
+
+  void lock() {
+    mutex_.lock();
+  }
+
+  void unlock() {
+    mutex_.unlock();
   }
 
  private:
@@ -334,9 +344,15 @@ class Heaps {
   Pool large_{false};
 };
 
-// Never destroyed: tensors may outlive static destruction.
+// Never destroyed: tensors may outlive static destruction. A fork waits for threads that are in the heaps, as autograd's
+// may be just after a backward pass: the lock that they hold would stay held in the child, a worker of a data loader,
+// which then could never free a tensor that it has from its parent.
 Heaps& heaps() {
-  static Heaps* the_heaps = new Heaps();
+  static Heaps* the_heaps = [] {
+    auto* made = new Heaps();
+    pthread_atfork([] { heaps().lock(); }, [] { heaps().unlock(); }, [] { heaps().unlock(); });
+    return made;
+  }();
   return *the_heaps;
 }
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver
@@ -28,9 +31,18 @@ def worked(train: Callable[[], object]) -> bool:
             raise
         return False
     finally:
-        server: Any = forkserver
-        server._forkserver._stop()
+        _end_server()
     return True
+
+
+def _end_server() -> None:
+    """End the server of workers, which waits for all that have its pipe: also where one of them hangs."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+    server._stop()
 
 
 def workers_of_trainer(folder: Path) -> bool:
