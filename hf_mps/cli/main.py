@@ -59,7 +59,7 @@ def _parse(argv: list[str], program: str) -> Callable[[], int | None] | int | No
             args=argv[len(verb) :], prog_name=program, standalone_mode=False
         )
     except Exception as error:
-        # typer ships a click of its own since 0.26 and used the other before: both know a usage error by this method.
+        # typer ships its own click since 0.26 and used the other before: both know a usage error by this method.
         words = getattr(error, "format_message", None)
         if words is None:
             raise

@@ -1,1 +1,1 @@
-"""What every room stands on."""
+"""What every room uses."""

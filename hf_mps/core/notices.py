@@ -19,7 +19,7 @@ from hf_mps.core.errors import Notice
 _INSTALLED = ("site-packages", "dist-packages")
 _OWN = str(Path(__file__).resolve().parent.parent)
 _BETWEEN = tuple(f"{_OWN}{os.sep}{part}" for part in ("layer/compat", "layer/integrations", "core"))
-"""Where code of ours stands between a library's name and who asks for it."""
+"""Where our code is between a library's name and who asks for it."""
 
 # Whose developers run them from a checkout or an editable install, outside the folders above.
 _LIBRARIES = {
@@ -46,7 +46,7 @@ class LayerWarning(UserWarning):
 def warn_user(line: str, category: type[Warning] = GuardNotice, *, again: bool = False) -> None:
     """Warn with `line` at the first line of the user's own code, each distinct line once in a process or `again`.
 
-    A program that prints lines of its own takes it instead (`redirected`).
+    A program that prints its own lines takes it instead (`redirected`).
     """
     if not (once(line) or again):
         return
@@ -101,7 +101,7 @@ def warn(line: str) -> None:
 def user_line() -> tuple[str, int] | None:
     """File and line of the innermost frame of the user's own code: not this package's, not an installed library's.
 
-    In a backward pass, which autograd runs in a thread of its own, it is the line that waits for it. Where only
+    In a backward pass, which autograd runs in its own thread, it is the line that waits for it. Where only
     libraries are on the stack, the innermost frame outside torch and this package.
     """
     stacks = [_stack(sys._getframe(1))]

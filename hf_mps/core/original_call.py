@@ -32,7 +32,7 @@ class OriginalCall:
         self.error: BaseException | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the call that the caller wants; what it returns stands, should anything go wrong afterwards."""
+        """Make the call that the caller wants; what it returns counts, should anything go wrong afterwards."""
         try:  # as `foreign`, written out: Tensor.to comes through here
             self.result = self.function(*args, **kwargs)
         except BaseException as error:

@@ -19,7 +19,7 @@ _shown: Status | None = None
 def shown(words: str, *, log: str = "") -> Iterator[None]:
     """Show `words` with a spinner while the context lasts, until `over`, where stderr is a terminal.
 
-    What others print meanwhile stands above it, and nothing of it stays. A log file gets the line `log` on stdout, if
+    What others print meanwhile appears above it, and nothing of it stays. A log file gets the line `log` on stdout, if
     there is one. An outer status stays as it is.
     """
     global _shown

@@ -229,7 +229,7 @@ def _made(world: World) -> Ranks:
 
 
 def separate_restarts(restarts: int) -> None:
-    """Let the process group of ranks that torchrun has started again meet under names of its own.
+    """Let the process group of ranks that torchrun has started again meet under new names.
 
     torchrun's agent keeps one store over all starts (torch 2.13, dynamic_rendezvous.py, `_shared_tcp_store_server`),
     and torch.distributed's `env://` writes there without a prefix, as if it were new (rendezvous.py): Gloo would wait

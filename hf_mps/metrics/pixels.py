@@ -20,7 +20,7 @@ def mean_iou(
 ) -> dict[str, Any]:
     """Intersection over union: `mean_iou`, `mean_accuracy`, `overall_accuracy`, and both per category, as arrays.
 
-    Maps of classes of shape (height, width), each pair of its own size. Pixels whose reference is `ignore_index` do not
+    Maps of classes of shape (height, width), each pair in its own size. Pixels whose reference is `ignore_index` do not
     count; `label_map` renames classes of the references; `reduce_labels` makes 0 the background and counts the others
     from 0. A class that no map holds is NaN, which the means leave out, or `nan_to_num`.
     """

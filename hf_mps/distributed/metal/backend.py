@@ -91,7 +91,7 @@ def keep(group: Any) -> None:
     """Keep the Gloo of a group that was made until the next world begins, or Python ends.
 
     The last to let go of it may be DDP's reducer, as a model is freed: Gloo's destructor then waits for its own threads
-    with Python's lock held, and a thread that lets go of what stood behind its last work's future needs that lock
+    with Python's lock held, and a thread that lets go of what its last work's future held needs that lock
     (ProcessGroupGloo.cpp; pybind_utils.h, PythonFunctionGuard), so that both wait for ever. Where Python is the last,
     PyTorch gives the lock away.
     """

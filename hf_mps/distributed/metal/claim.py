@@ -1,4 +1,4 @@
-"""One process of a run on each Metal device, also where each was started by an agent of its own that counts one.
+"""One process of a run on each Metal device, also where each was started by its own agent that counts one.
 
 A lock on a file of this host tells them apart, whatever the launcher's variables say and though several Macs may have
 one name; the system takes it back when the process ends. Other runs are not asked: two trainings may share a Mac.

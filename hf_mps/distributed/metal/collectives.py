@@ -4,7 +4,7 @@ Gloo works on float64, float32, float16, bfloat16, int64, int32, int8, uint8 and
 the rest (ProcessGroupGloo.cpp, GENERATE_ALL_TYPES). To move bytes no arithmetic is needed: there the others go as
 uint8. Its all-gather, reduce-scatter and all-to-all of lists want equal sizes, and NCCL's do not. It reads and writes
 as many elements as a tensor has from its first one on, whatever its strides are (getDataPointers): a slice of a larger
-tensor would lose what lies beside it, so it is copied.
+tensor would lose what is beside it, so it is copied.
 """
 
 from __future__ import annotations

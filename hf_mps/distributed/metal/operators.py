@@ -21,7 +21,7 @@ from hf_mps.distributed.metal.collectives import HostSide, start
 from hf_mps.distributed.world import World
 
 PROBED = "c10d::allreduce_"
-"""The operator whose kernel for mps says that PyTorch has a backend of its own."""
+"""The operator whose kernel for mps says that PyTorch has its own backend."""
 _registered: list[Any] = []
 
 

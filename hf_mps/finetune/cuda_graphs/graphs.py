@@ -81,7 +81,7 @@ class Graphs:
 
 
 class CudaRecorder:
-    """Records with `torch.cuda.CUDAGraph` on a stream of its own, every graph in one pool.
+    """Records with `torch.cuda.CUDAGraph` on its own stream, every graph in one pool.
 
     A graph's temporary tensors are free again when its recording ends, so that the next one takes the same memory:
     together they hold what the largest needs, least where it comes first.

@@ -71,7 +71,7 @@ def code_digest(function: Callable[..., Any]) -> str:
     """Hash the sources of the package that `function` belongs to: a cache of its results has to be keyed by its code.
 
     All of them, so that whatever the function calls is in it. `datasets.fingerprint.Hasher` would pickle an imported
-    helper by its name, and its code may change. The digest is the same wherever the package lies.
+    helper by its name, and its code may change. The digest is the same wherever the package is installed.
     """
     while isinstance(function, functools.partial):
         function = function.func

@@ -105,7 +105,7 @@ def obstacle(trainer: Any) -> str:
         return FSDP
     for method in ("compute_loss", "training_step"):
         if getattr(kind, method) is not getattr(Trainer, method):
-            return f"{kind.__name__} has a {method} of its own, which may do more than CUDA can record"
+            return f"{kind.__name__} defines its own {method}, which may do more than CUDA can record"
     if any(each._backward_hooks or each._post_accumulate_grad_hooks for each in trainer.model.parameters()):
         return "the model's parameters have hooks, which a graph would leave out"
     return ""

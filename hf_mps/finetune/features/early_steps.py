@@ -90,7 +90,7 @@ def obstacle(training: Mapping[str, Any], kind: Any) -> str:
     for method in ("training_step", *(("compute_loss",) if _clips(training) else ())):
         if getattr(kind, method) is not getattr(Trainer, method):
             once = " (training.max_grad_norm=0 needs it once)" if method == "compute_loss" else ""
-            return f"{kind.__name__} has a {method} of its own, which may do more than can be done twice{once}"
+            return f"{kind.__name__} defines its own {method}, which may do more than can be done twice{once}"
     return ""
 
 

@@ -73,7 +73,7 @@ def _widths(model: Any) -> int:
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor):  # a parametrized layer's is a list of modules
             continue
-        if not weight.is_floating_point():  # quantized, and in a shape of its own
+        if not weight.is_floating_point():  # quantized, and in its own shape
             sizes += 3 * (module.in_features + module.out_features)
         elif weight.dim() == 2:  # of GPT-2's layers the first size is the input's
             sizes += sum(weight.shape) + 2 * max(weight.shape)

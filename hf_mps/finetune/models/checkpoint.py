@@ -85,7 +85,7 @@ class Checkpoint:
         from huggingface_hub import HfApi, constants
 
         cached = Path(constants.HF_HUB_CACHE, f"models--{self.source.replace('/', '--')}", "snapshots")
-        # sentence-transformers may have a cache of its own.
+        # sentence-transformers may have its own cache.
         if self.local or os.environ.get("SENTENCE_TRANSFORMERS_HOME") or (cached.is_dir() and any(cached.iterdir())):
             return
         first = ""

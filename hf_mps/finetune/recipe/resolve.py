@@ -97,7 +97,7 @@ def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) ->
         return str(details["ctx"]["error"])
     if (
         "[key]" in location or details["type"] == "invalid_key"
-    ):  # a mapping's key is what is wrong, and stands at the end of the dotted name
+    ):  # a mapping's key is what is wrong, and is at the end of the dotted name
         return "is not text; allowed: keys that are text"
     if details["type"] == "literal_error":
         values = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ")

@@ -74,7 +74,7 @@ class Columns(Section):
     def _apart(self) -> Columns:
         named = list(self.roles().values())
         if len(set(named)) < len(named):
-            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role a column of its own")
+            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role its own column")
         return self
 
 
@@ -109,7 +109,7 @@ class Source(Section):
 class Data(Section):
     """Where the rows come from: exactly one of `hub`, `files`, `folder`, `generated` and `sources`.
 
-    A task has columns of its own.
+    A task has its own columns.
 
     `config`, `revision` and `splits` belong to `hub`; of a `folder`, `splits` names the folders inside it. `field`
     leads to the rows inside JSON files, through dicts and lists (`data.paragraphs.qas`). `header: false` is for a csv,
@@ -171,7 +171,7 @@ class Data(Section):
 
     @property
     def has_validation(self) -> bool:
-        """Return whether the source names a validation split of its own."""
+        """Return whether the source names its own validation split."""
         if self.sources:
             return False
         named = self.files if self.files else self.splits

@@ -109,7 +109,7 @@ def _base(base: ast.expr, file: str, tree: ast.Module, classes: dict[str, ast.Cl
                 continue
             assert isinstance(node, ast.ImportFrom)
             if node.module == "transformers" and alias.name == "TrainingArguments":
-                return TRAINING_ARGUMENTS  # a lazy package: its __init__ does not say where the class stands
+                return TRAINING_ARGUMENTS  # a lazy package: its __init__ does not say where the class is
             folder = list(Path(file).parts[: -node.level] if node.level else ())
             return "/".join([*folder, *(node.module or "").split(".")]) + ".py", alias.name
     return None

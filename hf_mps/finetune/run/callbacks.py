@@ -121,7 +121,7 @@ class OwnDraws(TrainerCallback):  # type: ignore[misc]
     """Seeds each of several processes differently, from the run's seed and the rank.
 
     Trainer seeds all of them alike, for equal weights, and their rows would have one dropout mask. A run that resumes
-    gets each rank's own state from its checkpoint afterwards; the order of the rows has a generator of its own.
+    gets each rank's own state from its checkpoint afterwards; the order of the rows has its own generator.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -194,7 +194,7 @@ class Agreement:
     A moment is the end of a step or of an evaluation's batch, which all ranks reach through a collective. Each rank
     reports the moment at which it knows of the signal. All stop one moment after the latest report: whoever gets there
     went through a collective that no rank entered before it had reported. A thread looks for the signal in the
-    launcher's store, over a connection of its own: one whose machine sleeps never answers, and no step waits for it.
+    launcher's store, over its own connection: one whose machine sleeps never answers, and no step waits for it.
     """
 
     _number = count()

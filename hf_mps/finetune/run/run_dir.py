@@ -144,7 +144,7 @@ class RunDir:
     def choose(cls, resolved: ResolvedRecipe, *, fresh: bool = False) -> RunDir:
         """Return the folder for a run of a recipe: that of the same recipe's earlier run, or else one not used yet.
 
-        By default that is `runs/NAME`, with a number behind where a run of another recipe lies there. `fresh` never
+        By default that is `runs/NAME`, with a number behind where another recipe's run is there. `fresh` never
         resumes a run. Raises UserError for a folder that the user named and that holds anything else, and for an
         unfinished run of a recipe that has changed since.
         """

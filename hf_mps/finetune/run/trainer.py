@@ -275,7 +275,7 @@ def _dealt(loader: Any) -> Any:
         return loader
     if not isinstance(shard.batch_sampler, Dealt):  # one that persistent workers keep was dealt before
         shard.batch_sampler = Dealt(shard.batch_sampler, shard.process_index, shard.num_processes)
-        # As Trainer has it for a sampler of its own that knows the processes (trainer.py, `_get_dataloader`).
+        # As Trainer has it for its own sampler that knows the processes (trainer.py, `_get_dataloader`).
         shard.process_index, shard.num_processes, shard.even_batches = 0, 1, False
     return loader
 

@@ -123,7 +123,7 @@ class Recipe(language.Chat):
 
 
 class GRPO(ChatTask):
-    """Learns from rewards of its own answers. A saved model answers prompts."""
+    """Learns from rewards for its own answers. A saved model answers prompts."""
 
     name = "grpo"
     recipe_class = Recipe

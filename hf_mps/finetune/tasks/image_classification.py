@@ -1,4 +1,4 @@
-"""Image classification: the class of an image, from folders of one's own, files with paths, or the hub."""
+"""Image classification: the class of an image, from your own folders, files with paths, or the hub."""
 
 from __future__ import annotations
 

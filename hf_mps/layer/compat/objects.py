@@ -1,6 +1,6 @@
 """Methods and attributes that configurations, models, processors, tokenizers and callbacks of transformers 4 had.
 
-Needless, name by name, where the class has the attribute; what each was replaced by stands at its patch.
+Needless, name by name, where the class has the attribute; its patch says what replaced each.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def build_inputs_with_special_tokens(
     """Return the ids with the special tokens that the tokenizer puts around one text or two.
 
     A tokenizer of the library tokenizers adds them to a text only: they are read off what it does with one.
-    Raises ValueError where no word of its own is found.
+    Raises ValueError where its own word is not found.
     """
     probe = self.convert_ids_to_tokens(next(iter(set(range(len(self))) - set(self.all_special_ids))))
     bare = self.encode(probe, add_special_tokens=False)

@@ -218,7 +218,7 @@ def _find(argument: str, removed: Mapping[str, Removed]) -> tuple[Removed | None
 
 
 def _value(old: Removed, argument: str, rest: list[str]) -> Any:
-    """Return the value of a removed flag, taken off `rest` where it stands there."""
+    """Return the value of a removed flag, taken off `rest` where it is there."""
     _, equals, word = argument.partition("=")
     if old.kind is bool:
         if not equals:

@@ -87,7 +87,7 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
 
 
 def _new(stock: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
-    # A dataclass that derives from TrainingArguments has an __init__ of its own, written after it was derived.
+    # A dataclass that derives from TrainingArguments has its own __init__, written after it was derived.
     for base in cls.__mro__:
         if "__init__" in base.__dict__ and hasattr(base, "__dataclass_fields__"):
             replace("training_arguments", base, "__init__", lambda stock: plainly(stock, _init))

@@ -34,7 +34,7 @@ READS_OFFSETS = 15
 class OneCopy(Part):
     """Works within the guard batch-waits, which says when a batch is moved, and keeps the values on the host.
 
-    Each tensor has its dtype, shape and strides, and a version of its own; what stock does not have is that they share
+    Each tensor has its dtype, shape and strides, and its own version; what stock does not have is that they share
     a storage, which lives as long as the last of them.
     """
 

@@ -27,7 +27,7 @@ class GradientClip(Part):
     what = f"gradients are clipped {clip.BOUND} at a time"
     why = "the price of a small launch is the host's, and clipping has two for each weight"
     patches = {
-        # What `clip_grad_norm_` is made of, so that what that raises and returns, and who stands around it, stays.
+        # What `clip_grad_norm_` is made of, so that what that raises and returns, and who wraps it, stays.
         f"{CLIP}:_get_total_norm": "_norm",
         f"{EXPORTED}:get_total_norm": "_norm",
         f"{CLIP}:_clip_grads_with_norm_": "_scale",

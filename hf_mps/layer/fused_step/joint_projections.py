@@ -194,7 +194,7 @@ def _of_function(function: ast.FunctionDef) -> dict[str, tuple[str, ...]]:
 
 
 def _always(nodes: list[Any]) -> Iterator[ast.Call]:
-    """Yield the calls that no condition, loop or handler of errors stands around."""
+    """Yield the calls that no condition, loop or handler of errors encloses."""
     sometimes = ast.If | ast.For | ast.While | ast.Try | ast.IfExp | ast.BoolOp | ast.Lambda | ast.comprehension
     for node in nodes:
         if not isinstance(node, sometimes | ast.FunctionDef):
@@ -250,7 +250,7 @@ class JointLinear(torch.autograd.Function):
             down = as_one(downs).to(plan.dtype) if downs else None
             few = None if down is None else linear(rows, down)
             for place, scale, up, each in plan.adapters(ups, few, downs):
-                # Views, as the rows of what lies side by side follow one another at one distance.
+                # Views, as the rows of what is side by side follow one another at one distance.
                 part, made = (matrix.view(-1, matrix.shape[-1]) for matrix in (parts[place], each))
                 # Not addmm_: before macOS 26 a product between other columns is mis-written (guard sliced-products).
                 part.add_(made.mm(up.to(plan.dtype).t()), alpha=scale)

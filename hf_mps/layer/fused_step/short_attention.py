@@ -163,7 +163,7 @@ def _gradients(
     batch, heads, places, width = query.shape
     whole = torch.empty(batch, places, 3, heads, width, dtype=torch.float32, device=query.device)
     gradients = [each.transpose(1, 2) for each in whole.unbind(2)]
-    # Each product has memory of its own: macOS 14 loses one that is written into a slice (guard sliced-products).
+    # Each product has separate memory: macOS 14 loses one that is written into a slice (guard sliced-products).
     for pair, place, factor in zip(products, gradients, (call.root, call.root, 1), strict=True):
         torch.mul(torch.bmm(*pair).view(query.shape), factor, out=place)
     return gradients
@@ -212,7 +212,7 @@ KEPT = 2**22
 
 
 class ShortAttention(Part):
-    """Stands before `scaled_dot_product_attention` where that trains on Metal without a kernel of its own.
+    """Stands before `scaled_dot_product_attention` where that trains on Metal without its own kernel.
 
     Stock makes a float mask in each layer, scales queries and keys each, and asks three times which rows are hidden
     whole (`_scaled_dot_product_attention_math`, ATen/native/transformers/attention.cpp). Here a mask is made once for

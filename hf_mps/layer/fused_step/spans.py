@@ -75,7 +75,7 @@ A launch takes the host some microseconds, in which a Mac's GPU copies half a me
 for a small tensor the launch is the price, for a large one the copy would be.
 """
 BUFFER = 2**25
-"""Bytes of a buffer: what is gathered lies twice in memory by so much at most, as each tensor gives its own back."""
+"""Bytes of a buffer: what is gathered is in memory twice by so much at most, as each tensor gives its own back."""
 
 
 def plain(tensor: Any) -> bool:

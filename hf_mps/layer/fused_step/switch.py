@@ -75,7 +75,7 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[Any]:
         return Choice(OFF, "HF_MPS_FUSED_STEP=0")
     acting = {words: part for part in parts() if part.pays(device_type) and (words := part.words(model, device_type))}
     if acting:
-        # Several save the same, launches; one alone has a reason of its own.
+        # Several save the same, launches; one alone has its own reason.
         reasons = [part.pays(device_type) for part in acting.values()]
         return Choice(Fused(tuple(acting)), f"{REASON if len(reasons) > 1 else reasons[0]}; {PLAIN}")
     nothing = f"on {device_type} PyTorch's own foreach and fused functions save as much"

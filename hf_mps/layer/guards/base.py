@@ -245,9 +245,9 @@ class LibraryGuard(Guard):
     """A guard against a fault that the source of an installed library shows, as no trial can."""
 
     faulty: str
-    """What is said of libraries that have the fault; {} stands for their names."""
+    """What the report says of libraries that have the fault; {} stands for their names."""
     cured: str
-    """What is said of libraries that do by themselves what the guard does."""
+    """What the report says of libraries that do by themselves what the guard does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ TARGET = "transformers.training_args:TrainingArguments.__new__"
 def track(stock: Any) -> Any:
     """Note, for TrainingArguments and every subclass of it, the keywords that each object is made with. Once.
 
-    In `__new__`, because each subclass that is a dataclass has an `__init__` of its own. Patch it into TARGET.
+    In `__new__`, because each subclass that is a dataclass has its own `__init__`. Patch it into TARGET.
     """
     if getattr(stock, "hf_mps_notes", False):
         return stock

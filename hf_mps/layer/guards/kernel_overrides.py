@@ -1,4 +1,4 @@
-"""How a guard puts a kernel of its own before the device's, and still calls that one."""
+"""How a guard puts its own kernel before the device's, and still calls that one."""
 
 from __future__ import annotations
 

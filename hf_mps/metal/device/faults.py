@@ -90,13 +90,13 @@ FAULTS: dict[str, Fault] = {
     ),
     "large-k": at(193487, "<2.14", "large-k", chips=FIRST_FAMILIES)(
         "matrix products that sum over more than 32,766 values (below a large vocabulary, of large batches) also sum "
-        "what lies behind their operands"
+        "memory beyond their operands"
     ),
     "large-k-batched": at(195163, guard="large-k", chips=FIRST_FAMILIES)(
         "batched matrix products that sum over more than 32,766 values are wrong"
     ),
     # Before macOS 15 what has an offset or gaps is computed into a temporary; MPSGraph mis-writes gaps up to macOS 15.
-    # 2.14 writes such results of mm, addmm and bmm by kernels of its own; baddbmm asks for neither, in 2.15.0 too.
+    # 2.14 writes such results of mm, addmm and bmm by its own kernels; baddbmm asks for neither, in 2.15.0 too.
     "sliced-products": at("pull/193385", "<2.14", "sliced-products", "<15")(
         "mm, addmm and bmm into a slice, or a part of each row, are never written"
     ),
@@ -171,7 +171,7 @@ FAULTS: dict[str, Fault] = {
     "conv3d-layout": at(197114, ">=2.14", "conv3d-layout", ">=26,<26.3")(
         "3-D convolutions are wrong on macOS 26.0 to 26.2"
     ),
-    # 2.15 pads with kernels of its own (PR 195368, PR 196985); the wheel of 2.14.1 still has MPSGraph's.
+    # 2.15 pads with its own kernels (PR 195368, PR 196985); the wheel of 2.14.1 still has MPSGraph's.
     "large-pad": at(194922, "<2.15", "large-pad")("F.pad of five dimensions or more loses large frames and volumes"),
     # From macOS 15 on MPSGraph writes by strides; 2.14 has a kernel of PyTorch's own.
     "index-add-gaps": at(176159, "<2.14", "index-add-gaps", "<15")("index_add_ leaves transposed tensors unchanged"),

@@ -1,4 +1,4 @@
-"""What the layer computes for itself, it computes as if the caller stood in no mode of PyTorch.
+"""What the layer computes for itself, it computes as if the caller were in no mode of PyTorch.
 
 A trial of the device, or a number that is kept on it, is made when it is first needed: within autocast, `no_grad`, a
 FakeTensorMode, `with torch.device("meta")`, a transform, a trace, a checkpointed block. There the trial would try

@@ -93,7 +93,7 @@ def _writing(schema: OpSchema, stats: OpStats, general: Function, largest: float
 
 def _out(schema: OpSchema, stats: OpStats, general: Function, largest: float) -> Function:
     """out= operators that have a functional form: its results are copied into the caller's tensors."""
-    # The functional form of a structured operator has no kernel of its own and comes here too, with a new output.
+    # The functional form of a structured operator has no kernel and comes here too, with a new output.
     call, positions, outs = _direct(schema.functional), schema.tensors or (), schema.out_arguments
     single = len(schema.returns) == 1
 

@@ -40,7 +40,7 @@ PYTHON_KERNEL = re.compile(rb'mps_lib\.impl\(\s*"(aten::[\w.]+)"')
 
 COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
 SETS: tuple[TableKind, ...] = ("native", "composite", "missing", "python", "cpu")
-# Each sparse layout on the device has a dispatch key of its own, and so has its twin on the CPU. COO tensors are
+# Each sparse layout on the device has its own dispatch key, and so has its twin on the CPU. COO tensors are
 # "Sparse"; the compressed layouts (CSR, CSC, BSR, BSC) are "SparseCsr", and torch 2.13 makes none on Metal.
 SPARSE = {"SparseMPS": "SparseCPU", "SparseCsrMPS": "SparseCsrCPU"}
 # Raise it when what is stored means something else than before.
@@ -51,7 +51,7 @@ FORMAT = 5
 class Table:
     """How each aten operator of the installed torch resolves on the dispatch key MPS (sparse tensors have others).
 
-    `native` has a Metal kernel, `composite` is made of other operators and has none of its own, `missing` has neither
+    `native` has a Metal kernel, `composite` is made of other operators and has no kernel, `missing` has neither
     and raises NotImplementedError on a Mac, `python` has a kernel that torch registers from Python, `cpu` are those of
     ALWAYS_ON_CPU that this release sends there. No operator is in two sets; ONLY_AN_ERROR are in none. `kernel_owners`
     maps a composite form of a structured operator to the out= form that it calls: of "aten::lgamma" it is
@@ -205,7 +205,7 @@ def _store(fresh: Table, name: str) -> None:
 
 Kind = Literal["native", "composite", "fallback", "refused", "unknown"]
 KINDS: dict[Kind, str] = {
-    "native": "a Metal kernel of its own",
+    "native": "its own Metal kernel",
     "composite": "made of other operators",
     "fallback": "no Metal kernel: the CPU runs it, and each call waits for the GPU",
     "refused": "a dtype that Metal does not have: it ends in an error",

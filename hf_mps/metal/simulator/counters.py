@@ -57,7 +57,7 @@ class Figures:
     encoders: int
     """Command encoders: kernels share one until a graph or a blit comes."""
     waits: int
-    """How often the program stood still until the device had done everything."""
+    """How often the program waited until the device had done everything."""
     copies_in: int
     """Copies from the host to the device, those that need not wait among them."""
     copies_out: int

@@ -1,4 +1,4 @@
-"""`hf-mps bench`: training and evaluation of the field's networks, or of a case of one's own, the device over the CPU.
+"""`hf-mps bench`: training and evaluation of the field's networks, or of your own case, the device over the CPU.
 
 `networks` are what Metal training was announced with, `cases` makes those and recipes alike, `timing` reads
 the clock, `launches` counts instead, `outcome` is what was found, as table, JSON and one signed line, `chart` its

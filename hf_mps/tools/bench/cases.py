@@ -114,7 +114,7 @@ def _rows(batch: Mapping[str, Any]) -> Any:
 
 
 def target_of(recipe: str | None, model: str | None, task: str | None, overrides: Sequence[str]) -> Target | None:
-    """Return the case of one's own that the options name, or None for the field's. Imports no torch.
+    """Return the user's case that the options name, or None for the field's. Imports no torch.
 
     Raises UserError where they contradict each other, and for what `resolve_target` refuses.
     """

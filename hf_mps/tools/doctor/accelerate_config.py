@@ -173,7 +173,7 @@ class Machines:
         return {
             "num_machines": Choice(count, "the Macs that train together"),
             "num_processes": Choice(count, "one Metal device on each Mac, so one process"),
-            "machine_rank": Choice(rank, "this Mac; each has a number of its own, 0 is the main one"),
+            "machine_rank": Choice(rank, "this Mac; each has its own number, and 0 is the main one"),
             "main_process_ip": Choice(self.main_process_ip, "where the others reach the main one"),
             "main_process_port": Choice(port, "the port there, the same in every file"),
             "distributed_type": Choice(KIND, "accelerate launch starts one process alone for the kind NO"),

@@ -40,7 +40,7 @@ class MetaCheckpoint(Checkpoint):
     device: str = "meta"
 
     def config(self) -> Any:
-        """Return a configuration of its own for each caller, who may change it."""
+        """Return a new configuration for each caller, who may change it."""
         return copy.deepcopy(self.size)
 
     def beside(self, name: str) -> Checkpoint:

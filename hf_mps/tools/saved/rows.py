@@ -56,7 +56,7 @@ class Input:
         first = 0
         columns: Mapping[str, str] = {}
         for table in self._tables(size):
-            # A table without rows is gone through once: its columns are looked at before it is said to be empty.
+            # A table without rows is gone through once: its columns are looked at before it is called empty.
             for start in range(0, max(1, len(table)), size):
                 rows = self._rows(table.slice(start, size), first)
                 columns = columns or self._present(rows)

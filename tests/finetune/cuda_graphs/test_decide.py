@@ -79,7 +79,7 @@ def test_a_trainer_with_a_loss_of_its_own_is_left_alone(tmp_path: Path) -> None:
     mine = trainer(tmp_path, kind=Mine)
     decide.CudaGraphs().apply(mine, plan, None)  # type: ignore[arg-type]
     assert str(plan.choices[decide.KEY]) == snapshot(
-        "off (Mine has a compute_loss of its own, which may do more than CUDA can record)"
+        "off (Mine defines its own compute_loss, which may do more than CUDA can record)"
     )
     assert type(mine.step_method) is StepMethod
     plan = SimpleNamespace(recipe=recipe(cuda_graphs=True), choices={decide.KEY: Choice(decide.ON, "")})

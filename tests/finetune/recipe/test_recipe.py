@@ -245,7 +245,7 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
     ],
 )
 def test_data_has_exactly_one_source(tmp_path: Path, data: dict[str, Any], problem: str | None) -> None:
-    problem = problem or "data.columns names one column for two roles (a, a); give each role a column of its own"
+    problem = problem or "data.columns names one column for two roles (a, a); give each role its own column"
     assert refused(tmp_path, {**PLAIN, "data": data}).partition(": ")[2] == problem
 
 

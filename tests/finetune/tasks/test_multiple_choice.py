@@ -136,8 +136,8 @@ def test_columns_that_cannot_be_are_refused(choosing: Path, finetune: Command) -
     assert (ended.code, ended.err) == (
         2,
         snapshot(
-            "hf-mps: my.yaml:4: data.columns names one column for two roles (context, context, label); give each role a"
-            " column of its own\n"
+            "hf-mps: my.yaml:4: data.columns names one column for two roles (context, context, label); give each role"
+            " its own column\n"
         ),
     )
     ended = finetune("my.yaml", "data.columns.choices=[choices]")

@@ -28,7 +28,7 @@ def obstacle(model: Any) -> str:
     if config._attn_implementation not in (OWN, NAME):
         return f"{type(model).__name__} computes its attention with {config._attn_implementation}"
     if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
-        return f"{type(model).__name__} has attention of its own, not one of transformers' list"
+        return f"{type(model).__name__} has its own attention, not one of transformers' list"
     return ""
 
 

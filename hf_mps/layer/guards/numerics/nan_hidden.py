@@ -1,4 +1,4 @@
-"""nan-hidden: a loss that is NaN or infinite stands in Trainer's log, instead of an average of those before it."""
+"""nan-hidden: Trainer's log shows a loss that is NaN or infinite, instead of an average of those before it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_mps.layer.guards.explicit_args import FILTER, TARGET, track, was_given
 
 
 class NanHidden(Guard):
-    """Tells Trainer's loop alone that the filter is off, unless the user gave it; all others read what stands there."""
+    """Tells Trainer's loop alone that the filter is off, unless the user gave it; all others read what is there."""
 
     name = "nan-hidden"
     what = "logging_nan_inf_filter hides losses that are NaN or infinite, and waits for the device at each step"
@@ -72,7 +72,7 @@ class NanHidden(Guard):
         if self._training is not None and logged:
             tr_loss.zero_()  # what it is otherwise, without a wait to find out
             if not math.isfinite(_logged_loss(trainer.state)):
-                self.acted("a loss that is NaN or infinite stands in Trainer's log", aloud=False)
+                self.acted("Trainer's log shows a loss that is NaN or infinite", aloud=False)
         return result
 
 
@@ -84,7 +84,7 @@ def _logged_loss(state: Any) -> float:
 
 
 class _Filter:
-    """The argument as a property: its value lies where it always does, in the object."""
+    """The argument as a property: its value is where it always is, in the object."""
 
     def __init__(self, default: bool) -> None:
         self.default = default

@@ -109,7 +109,7 @@ def _huge(tensors: Any, dim: int = 0, *, out: Any = None) -> bool:
 
 
 def _span(tensor: Any) -> int:
-    """Return how far its last element lies from its first, in elements."""
+    """Return how far its last element is from its first, in elements."""
     if tensor.numel() == 0 or tensor.untyped_storage().nbytes() <= CAT_LIMIT:
         return 0
     return 1 + sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -173,7 +173,7 @@ def _misread(given: Any, end: Any, weight: Any) -> bool:
 
 
 class LerpWeight(Guard):
-    """Hands such a weight on as a Python number, or in the tensors' dtype where it lies on the device.
+    """Hands such a weight on as a Python number, or in the tensors' dtype where it is on the device.
 
     Optimizers that keep their betas in tensors, as nanochat's do, update a state in half precision like this.
     """

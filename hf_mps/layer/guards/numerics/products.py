@@ -1,9 +1,9 @@
 """Guards of matrix products.
 
 large-k: matrix products that sum over more than 32,766 values are added up from shorter ones, on M1 and M2.
-sliced-products: a matrix product into a slice or into gaps is computed into memory of its own and copied.
+sliced-products: a matrix product into a slice or into gaps is computed into separate memory and copied.
 expanded-operands: a matrix product of a tensor that was expanded is given a copy of it.
-linear-bias: a linear layer adds its bias in a step of its own where the device's fused kernel loses it.
+linear-bias: a linear layer adds its bias in a separate step where the device's fused kernel loses it.
 linear-shapes: the gradients of a linear layer are those of matrices where Metal's graph would end Python.
 huge-products: batched matrix products of more than 2^32 elements are computed in parts.
 """
@@ -41,7 +41,7 @@ class LargeK(Guard):
 
     name = "large-k"
     what = (
-        "on M1 and M2 a matrix product that sums over more than 32,766 values also sums what lies behind its operands:"
+        "on M1 and M2 a matrix product that sums over more than 32,766 values also sums memory beyond its operands:"
         " wrong gradients below a large vocabulary and of large batches; from torch 2.14 on right but for batches, and"
         " several times slower"
     )
@@ -62,7 +62,7 @@ class LargeK(Guard):
         found = super().applies()
         if found.value or not faults.possible(*self.faults):
             return found
-        # M3 and later clip the last tile; 2.14 has a kernel of its own for long sums of two matrices (PR 183535).
+        # M3 and later clip the last tile; 2.14 has its own kernel for long sums of two matrices (PR 183535).
         wrong = faults.possible("large-k")
         why = "has the fault, whatever a trial found," if wrong else "multiplies over so many values with a slow kernel"
         return Choice(True, f"torch {torch.__version__} {why} on {machine.present().chip}")
@@ -349,7 +349,7 @@ class LinearBias(Guard):
             return stock(rows, weight, bias)
         if not ((single and self._single) or (many and self._many)):
             return stock(rows, weight, bias)
-        self.acted("linear layers add their bias in a step of its own where Metal's kernel loses it", aloud=False)
+        self.acted("linear layers add their bias in a separate step where Metal's kernel loses it", aloud=False)
         return stock.partial(rows, weight, None) + bias
 
 

@@ -32,9 +32,9 @@ LOOKS = ("_ignore_bidirectional_mask_sdpa", "_ignore_causal_mask_sdpa")
 
 
 class BatchWaits(Guard):
-    """Moves each tensor of a batch from a copy of its own, which nobody else can write to or free.
+    """Moves each tensor of a batch from its own copy, which nobody else can write to or free.
 
-    A copy to the device that waits hands over all queued work and stands still until it is done (COMMIT_AND_WAIT), for
+    A copy to the device that waits hands over all queued work and waits until it is done (COMMIT_AND_WAIT), for
     each tensor of each batch: the CPU never gets ahead, and the GPU idles while the next step is launched. One that
     does not wait has the GPU read the host's memory when its turn comes. Torch keeps that memory, but not
     what is in it, and gives it back on a thread of Metal's, where memory of NumPy's would need Python's lock; a clone

@@ -25,7 +25,7 @@ MADE = {"transformers.trainer:Trainer._get_dataloader": "_trainer_makes"}
 
 
 class TrainersLoaders(Guard):
-    """A guard of the loaders to which Trainer gives an argument by a default of its own."""
+    """A guard of the loaders to which Trainer gives an argument by its own default."""
 
     argument: str
     """The loader's; that of TrainingArguments begins with `dataloader_`."""

@@ -40,14 +40,14 @@ class MemoryBudget(Guard):
     """Looks at the figures once a second, at a batch or an optimizer's step, and speaks once.
 
     It sets no limit. A lower one would end runs that stock PyTorch finishes by swapping a little, and
-    set_per_process_memory_fraction moves the high watermark alone: on a Mac of 36 GB and more the machine's memory lies
+    set_per_process_memory_fraction moves the high watermark alone: on a Mac of 36 GB and more the machine's memory is
     below the low one (1.4 times the recommended maximum), above which PyTorch first collects what it keeps. Both could
     be set by environment variables before the allocator is made, but a process would hand them to its children, where
     they look like the user's word, and each step above a lower low watermark commits more often and takes longer.
     """
 
     name = "memory-budget"
-    what = "PyTorch's limit, 1.7 times Metal's recommended maximum, lies above the memory of the Mac: it swaps instead"
+    what = "PyTorch's limit, 1.7 times Metal's recommended maximum, is above the Mac's memory, so the Mac swaps instead"
     issue = "https://github.com/pytorch/pytorch/issues/105839"
     until = "PyTorch itself warns before a process takes more than Metal recommends"
     patches = {**training_hooks.after_steps("_look"), **training_hooks.batches("_at_batch")}
@@ -115,7 +115,7 @@ MANY = 16
 PRESSURE = 0.7
 """Share of the recommended maximum that the process holds when it is time to give something back."""
 GROWN = 0.1
-"""Share of it by which memory has grown since the loop settled, and that lies idle: less is not worth the wait."""
+"""Share of it by which memory has grown since the loop settled, and that is idle: less is not worth the wait."""
 SETTLED = 4
 """Looks after which a loop of one shape holds all that it needs, the optimizer's state included."""
 APART = 32
@@ -150,7 +150,7 @@ class ShapeGrowth(Guard):
 
     def applies(self) -> Choice[bool]:
         """Always where there is Metal: whether memory grows shows only as a loop runs."""
-        return Choice(True, f"releases memory that lies idle when it grows above {PRESSURE:.0%} of what is recommended")
+        return Choice(True, f"releases idle memory when it grows above {PRESSURE:.0%} of what is recommended")
 
     def _at_batch(self, batch: Any) -> Any:
         shape = tuple(each.shape for each in tensors(batch))
@@ -168,7 +168,7 @@ class ShapeGrowth(Guard):
         return batch
 
     def _look(self) -> None:
-        """Release what lies idle where the process holds much, and more than when the loop had settled."""
+        """Release idle memory where the process holds much, and more than when the loop had settled."""
         self._looks += 1
         if self._looks == SETTLED:
             self._held = memory.driver("mps")

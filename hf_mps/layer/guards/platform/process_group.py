@@ -23,7 +23,7 @@ class ProcessGroup(Guard):
     name = "process-group"
     what = "PyTorch's process groups take no tensors on mps: DDP and every collective over several Macs end in an error"
     issue = "https://github.com/pytorch/pytorch/issues/160732"
-    until = "PyTorch has a backend of its own for mps (pytorch#189856), which is taken where it is there"
+    until = "PyTorch has its own backend for mps (pytorch#189856), which is taken where it is there"
     patches = {
         f"{C10D}:Backend.register_backend": Register(
             backend.create, under=backend.NAME, keywords={"devices": list(backend.DEVICES)}

@@ -55,7 +55,7 @@ class OneDevice(Guard):
         if world.local_size > 1:
             return Choice(True, f"{world.local_size} processes were started on this host")
         if not world.alone:
-            return Choice(True, f"{world.size} processes were started, and each has to be on a host of its own")
+            return Choice(True, f"{world.size} processes were started, and each has to be on its own host")
         return Choice(False, "this process is alone")
 
     def _launch(

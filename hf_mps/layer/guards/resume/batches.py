@@ -227,7 +227,7 @@ EPOCH_FILE = "loader_epochs.json"
 
 
 class ResumeEpoch(LibraryGuard):
-    """Keeps each loader's count of epochs in a file of its own, hands it to a rest and back, whatever the device."""
+    """Keeps each loader's count of epochs in its own file, hands it to a rest and back, whatever the device."""
 
     name = "resume-epoch"
     what = (
@@ -272,7 +272,7 @@ class ResumeEpoch(LibraryGuard):
         whole = source_of(loader)
         if whole.iteration < loader.iteration:
             whole.iteration = loader.iteration
-            self.acted("the epoch after a resumed one has an order of rows of its own", aloud=False)
+            self.acted("the epoch after a resumed one has its own order of rows", aloud=False)
 
     def _saved(self, stock: Callable[..., Any], folder: Any, *args: Any, **kwargs: Any) -> Any:
         saved = stock(folder, *args, **kwargs)
@@ -303,7 +303,7 @@ _REPLAY = "_hf_mps_replay"
 
 
 class ResumeBatches(Guard):
-    """Writes where the loader is into a file of its own, and lets the loader begin there again."""
+    """Writes where the loader is into its own file, and lets the loader begin there again."""
 
     name = "resume-batches"
     what = (

@@ -23,7 +23,7 @@ FILE = "mps_rng_state.pth"
 
 
 class ResumeRng(LibraryGuard):
-    """Writes a file of its own beside theirs, and reads it where they read theirs."""
+    """Writes its own file beside theirs, and reads it where they read theirs."""
 
     name = "resume-rng"
     what = "checkpoints leave out the device's random numbers, so a resumed run draws others for its dropout"

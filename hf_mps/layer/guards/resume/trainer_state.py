@@ -24,7 +24,7 @@ _WHOLE = "_hf_mps_whole_loss"
 
 
 class ResumeLoss(LibraryGuard):
-    """Writes the sum and the step of the last log entry into a file of its own, and puts both back.
+    """Writes the sum and the step of the last log entry into its own file, and puts both back.
 
     In a recipe's run the sum of what was logged too: `train_loss` is then the mean over the whole run, not over the
     steps of the last call, as it stays in scripts.

@@ -21,7 +21,7 @@ SAMPLE = 2**22
 ROUNDING = 20
 """A step is judged where it should change a weight by that many times what its dtype resolves."""
 FEEBLE = 1e-3
-"""Share of SGD's and of Adam's step that an optimizer with a rule of its own is held to, the smaller of both.
+"""Share of SGD's and of Adam's step that an optimizer with its own rule is held to, the smaller of both.
 
 Adadelta's first is three times that of Adam's, LARS takes as much of SGD's, RAdam begins as SGD.
 """
@@ -144,7 +144,7 @@ def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the weights on the device that a step should change, each with its group's settings."""
     for group in optimizer.param_groups:
         rate = group.get("lr")
-        if rate is None or not float(rate) > 0:  # before a warmup's first step, or an optimizer with a rate of its own
+        if rate is None or not float(rate) > 0:  # before a warmup's first step, or an optimizer with its own rate
             continue
         for weight in group["params"]:
             gradient = weight.grad

@@ -1,7 +1,7 @@
 """The checking mode: each access of a kernel to device or constant memory, bounded to the buffers that were bound.
 
 An access is traced back to the buffers that its address can come from: one parameter as a rule, several where the
-kernel chooses, all where the address was read from an argument buffer. One that lies outside goes to a spare place,
+kernel chooses, all where the address was read from an argument buffer. One outside goes to a spare place,
 and the first is noted: its thread, address, bytes, and buffers. In the entry's `args`, RANGES holds the address of
 (start, end, location) of each buffer after their number, and FAULT that of the note.
 """

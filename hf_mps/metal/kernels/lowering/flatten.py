@@ -131,7 +131,7 @@ _NAMED = re.compile(r"^(?:declare|define) [^@\n]*@([\w.$]+)\(", re.MULTILINE)
 
 
 def joined(*texts: str) -> str:
-    """Texts of modules as one: a definition takes the place of declarations, and a declaration stands once."""
+    """Texts of modules as one: a definition takes the place of declarations, and a declaration comes once."""
     whole = "\n".join(texts)
     defined = set(re.findall(r"^define [^@\n]*@([\w.$]+)\(", whole, re.MULTILINE))
     lines = []

@@ -106,7 +106,7 @@ class Place:
         return "{ " + ", ".join(f"[32 x {kind}]" for kind in kinds) + " }"
 
     def leaving(self) -> list[str]:
-        """A thread leaves its arguments, says where it stands, and goes."""
+        """A thread leaves its arguments, says where it is, and goes."""
         lines = []
         for number, call in enumerate(self.calls):
             for position, (kind, value) in enumerate(call.given if call.kind == "simd" else ()):

@@ -77,7 +77,7 @@ def _question(parameters: list[str], lines: list[str], asked: str) -> Question |
 
 
 DIMENSIONS = (2, 3, 4)
-"""Numbers of dimensions for which a kernel for any strides has a version of its own."""
+"""Numbers of dimensions for which a kernel for any strides has its own version."""
 SHORT = 200
 """Lines of a kernel beyond which versions cost more time in compilation than they save."""
 

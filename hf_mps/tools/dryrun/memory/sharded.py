@@ -2,7 +2,7 @@
 
 Accelerate shards the model as in a run (`fsdp2_prepare_model`), PyTorch gathers and frees its weights as in a run, and
 the trace follows what a rank then holds. PyTorch's fake process group (torch/testing/_internal/distributed/fake_pg.py)
-answers every collective at once with whatever lies in the output.
+answers every collective at once with whatever the output holds.
 """
 
 from __future__ import annotations
