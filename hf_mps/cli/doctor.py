@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from hf_mps.cli.options import Debug, Json, deferred
 from hf_mps.core.errors import UserError
@@ -14,11 +14,11 @@ from hf_mps.core.errors import UserError
 @deferred
 def doctor(
     trials: Annotated[
-        bool, typer.Option("--trials", help="Also try the device for every fault that a guard knows; takes minutes.")
+        bool, Option("--trials", help="Also try the device for every fault that a guard knows; takes minutes.")
     ] = False,
     release: Annotated[
         str | None,
-        typer.Option("--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."),
+        Option("--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."),
     ] = None,
     json: Json = False,
     debug: Debug = False,
@@ -42,22 +42,22 @@ def doctor(
 @deferred
 def config(
     config_file: Annotated[
-        str | None, typer.Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it.")
+        str | None, Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Write without asking.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit code 1 for a repair.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Write without asking.")] = False,
+    check: Annotated[bool, Option("--check", help="Change nothing; exit code 1 for a repair.")] = False,
+    json: Annotated[bool, Option("--json", help="Ask nothing and print one JSON object.")] = False,
     num_machines: Annotated[
-        int | None, typer.Option("--num_machines", help="The number of Macs that train together.")
+        int | None, Option("--num_machines", help="The number of Macs that train together.")
     ] = None,
     machine_rank: Annotated[
-        int | None, typer.Option("--machine_rank", help="The number of this Mac; 0 is the main one.")
+        int | None, Option("--machine_rank", help="The number of this Mac; 0 is the main one.")
     ] = None,
     main_process_ip: Annotated[
-        str | None, typer.Option("--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one.")
+        str | None, Option("--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one.")
     ] = None,
     main_process_port: Annotated[
-        int | None, typer.Option("--main_process_port", metavar="PORT", help="Its port. Default: 29500.")
+        int | None, Option("--main_process_port", metavar="PORT", help="Its port. Default: 29500.")
     ] = None,
     debug: Debug = False,
 ) -> None:

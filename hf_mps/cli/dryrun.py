@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, Torch, deferred
 from hf_mps.core import status
@@ -16,20 +16,18 @@ from hf_mps.core.errors import UserError
 def audit(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="TARGET [KEY=VALUE]... | -- python SCRIPT [ARGUMENT]...",
             help="A recipe's name or YAML file with keys to change; with --task a hub model's name or a folder.",
         ),
     ],
     task: Task = None,
     release: Torch = None,
-    torch_table: Annotated[
-        Path | None, typer.Option("--torch-table", help="The native_functions.yaml of another PyTorch release.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="List every operator, not only those with a finding.")] = False,
+    torch_table: Annotated[Path | None, Option(help="The native_functions.yaml of another PyTorch release.")] = None,
+    every: Annotated[bool, Option("--all", help="List every operator, not only those with a finding.")] = False,
     json: Json = False,
-    github: Annotated[bool, typer.Option("--github", help="Print GitHub annotations.")] = False,
-    badge: Annotated[bool, typer.Option("--badge", help="Print a badge line for a README.")] = False,
+    github: Annotated[bool, Option("--github", help="Print GitHub annotations.")] = False,
+    badge: Annotated[bool, Option("--badge", help="Print a badge line for a README.")] = False,
     debug: Debug = False,
 ) -> None:
     """Find the operators of a training step that have no Metal kernel; it needs neither a Mac nor the model's weights.
@@ -63,16 +61,11 @@ def plan(
     target: Target,
     overrides: Overrides = None,
     memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="MAC", help="Another Mac: 16gb, or m2-pro-16gb. Default: this one."),
+        str | None, Option(metavar="MAC", help="Another Mac: 16gb, or m2-pro-16gb. Default: this one.")
     ] = None,
     task: Task = None,
-    length: Annotated[
-        int | None, typer.Option("--length", min=1, help="Tokens of a row. Default: the recipe's longest.")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", min=2, help="Under FSDP: what each of N processes holds.")
-    ] = None,
+    length: Annotated[int | None, Option(min=1, help="Tokens of a row. Default: the recipe's longest.")] = None,
+    ranks: Annotated[int | None, Option(min=2, help="Under FSDP: what each of N processes holds.")] = None,
     release: Torch = None,
     json: Json = False,
     debug: Debug = False,
@@ -109,8 +102,8 @@ def parity(
     target: Target,
     overrides: Overrides = None,
     task: Task = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps on each device.")] = 3,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Rows of a batch. Default: the recipe's.")] = None,
+    steps: Annotated[int, Option(min=1, help="Optimizer steps on each device.")] = 3,
+    rows: Annotated[int | None, Option(min=1, help="Rows of a batch. Default: the recipe's.")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:

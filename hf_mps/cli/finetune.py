@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from hf_mps.cli.options import Debug, RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
@@ -26,30 +27,28 @@ def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
 def finetune(
     recipe: RecipeName,
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes keys of the recipe.", autocompletion=_keys),
+        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Changes keys of the recipe.", autocompletion=_keys)
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Train anew in a new folder; an earlier run of the recipe stays.")
+        bool, Option("--fresh", help="Train anew in a new folder; an earlier run of the recipe stays.")
     ] = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Try the recipe in a minute, with a tiny model and made-up rows.")
+        bool, Option("--smoke", help="Try the recipe in a minute, with a tiny model and made-up rows.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print every decision of the run with its reason, without training.")
+        bool, Option("--plan", help="Print every decision of the run with its reason, without training.")
     ] = False,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(
-            "--sweep",
+        Option(
             metavar="KEY=VALUE,VALUE… [KEY=…]...",
             help="Train once for each combination of the values and compare the runs.",
         ),
     ] = None,
     check_parity: Annotated[
-        bool, typer.Option("--check-parity", help="First train three steps on the CPU and on Metal and compare.")
+        bool, Option("--check-parity", help="First train three steps on the CPU and on Metal and compare.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --plan: print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="With --plan: print JSON.")] = False,
     version: Version = False,
     debug: Debug = False,
 ) -> None:

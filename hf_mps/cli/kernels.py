@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from hf_mps.cli.options import Debug, Json, deferred
 from hf_mps.core.errors import UserError
@@ -29,7 +30,7 @@ def _names(incomplete: str) -> list[str]:
 
 Release = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--release",
         metavar="RELEASE",
         help="A fetched release. Default: the installed torch's, or the newest.",
@@ -43,11 +44,10 @@ Release = Annotated[
 def fetch_kernels(
     releases: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RELEASE]...", help="Releases, such as 2.13.0 or mlx. Default: the installed torch's."),
+        Argument(metavar="[RELEASE]...", help="Releases, such as 2.13.0 or mlx. Default: the installed torch's."),
     ] = None,
     wheel: Annotated[
-        list[Path] | None,
-        typer.Option("--wheel", metavar="PATH", help="A macOS arm64 wheel of PyTorch, for a machine without network."),
+        list[Path] | None, Option(metavar="PATH", help="A macOS arm64 wheel of PyTorch, for a machine without network.")
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -76,7 +76,7 @@ def fetch_kernels(
 @deferred
 def list_kernels(
     family: Annotated[
-        str | None, typer.Option("--family", metavar="FAMILY", help="The kernels of one family, with their buffers.")
+        str | None, Option(metavar="FAMILY", help="The kernels of one family, with their buffers.")
     ] = None,
     release: Release = None,
     json: Json = False,
@@ -116,12 +116,10 @@ def list_kernels(
 def show_kernel(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).", autocompletion=_names
-        ),
+        Argument(metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).", autocompletion=_names),
     ],
     release: Release = None,
-    ir: Annotated[bool, typer.Option("--ir", help="Print the kernel's LLVM module instead.")] = False,
+    ir: Annotated[bool, Option("--ir", help="Print the kernel's LLVM module instead.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -151,9 +149,9 @@ def show_kernel(
 def remove_kernels(
     releases: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RELEASE]...", help="Fetched releases, such as 2.13.0.", autocompletion=_releases),
+        Argument(metavar="[RELEASE]...", help="Fetched releases, such as 2.13.0.", autocompletion=_releases),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove every fetched release.")] = False,
+    everything: Annotated[bool, Option("--all", help="Remove every fetched release.")] = False,
     debug: Debug = False,
 ) -> None:
     """Remove fetched releases and what was compiled of them from your cache.

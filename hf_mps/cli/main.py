@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from hf_mps.cli.bench import bench
 from hf_mps.cli.doctor import config, doctor
@@ -84,7 +85,7 @@ app.command()(finetune)
 def run(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="[-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]...",
             help="The script's command.",
         ),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import hf_mps
 from hf_mps.core.errors import LARGEST_BATCH
@@ -18,26 +19,24 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[
-    bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Task = Annotated[str | None, typer.Option("--task", help="What the model learns, such as sft.")]
+Version = Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object.")]
+Task = Annotated[str | None, Option("--task", help="What the model learns, such as sft.")]
 Target = Annotated[
-    str, typer.Argument(metavar="TARGET", help="A recipe's name or YAML file; with --task a hub id or a folder.")
+    str, Argument(metavar="TARGET", help="A recipe's name or YAML file; with --task a hub id or a folder.")
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes keys of the recipe.")]
+Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Changes keys of the recipe.")]
 Torch = Annotated[
-    str | None, typer.Option("--torch", metavar="RELEASE", help="A PyTorch release. Default: the installed one.")
+    str | None, Option("--torch", metavar="RELEASE", help="A PyTorch release. Default: the installed one.")
 ]
 SavedModel = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a name on the hub.")
+    str, Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a name on the hub.")
 ]
 SavedTask = Annotated[
-    str | None, typer.Option("--task", help="The task of a model that no run trained. Default: its files tell.")
+    str | None, Option("--task", help="The task of a model that no run trained. Default: its files tell.")
 ]
-Batch = Annotated[int | None, typer.Option("--batch", min=1, max=LARGEST_BATCH, help="Rows computed at once.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of a failure.")]
+Batch = Annotated[int | None, Option("--batch", min=1, max=LARGEST_BATCH, help="Rows computed at once.")]
+Debug = Annotated[bool, Option("--debug", help="Show the whole traceback of a failure.")]
 
 
 def recipe_names(incomplete: str) -> list[str]:
@@ -49,7 +48,7 @@ def recipe_names(incomplete: str) -> list[str]:
 
 RecipeName = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="RECIPE", help="A recipe's name (hf-mps recipes list) or a YAML file.", autocompletion=recipe_names
     ),
 ]

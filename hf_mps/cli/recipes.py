@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from hf_mps.cli.options import Debug, RecipeName, deferred, recipe_names
 from hf_mps.core.errors import MISUSE
@@ -46,7 +47,7 @@ def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
 def copy_recipe(
     recipe: RecipeName,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="The new file. Default: the recipe's name with .yaml.")
+        Path | None, Argument(metavar="[FILE]", help="The new file. Default: the recipe's name with .yaml.")
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -78,7 +79,7 @@ def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
 def validate_recipes(
     recipe: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE]...", help="Names or YAML files. Default: all.", autocompletion=recipe_names),
+        Argument(metavar="[RECIPE]...", help="Names or YAML files. Default: all.", autocompletion=recipe_names),
     ] = None,
     debug: Debug = False,
 ) -> int:

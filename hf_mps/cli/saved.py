@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from hf_mps.cli.options import Batch, Debug, Json, Overrides, SavedModel, SavedTask, deferred
 from hf_mps.core import status
@@ -17,21 +17,20 @@ def predict(
     run: SavedModel,
     words: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[FILE | -] [KEY=VALUE]...",
             help="The rows: csv, jsonl, a text in each line, an image or sound; - is stdin. KEY=VALUE changes keys.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the answers to this new file. Default: stdout.")
+        Path | None, Option(metavar="FILE", help="Write the answers to this new file. Default: stdout.")
     ] = None,
-    kind: Annotated[str | None, typer.Option("--format", help="csv or jsonl. Default: as --out ends, or csv.")] = None,
+    kind: Annotated[str | None, Option("--format", help="csv or jsonl. Default: as --out ends, or csv.")] = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Also write the probability of every class or label.")
+        bool, Option("--probabilities", help="Also write the probability of every class or label.")
     ] = False,
     keep: Annotated[
-        list[str] | None,
-        typer.Option("--keep", metavar="COLUMN", help="Copy this column of the rows to the answers; may be repeated."),
+        list[str] | None, Option(metavar="COLUMN", help="Copy this column of the rows to the answers; may be repeated.")
     ] = None,
     batch: Batch = None,
     task: SavedTask = None,
@@ -126,17 +125,13 @@ def evaluate(
 @deferred
 def chat(
     run: SavedModel,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
-    base: Annotated[
-        bool, typer.Option("--base", help="Also let the model answer as it was before its training.")
-    ] = False,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, help="The longest answer, in tokens.")
-    ] = 512,
+    system: Annotated[str | None, Option(metavar="TEXT", help="The system prompt.")] = None,
+    base: Annotated[bool, Option("--base", help="Also let the model answer as it was before its training.")] = False,
+    max_new_tokens: Annotated[int, Option(min=1, help="The longest answer, in tokens.")] = 512,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="Above 0 answers are drawn; 0 takes the likeliest words.")
+        float, Option(min=0.0, help="Above 0 answers are drawn; 0 takes the likeliest words.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed of drawn answers.")] = 42,
+    seed: Annotated[int, Option(min=0, help="The seed of drawn answers.")] = 42,
     task: SavedTask = None,
     debug: Debug = False,
 ) -> None:
