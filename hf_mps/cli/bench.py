@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
 from typer import Option
 
@@ -15,28 +14,18 @@ from hf_mps.core.errors import UserError
 @deferred
 def bench(
     overrides: Overrides = None,
-    recipe: Annotated[
-        str | None, Option(metavar="RECIPE", help="A recipe's step instead.", autocompletion=recipe_names)
-    ] = None,
-    model: Annotated[
-        str | None, Option(metavar="NAME", help="A model's step instead, with --task; needs no weights.")
-    ] = None,
+    recipe: str | None = Option(None, metavar="RECIPE", help="A recipe's step instead.", autocompletion=recipe_names),
+    model: str | None = Option(None, metavar="NAME", help="A model's step instead, with --task; needs no weights."),
     task: Task = None,
-    quick: Annotated[
-        bool, Option("--quick", help="Measure smaller batches, fewer times, in under two minutes.")
-    ] = False,
-    launches: Annotated[
-        bool, Option("--launches", help="Count launches, waits and copies of a training step instead of time.")
-    ] = False,
+    quick: bool = Option(False, "--quick", help="Measure smaller batches, fewer times, in under two minutes."),
+    launches: bool = Option(
+        False, "--launches", help="Count launches, waits and copies of a training step instead of time."
+    ),
     release: Torch = None,
-    warm_up: Annotated[int | None, Option(min=1, help="Steps before the measured ones. Default: 3; --quick 1.")] = None,
-    repetitions: Annotated[int | None, Option(min=3, help="Measured steps. Default: 10; --quick 3.")] = None,
-    output: Annotated[
-        Path | None, Option(help="A new folder for the files. Default: runs/bench, or runs/bench-2 …")
-    ] = None,
-    sign: Annotated[
-        str | None, Option(metavar="NAME", help="Print one line for the collected benchmarks, in your NAME.")
-    ] = None,
+    warm_up: int | None = Option(None, min=1, help="Steps before the measured ones. Default: 3; --quick 1."),
+    repetitions: int | None = Option(None, min=3, help="Measured steps. Default: 10; --quick 3."),
+    output: Path | None = Option(None, help="A new folder for the files. Default: runs/bench, or runs/bench-2 …"),
+    sign: str | None = Option(None, metavar="NAME", help="Print one line for the collected benchmarks, in your NAME."),
     json: Json = False,
     debug: Debug = False,
 ) -> None:

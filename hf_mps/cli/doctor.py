@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from typer import Option
 
@@ -13,13 +12,12 @@ from hf_mps.core.errors import UserError
 
 @deferred
 def doctor(
-    trials: Annotated[
-        bool, Option("--trials", help="Also try the device for every fault that a guard knows; takes minutes.")
-    ] = False,
-    release: Annotated[
-        str | None,
-        Option("--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."),
-    ] = None,
+    trials: bool = Option(
+        False, "--trials", help="Also try the device for every fault that a guard knows; takes minutes."
+    ),
+    release: str | None = Option(
+        None, "--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."
+    ),
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -41,24 +39,20 @@ def doctor(
 
 @deferred
 def config(
-    config_file: Annotated[
-        str | None, Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it.")
-    ] = None,
-    yes: Annotated[bool, Option("--yes", help="Write without asking.")] = False,
-    check: Annotated[bool, Option("--check", help="Change nothing; exit code 1 for a repair.")] = False,
-    json: Annotated[bool, Option("--json", help="Ask nothing and print one JSON object.")] = False,
-    num_machines: Annotated[
-        int | None, Option("--num_machines", help="The number of Macs that train together.")
-    ] = None,
-    machine_rank: Annotated[
-        int | None, Option("--machine_rank", help="The number of this Mac; 0 is the main one.")
-    ] = None,
-    main_process_ip: Annotated[
-        str | None, Option("--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one.")
-    ] = None,
-    main_process_port: Annotated[
-        int | None, Option("--main_process_port", metavar="PORT", help="Its port. Default: 29500.")
-    ] = None,
+    config_file: str | None = Option(
+        None, "--config_file", metavar="PATH", help="Default: where accelerate launch looks for it."
+    ),
+    yes: bool = Option(False, "--yes", help="Write without asking."),
+    check: bool = Option(False, "--check", help="Change nothing; exit code 1 for a repair."),
+    json: bool = Option(False, "--json", help="Ask nothing and print one JSON object."),
+    num_machines: int | None = Option(None, "--num_machines", help="The number of Macs that train together."),
+    machine_rank: int | None = Option(None, "--machine_rank", help="The number of this Mac; 0 is the main one."),
+    main_process_ip: str | None = Option(
+        None, "--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one."
+    ),
+    main_process_port: int | None = Option(
+        None, "--main_process_port", metavar="PORT", help="Its port. Default: 29500."
+    ),
     debug: Debug = False,
 ) -> None:
     """Write or repair Accelerate's configuration file for this Mac, or for several.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 from typer import Argument, Option
 
@@ -26,29 +24,21 @@ def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
 @deferred
 def finetune(
     recipe: RecipeName,
-    overrides: Annotated[
-        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Changes keys of the recipe.", autocompletion=_keys)
-    ] = None,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Train anew in a new folder; an earlier run of the recipe stays.")
-    ] = False,
-    smoke: Annotated[
-        bool, Option("--smoke", help="Try the recipe in a minute, with a tiny model and made-up rows.")
-    ] = False,
-    plan: Annotated[
-        bool, Option("--plan", help="Print every decision of the run with its reason, without training.")
-    ] = False,
-    sweep: Annotated[
-        list[str] | None,
-        Option(
-            metavar="KEY=VALUE,VALUE… [KEY=…]...",
-            help="Train once for each combination of the values and compare the runs.",
-        ),
-    ] = None,
-    check_parity: Annotated[
-        bool, Option("--check-parity", help="First train three steps on the CPU and on Metal and compare.")
-    ] = False,
-    as_json: Annotated[bool, Option("--json", help="With --plan: print JSON.")] = False,
+    overrides: list[str] | None = Argument(
+        None, metavar="[KEY=VALUE]...", help="Changes keys of the recipe.", autocompletion=_keys
+    ),
+    fresh: bool = Option(False, "--fresh", help="Train anew in a new folder; an earlier run of the recipe stays."),
+    smoke: bool = Option(False, "--smoke", help="Try the recipe in a minute, with a tiny model and made-up rows."),
+    plan: bool = Option(False, "--plan", help="Print every decision of the run with its reason, without training."),
+    sweep: list[str] | None = Option(
+        None,
+        metavar="KEY=VALUE,VALUE… [KEY=…]...",
+        help="Train once for each combination of the values and compare the runs.",
+    ),
+    check_parity: bool = Option(
+        False, "--check-parity", help="First train three steps on the CPU and on Metal and compare."
+    ),
+    as_json: bool = Option(False, "--json", help="With --plan: print JSON."),
     version: Version = False,
     debug: Debug = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -42,13 +43,12 @@ Release = Annotated[
 @kernels.command("fetch")
 @deferred
 def fetch_kernels(
-    releases: Annotated[
-        list[str] | None,
-        Argument(metavar="[RELEASE]...", help="Releases, such as 2.13.0 or mlx. Default: the installed torch's."),
-    ] = None,
-    wheel: Annotated[
-        list[Path] | None, Option(metavar="PATH", help="A macOS arm64 wheel of PyTorch, for a machine without network.")
-    ] = None,
+    releases: list[str] | None = Argument(
+        None, metavar="[RELEASE]...", help="Releases, such as 2.13.0 or mlx. Default: the installed torch's."
+    ),
+    wheel: list[Path] | None = Option(
+        None, metavar="PATH", help="A macOS arm64 wheel of PyTorch, for a machine without network."
+    ),
     debug: Debug = False,
 ) -> None:
     """Download the Metal kernels of a release of PyTorch or MLX into your cache.
@@ -61,9 +61,7 @@ def fetch_kernels(
     """
     from hf_mps.metal.kernels import fetch, store
 
-    def say(line: str) -> None:
-        print(line, flush=True)
-
+    say = functools.partial(print, flush=True)
     if releases and wheel:
         raise UserError("a RELEASE cannot be combined with --wheel, which is a file; give one of them")
     for path in wheel or ():
@@ -75,9 +73,7 @@ def fetch_kernels(
 @kernels.command("list")
 @deferred
 def list_kernels(
-    family: Annotated[
-        str | None, Option(metavar="FAMILY", help="The kernels of one family, with their buffers.")
-    ] = None,
+    family: str | None = Option(None, metavar="FAMILY", help="The kernels of one family, with their buffers."),
     release: Release = None,
     json: Json = False,
     debug: Debug = False,
@@ -96,19 +92,14 @@ def list_kernels(
         if json:
             _print_json({"release": release, "family": family, "kernels": names})
             return
-        for line in aligned([describe.in_short(library, name) for name in names], widest=100):
-            print(line)
+        print(*aligned([describe.in_short(library, name) for name in names], widest=100), sep="\n")
         return
     found, table = describe.releases(), describe.table(library)
     if json:
-        listed = [family._asdict() for family in table]
-        _print_json({"releases": found, "release": release, "families": listed})
+        _print_json({"releases": found, "release": release, "families": [family._asdict() for family in table]})
         return
-    for line in describe.release_lines(found):
-        print(line)
-    print(f"families of {release}:")
-    for line in describe.family_lines(table):
-        print(line)
+    heads = (*describe.release_lines(found), f"families of {release}:")
+    print(*heads, *describe.family_lines(table), sep="\n")
 
 
 @kernels.command("show")
@@ -119,7 +110,7 @@ def show_kernel(
         Argument(metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).", autocompletion=_names),
     ],
     release: Release = None,
-    ir: Annotated[bool, Option("--ir", help="Print the kernel's LLVM module instead.")] = False,
+    ir: bool = Option(False, "--ir", help="Print the kernel's LLVM module instead."),
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -140,18 +131,16 @@ def show_kernel(
     if json:
         _print_json(known)
         return
-    for line in describe.kernel_lines(known):
-        print(line)
+    print(*describe.kernel_lines(known), sep="\n")
 
 
 @kernels.command("remove")
 @deferred
 def remove_kernels(
-    releases: Annotated[
-        list[str] | None,
-        Argument(metavar="[RELEASE]...", help="Fetched releases, such as 2.13.0.", autocompletion=_releases),
-    ] = None,
-    everything: Annotated[bool, Option("--all", help="Remove every fetched release.")] = False,
+    releases: list[str] | None = Argument(
+        None, metavar="[RELEASE]...", help="Fetched releases, such as 2.13.0.", autocompletion=_releases
+    ),
+    everything: bool = Option(False, "--all", help="Remove every fetched release."),
     debug: Debug = False,
 ) -> None:
     """Remove fetched releases and what was compiled of them from your cache.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from typer import Argument
@@ -26,8 +25,7 @@ def list_recipes(debug: Debug = False) -> None:
     """
     from hf_mps.finetune.recipe import catalogue
 
-    for line in aligned((entry.name, entry.purpose) for entry in catalogue.entries()):
-        print(line)
+    print(*aligned((entry.name, entry.purpose) for entry in catalogue.entries()), sep="\n")
 
 
 @recipes.command("show")
@@ -46,9 +44,7 @@ def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
 @deferred
 def copy_recipe(
     recipe: RecipeName,
-    file: Annotated[
-        Path | None, Argument(metavar="[FILE]", help="The new file. Default: the recipe's name with .yaml.")
-    ] = None,
+    file: Path | None = Argument(None, metavar="[FILE]", help="The new file. Default: the recipe's name with .yaml."),
     debug: Debug = False,
 ) -> None:
     """Copy a recipe into a new file, for you to change.
@@ -70,17 +66,16 @@ def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
     """
     from hf_mps.finetune.recipe import keys
 
-    for line in aligned([(key.name, key.default, key.kind, key.meaning) for key in keys.of_recipe(recipe)]):
-        print(line)
+    rows = [(key.name, key.default, key.kind, key.meaning) for key in keys.of_recipe(recipe)]
+    print(*aligned(rows), sep="\n")
 
 
 @recipes.command("validate")
 @deferred
 def validate_recipes(
-    recipe: Annotated[
-        list[str] | None,
-        Argument(metavar="[RECIPE]...", help="Names or YAML files. Default: all.", autocompletion=recipe_names),
-    ] = None,
+    recipe: list[str] | None = Argument(
+        None, metavar="[RECIPE]...", help="Names or YAML files. Default: all.", autocompletion=recipe_names
+    ),
     debug: Debug = False,
 ) -> int:
     """Print everything that is wrong with recipes, with file and line. Exit code 2 where anything is.

@@ -151,12 +151,9 @@ class _Loader:
         self._stock, self._who, self._arm = stock, who, arm
 
     def __getattr__(self, name: str) -> object:
-        # inspect, pkgutil and importlib.resources ask a loader for its source and files before it has run.
+        # The import system has a loader create the module; inspect, pkgutil and importlib.resources ask for its source
+        # and files before it has run.
         return getattr(self._stock, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._stock.create_module(spec)
-        return module
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:

@@ -49,15 +49,10 @@ def draw(outcome: Outcome) -> bytes:
         # In the title, not below it: a picture is cut and passed on.
         warning = ": not a Mac's speed" if simulated(outcome.device) else ""
         quick = "quick: small batches" if outcome.asked.quick else ""
-        facts = [
-            chip,
-            outcome.facts["versions"].value,
-            counted(outcome.asked.settings.repetitions, "repetition"),
-            quick,
-        ]
+        repetitions = counted(outcome.asked.settings.repetitions, "repetition")
+        facts = "   ·   ".join(filter(None, (chip, outcome.facts["versions"].value, repetitions, quick)))
         figure.text(0.1, 0.925, title + warning, fontsize=15, fontweight="bold", parse_math=False)
-        line = "   ·   ".join(fact for fact in facts if fact)
-        figure.text(0.1, 0.86, line, fontsize=10, color=QUIET, parse_math=False)
+        figure.text(0.1, 0.86, facts, fontsize=10, color=QUIET, parse_math=False)
 
     return png((8, 5), paint)
 

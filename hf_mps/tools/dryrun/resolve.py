@@ -29,6 +29,12 @@ class Target:
         return replace(self, resolved=self.resolved.with_overrides(values))
 
 
+def is_command(words: Sequence[str]) -> bool:
+    """Return whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
+    first = words[0].rpartition("/")[2] if words else ""
+    return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
+
+
 def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = None) -> Target:
     """Return the target called `name`: a recipe, its YAML file, or with `task` a hub id, a folder, or pypi:PACKAGE.
 

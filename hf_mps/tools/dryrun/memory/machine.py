@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import GIB
-from hf_mps.metal.device import profiles
+from hf_mps.metal.device import machine, memory, profiles
 
 _SIZE = re.compile(r"(\d+)\s*(gb|gib|g)?", re.I)
 
@@ -56,8 +56,6 @@ def named(text: str) -> Machine:
 
 def present() -> Machine:
     """This Mac, or the simulated one. Imports torch."""
-    from hf_mps.metal.device import machine, memory
-
     total = memory.total("mps")
     return Machine(machine.present().chip, total, memory.recommended("mps") or total)
 
@@ -65,8 +63,6 @@ def present() -> Machine:
 def of_ranks(ranks: int) -> Machine:
     """Return what one of `ranks` may take: a GPU's memory where CUDA is there, else its share of the machine's."""
     import torch
-
-    from hf_mps.metal.device import machine, memory
 
     if torch.cuda.is_available():
         total = memory.total("cuda")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -28,17 +28,14 @@ from hf_mps.core.text import summary
 from hf_mps.finetune.smoke.fake import DEVICE, needs_numbers
 from hf_mps.layer.fused_step.attention import blockwise
 from hf_mps.metal.operators.calls import tensors_of
+from hf_mps.metal.operators.launch_class import Call
 from hf_mps.metal.operators.table import NO_OPERATORS
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
 from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
 from hf_mps.tools.dryrun.memory.machine import largest
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
-from hf_mps.tools.dryrun.step import generates, models_of
-
-if TYPE_CHECKING:
-    from hf_mps.metal.operators.launch_class import Call
-    from hf_mps.tools.dryrun.step import TrainingStep
+from hf_mps.tools.dryrun.step import TrainingStep, generates, models_of
 
 
 @dataclass
