@@ -22,6 +22,7 @@ from hf_mps.core import notices
 from hf_mps.core.errors import UserError, run_command
 from hf_mps.core.extras import bitsandbytes_unheard
 
+Work = Callable[[], int | None] | int | None
 app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
 
 
@@ -49,16 +50,14 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
         return run_command(verb, debug="--debug" in words) or sum(codes)
 
 
-def _parse(argv: list[str], program: str) -> Callable[[], int | None] | int | None:
+def _parse(argv: list[str], program: str) -> Work:
     """The work that `argv` asks for, or an exit code where the parser did it all. Raises UserError for misuse."""
     verb = [word for word in argv[:1] if program.endswith(f".{word}")]
     parser: Any = typer.main.get_command(app)
     if verb:
         parser = parser.commands[verb[0]]
     try:
-        work: Callable[[], int | None] | int | None = parser.main(
-            args=argv[len(verb) :], prog_name=program, standalone_mode=False
-        )
+        work: Work = parser.main(args=argv[len(verb) :], prog_name=program, standalone_mode=False)
     except Exception as error:
         # typer ships a click of its own since 0.26 and used the other before: both know a usage error by this method.
         words = getattr(error, "format_message", None)

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -117,12 +118,8 @@ def user_line() -> tuple[str, int] | None:
     return None
 
 
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
+def _stack(frame: FrameType) -> list[FrameType]:
+    return [each for each, _ in traceback.walk_stack(frame)]
 
 
 def _is_users(frame: FrameType) -> bool:

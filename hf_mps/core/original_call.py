@@ -56,7 +56,7 @@ class OriginalCall:
         return result
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Around:
     """One function of ours around one of a library's; `wrapper(stock, *arguments)` is called while `owner.on`."""
 

@@ -99,9 +99,8 @@ class MetaCheckpoint(Checkpoint):
         if (rounded := settings.get("quantization_config")) is not None:
             quantize(model, rounded)
         count = quantization.parameters(model)
-        return model, Choice(
-            self.name, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
-        )
+        made = f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
+        return model, Choice(self.name, made)
 
     def denoiser(self) -> tuple[Any, Choice[str]]:
         """Return a UNet or transformer of the configuration, in `dtype`."""
@@ -207,9 +206,8 @@ def _state(weight: Any, kind: str) -> Any:
     def numbers(*size: int) -> Any:
         return weight.new_empty(size, dtype=torch.float32)
 
-    nested = functional.QuantState(
-        numbers(-(-blocks // NESTED)), code=numbers(256), blocksize=NESTED, dtype=torch.float32
-    )
+    scales, table = numbers(-(-blocks // NESTED)), numbers(256)
+    nested = functional.QuantState(scales, code=table, blocksize=NESTED, dtype=torch.float32)
     return functional.QuantState(
         weight.new_empty(blocks, dtype=torch.uint8),
         shape=weight.shape,
@@ -256,9 +254,8 @@ def expanded(func: Any, *args: Any, **kwargs: Any) -> Any:
     if name == "dequantize_4bit":
         packed, scales, block, _, shape, dtype = args
         table = packed.new_empty(16, dtype=torch.float32)  # bitsandbytes keeps its own, and would keep a fake one
-        return ops._dequantize_4bit_compute.__wrapped__(
-            packed.view(torch.uint8).reshape(-1), scales, table, block, shape, dtype
-        )
+        halves = packed.view(torch.uint8).reshape(-1)
+        return ops._dequantize_4bit_compute.__wrapped__(halves, scales, table, block, shape, dtype)
     codes, scales, table, block, dtype = args
     whole = ops._dequantize_blockwise_compute.__wrapped__(codes.reshape(-1), scales, table, block, dtype)
     return whole.reshape(codes.shape)

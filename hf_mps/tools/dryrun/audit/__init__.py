@@ -90,13 +90,11 @@ def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
     batches = training.get("gradient_accumulation_steps") or 1
     if batches <= TRACED:
         return training, {}
-    told = Choice(
-        f"{TRACED} of {batches} batches", "the others of a step call what the second does; they are not counted"
-    )
+    reason = "the others of a step call what the second does; they are not counted"
     less = {"gradient_accumulation_steps": TRACED}
     if tasks.find(recipe.task).in_groups:
         less["num_generations"] = TRACED * (training.get("per_device_train_batch_size") or 1)
-    return {**training, **less}, {"accumulation": told}
+    return {**training, **less}, {"accumulation": Choice(f"{TRACED} of {batches} batches", reason)}
 
 
 class _Stepped(BaseException):

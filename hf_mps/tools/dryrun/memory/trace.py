@@ -304,9 +304,8 @@ class _Form:
 
     def made(self, mode: Any) -> FakeTensor:
         with _disable_current_modes():
-            return FakeTensor(
-                mode, torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta"), self.device
-            )
+            form = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            return FakeTensor(mode, form, self.device)
 
 
 def _described(value: Any) -> Any:

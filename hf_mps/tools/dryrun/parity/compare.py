@@ -137,11 +137,9 @@ def compare(reference: Trace, metal: Trace, precision: str = "fp32", again: Trac
 
 def equal(first: Trace, second: Trace) -> bool:
     """Return whether two traces are the same to the bit."""
-    if (first.losses, first.norms, first.failure) != (second.losses, second.norms, second.failure):
-        return False
-    return first.events.keys() == second.events.keys() and all(
-        bool((digest.values == second.events[key].values).all()) for key, digest in first.events.items()
-    )
+    told = [(each.losses, each.norms, each.failure, each.events.keys()) for each in (first, second)]
+    pairs = ((digest.values, second.events[key].values) for key, digest in first.events.items())
+    return told[0] == told[1] and all(bool((one == other).all()) for one, other in pairs)
 
 
 def _steps(reference: Trace, metal: Trace, share: float) -> tuple[Step, ...]:
