@@ -17,12 +17,11 @@ from hf_mps.finetune.smoke.fake import needs_numbers
 from hf_mps.layer.activation import run
 from hf_mps.metal.operators.launch_class import LaunchTable
 from hf_mps.metal.operators.table import OperatorSupport
-from hf_mps.tools.dryrun import layers, metal_device, prepare
+from hf_mps.tools.dryrun import layers, metal_device
 from hf_mps.tools.dryrun.audit.record import Audit, OperatorRecorder, audit_of
 from hf_mps.tools.dryrun.launches import asked_for, table_of
 from hf_mps.tools.dryrun.modules import BETWEEN, OPTIMIZER, ModuleTracker
 from hf_mps.tools.dryrun.resolve import Target
-from hf_mps.tools.dryrun.step import generates, model_errors, models_of
 
 FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
 TRACED = 2
@@ -37,6 +36,10 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
     native_functions.yaml, which says nothing of launches. Raises UserError for what cannot be looked at.
     """
     device, (training, accumulated) = metal_device(), _traced(target.resolved.recipe)
+    # Not at the head: they import transformers, for which a script that is looked at may still set variables.
+    from hf_mps.tools.dryrun import prepare
+    from hf_mps.tools.dryrun.step import generates, model_errors, models_of
+
     support, launches = _tables(torch_table, release)
     facts = {"device": device, **asked_for(release, launches), **accumulated}
 
