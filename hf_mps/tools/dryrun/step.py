@@ -6,7 +6,7 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -187,16 +187,15 @@ def make(
         # Nothing is recorded of a step that is looked at.
         choices = {name: choice for name, choice in plan.choices.items() if name != cuda_graphs.KEY}
         plan = replace(plan, arguments=arguments, choices=choices)
-        for model in models_of(prepared):
+        models = models_of(prepared)
+        for model in models:
             _forget_preparation(model)
-        if fake is None:
-            trainer = make_trainer(plan, prepared, Stopwatch())
-        else:
-            models = models_of(prepared)
+        if fake is not None:
             ignore_moves(models)
-            # The trainer may add adapters to the model, which have to be without weights too.
-            with torch.device("meta"):
-                trainer = make_trainer(plan, prepared, Stopwatch())
+        # The trainer may add adapters to the model, which have to be without weights too.
+        with torch.device("meta") if fake is not None else nullcontext():
+            trainer = make_trainer(plan, prepared, Stopwatch())
+        if fake is not None:
             make_fake([trainer.model, *models], fake, device.value)
     facts = {"precision": plan.choices["precision"]}
     if generates(trainer):

@@ -44,13 +44,12 @@ def named(text: str) -> Machine:
     """The machine that `text` names: 16gb, or a profile's name (m2-pro-16gb). Raises UserError for anything else."""
     given = _SIZE.fullmatch(text.strip())
     if given and int(given[1]) > 0:
-        profile = profiles.Profile(f"{given[1]} GB", "Apple silicon", 0, int(given[1]) * GIB, (0, 0))
-        return Machine(f"a Mac with {given[1]} GB", profile.memory, profile.recommended_max)
-    word = text.strip().lower()
-    if word not in profiles.PROFILES:
+        profile = profiles.Profile(f"a Mac with {given[1]} GB", "Apple silicon", 0, int(given[1]) * GIB, (0, 0))
+    elif (word := text.strip().lower()) in profiles.PROFILES:
+        profile = profiles.PROFILES[word]
+    else:
         allowed = f"a size as 16gb, or {', '.join(profiles.PROFILES)}"
         raise UserError(f"--memory {text} is not a machine; allowed: {allowed}{nearest(word, profiles.PROFILES)}")
-    profile = profiles.PROFILES[word]
     return Machine(profile.name, profile.memory, profile.recommended_max)
 
 

@@ -189,8 +189,6 @@ def _rel_error(reference: Trace, key: Key, metal: Trace, share: float) -> float:
             return 0.0
         size = gradient.values.abs()
         significant = size > SIGNIFICANT_GRADIENT * max(float(size.max()) if size.numel() else 0.0, floor)
-        if not bool(significant.any()):
-            return 0.0
         mine, other = (Digest(float("nan"), each.values[significant]) for each in (ours, theirs))
         return mine.rel_error(other)
     return ours.rel_error(theirs)
