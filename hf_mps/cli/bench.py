@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer import Option
 
-from hf_mps.cli.options import Debug, Json, Overrides, Task, Torch, deferred, recipe_names
+from hf_mps.cli.options import Json, Overrides, Task, Torch, deferred, recipe_names
 from hf_mps.core.errors import UserError
 
 
@@ -27,7 +27,6 @@ def bench(
     output: Path | None = Option(None, help="A new folder for the files. Default: runs/bench, or runs/bench-2 …"),
     sign: str | None = Option(None, metavar="NAME", help="Print one line for the collected benchmarks, in your NAME."),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure how much faster the device trains and evaluates ResNet50, BERT and VGG16 than the CPU.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer import Option
 
-from hf_mps.cli.options import Debug, Json, deferred
+from hf_mps.cli.options import Json, deferred
 from hf_mps.core.errors import UserError
 
 
@@ -19,7 +19,6 @@ def doctor(
         None, "--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."
     ),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Tell whether this machine is ready to train on Metal, and if not, what to type.
 
@@ -53,7 +52,6 @@ def config(
     main_process_port: int | None = Option(
         None, "--main_process_port", metavar="PORT", help="Its port. Default: 29500."
     ),
-    debug: Debug = False,
 ) -> None:
     """Write or repair Accelerate's configuration file for this Mac, or for several.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, Torch, deferred
+from hf_mps.cli.options import Json, Overrides, Target, Task, Torch, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
 
@@ -29,7 +29,6 @@ def audit(
     json: Json = False,
     github: bool = Option(False, "--github", help="Print GitHub annotations."),
     badge: bool = Option(False, "--badge", help="Print a badge line for a README."),
-    debug: Debug = False,
 ) -> None:
     """Find the operators of a training step that have no Metal kernel; it needs neither a Mac nor the model's weights.
 
@@ -68,7 +67,6 @@ def plan(
     ranks: int | None = Option(None, min=2, help="Under FSDP: what each of N processes holds."),
     release: Torch = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Tell whether a training fits into a Mac's memory, and what would make it fit.
 
@@ -108,7 +106,6 @@ def parity(
     steps: int = Option(3, min=1, help="Optimizer steps on each device."),
     rows: int | None = Option(None, min=1, help="Rows of a batch. Default: the recipe's."),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Train the same steps on the CPU and on Metal, and tell whether they agree, or which module disagrees first.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hf_mps.cli.options import Debug, deferred
+from hf_mps.cli.options import deferred
 from hf_mps.core.errors import UserError
 
 
@@ -22,7 +22,6 @@ def export(
     converter: str | None = Option(
         None, metavar="PATH", help="For gguf: llama.cpp's folder, or its convert_hf_to_gguf.py."
     ),
-    debug: Debug = False,
 ) -> None:
     """Write a trained model in another format, open it again and compare its outputs with the model's.
 
@@ -52,7 +51,6 @@ def push(
     name: Annotated[str, Argument(metavar="NAME", help="The repository on the hub, OWNER/NAME.")],
     private: bool = Option(False, "--private", help="Make a new repository private."),
     dry_run: bool = Option(False, "--dry-run", help="Only print what would be sent."),
-    debug: Debug = False,
 ) -> None:
     """Send a trained model with its card to the Hugging Face hub.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from typer import Argument, Option
 
-from hf_mps.cli.options import Debug, RecipeName, Version, deferred
+from hf_mps.cli.options import RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
 
 
@@ -40,7 +40,6 @@ def finetune(
     ),
     as_json: bool = Option(False, "--json", help="With --plan: print JSON."),
     version: Version = False,
-    debug: Debug = False,
 ) -> None:
     """Fine-tune a model by a recipe.
 

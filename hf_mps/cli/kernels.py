@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from hf_mps.cli.options import Debug, Json, deferred
+from hf_mps.cli.options import Json, deferred
 from hf_mps.core.errors import UserError
 
 kernels = typer.Typer(no_args_is_help=True, help="PyTorch's own Metal kernels, for the simulated device.")
@@ -49,7 +49,6 @@ def fetch_kernels(
     wheel: list[Path] | None = Option(
         None, metavar="PATH", help="A macOS arm64 wheel of PyTorch, for a machine without network."
     ),
-    debug: Debug = False,
 ) -> None:
     """Download the Metal kernels of a release of PyTorch or MLX into your cache.
 
@@ -76,7 +75,6 @@ def list_kernels(
     family: str | None = Option(None, metavar="FAMILY", help="The kernels of one family, with their buffers."),
     release: Release = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List the fetched releases, and one release's kernels by family, with their element types.
 
@@ -112,7 +110,6 @@ def show_kernel(
     release: Release = None,
     ir: bool = Option(False, "--ir", help="Print the kernel's LLVM module instead."),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show a kernel's buffers with their structs, thread attributes, memory and intrinsics.
 
@@ -141,7 +138,6 @@ def remove_kernels(
         None, metavar="[RELEASE]...", help="Fetched releases, such as 2.13.0.", autocompletion=_releases
     ),
     everything: bool = Option(False, "--all", help="Remove every fetched release."),
-    debug: Debug = False,
 ) -> None:
     """Remove fetched releases and what was compiled of them from your cache.
 

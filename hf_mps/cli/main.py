@@ -15,7 +15,7 @@ from hf_mps.cli.dryrun import audit, parity, plan
 from hf_mps.cli.export import export, push
 from hf_mps.cli.finetune import finetune, swept
 from hf_mps.cli.kernels import kernels
-from hf_mps.cli.options import Debug, Version, deferred
+from hf_mps.cli.options import Debug, Version, described
 from hf_mps.cli.recipes import recipes
 from hf_mps.cli.saved import chat, evaluate, predict
 from hf_mps.core import notices
@@ -80,7 +80,7 @@ app.command()(finetune)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
-@deferred
+@described
 def run(
     words: Annotated[
         list[str],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer import Argument, Option
 
 import hf_mps
 from hf_mps.core.errors import LARGEST_BATCH
+
+T = TypeVar("T")
 
 
 def _version(asked: bool) -> None:
@@ -58,12 +61,20 @@ def deferred(verb: Callable[..., int | None]) -> Callable[..., Callable[[], int 
     """The command that the parser calls in place of `verb`: it returns the call, and `main` makes it.
 
     The parser itself would turn a Ctrl-C within a command, and a reader that went away, into other errors and exit
-    codes. The paragraphs of the docstring become lines, which the help breaks at the terminal's width.
+    codes. Each has the option --debug, which `main` reads.
     """
+    signature = inspect.signature(verb, eval_str=True)
+    debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 
     @functools.wraps(verb)
-    def command(*args: Any, **kwargs: Any) -> Callable[[], int | None]:
+    def command(*args: Any, debug: bool, **kwargs: Any) -> Callable[[], int | None]:
         return functools.partial(verb, *args, **kwargs)
 
-    command.__doc__ = "\n\n".join(" ".join(part.split()) for part in (verb.__doc__ or "").split("\n\n"))
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), debug])  # type: ignore[attr-defined]
+    return described(command)
+
+
+def described(command: Callable[..., T]) -> Callable[..., T]:
+    """Return the command, its docstring's paragraphs as lines, which the help breaks at the terminal's width."""
+    command.__doc__ = "\n\n".join(" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n"))
     return command

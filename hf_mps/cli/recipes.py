@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from typer import Argument
 
-from hf_mps.cli.options import Debug, RecipeName, deferred, recipe_names
+from hf_mps.cli.options import RecipeName, deferred, recipe_names
 from hf_mps.core.errors import MISUSE
 from hf_mps.core.text import aligned
 
@@ -18,7 +18,7 @@ recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with hf_
 
 @recipes.command("list")
 @deferred
-def list_recipes(debug: Debug = False) -> None:
+def list_recipes() -> None:
     """List the recipes and what each trains.
 
     Example: `hf-mps recipes list`
@@ -30,7 +30,7 @@ def list_recipes(debug: Debug = False) -> None:
 
 @recipes.command("show")
 @deferred
-def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
+def show_recipe(recipe: RecipeName) -> None:
     """Print a recipe's file, with its expected scores, commands and hardware.
 
     Example: `hf-mps recipes show glue/mrpc`
@@ -45,7 +45,6 @@ def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
 def copy_recipe(
     recipe: RecipeName,
     file: Path | None = Argument(None, metavar="[FILE]", help="The new file. Default: the recipe's name with .yaml."),
-    debug: Debug = False,
 ) -> None:
     """Copy a recipe into a new file, for you to change.
 
@@ -59,7 +58,7 @@ def copy_recipe(
 
 @recipes.command("keys")
 @deferred
-def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
+def recipe_keys(recipe: RecipeName) -> None:
     """List every key of a recipe, with its default, its values and its meaning.
 
     Example: `hf-mps recipes keys glue/mrpc`
@@ -76,7 +75,6 @@ def validate_recipes(
     recipe: list[str] | None = Argument(
         None, metavar="[RECIPE]...", help="Names or YAML files. Default: all.", autocompletion=recipe_names
     ),
-    debug: Debug = False,
 ) -> int:
     """Print everything that is wrong with recipes, with file and line. Exit code 2 where anything is.
 

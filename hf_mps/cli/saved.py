@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer import Argument, Option
 
-from hf_mps.cli.options import Batch, Debug, Json, Overrides, SavedModel, SavedTask, deferred
+from hf_mps.cli.options import Batch, Json, Overrides, SavedModel, SavedTask, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
 
@@ -27,7 +27,6 @@ def predict(
     ),
     batch: Batch = None,
     task: SavedTask = None,
-    debug: Debug = False,
 ) -> None:
     """Predict the answers to new rows with a saved model, prepared as in its training.
 
@@ -57,7 +56,6 @@ def evaluate(
     batch: Batch = None,
     task: SavedTask = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure a saved model by the metrics of its run; nothing is trained or written.
 
@@ -88,7 +86,6 @@ def chat(
     temperature: float = Option(0.0, min=0.0, help="Above 0 answers are drawn; 0 takes the likeliest words."),
     seed: int = Option(42, min=0, help="The seed of drawn answers."),
     task: SavedTask = None,
-    debug: Debug = False,
 ) -> None:
     """Talk with a saved instruction model, in the chat template of its training.
 
