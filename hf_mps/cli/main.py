@@ -60,8 +60,7 @@ def _parse(argv: list[str], program: str) -> Work:
         work: Work = parser.main(args=argv[len(verb) :], prog_name=program, standalone_mode=False)
     except Exception as error:
         # typer ships a click of its own since 0.26 and used the other before: both know a usage error by this method.
-        words = getattr(error, "format_message", None)
-        if words is None:
+        if (words := getattr(error, "format_message", None)) is None:
             raise
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
             print(words(), file=sys.stderr)

@@ -64,8 +64,7 @@ def evaluate(
 
     Example: `hf-mps evaluate runs/quickstart`
     """
-    wrong = [word for word in overrides or () if "=" not in word]
-    if wrong:
+    if wrong := [word for word in overrides or () if "=" not in word]:
         raise UserError(f"'{wrong[0]}' is not KEY=VALUE; next, to measure a file: data.validation={wrong[0]}")
     from hf_mps.tools.saved.run import open_run
 

@@ -56,11 +56,8 @@ def apply(module: ModuleType, who: tuple[str, ...], arm: Arm) -> None:
             applied[name, each] = "on"
         except Exception as error:
             applied[name, each] = f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"hf_mps does not know this version of {name} ({applied[name, each]}): {each} is off for it",
-                IntegrationWarning,
-                stacklevel=2,
-            )
+            words = f"hf_mps does not know this version of {name} ({applied[name, each]}): {each} is off for it"
+            warnings.warn(words, IntegrationWarning, stacklevel=2)
 
 
 class Catalogue:
@@ -114,8 +111,7 @@ class _Unfinished(ModuleSpec):
         if not value:
             who, arm = self.table[self.name]
             self.__class__ = ModuleSpec  # type: ignore[assignment]
-            module = sys.modules.get(self.name)  # gone where the import failed
-            if module is not None:
+            if (module := sys.modules.get(self.name)) is not None:  # gone where the import failed
                 apply(module, who, arm)
 
 

@@ -83,8 +83,7 @@ def try_all(names: Sequence[str] | None = None) -> list[Trial]:
     trials: list[Trial] = []
     # One process tries them all until one ends it; the next process goes on behind that one.
     while left:
-        ended = list(_child(left))
-        if not ended:  # a process that could not even start
+        if not (ended := list(_child(left))):  # a process that could not even start
             return trials + [_trial(name, "not tried", "the trials' process did not start", 0.0) for name in left]
         trials += ended
         left = [name for name in left if name not in {trial.name for trial in ended}]

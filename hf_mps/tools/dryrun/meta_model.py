@@ -234,8 +234,7 @@ def mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def statistics(model: Any) -> Iterator[torch.Tensor]:
     """The scales and tables of a model's 4-bit weights, which are neither parameters nor buffers of it."""
     for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        if state is not None:
+        if (state := getattr(parameter, "quant_state", None)) is not None:
             found: list[torch.Tensor] = []
             mapped(state, lambda tensor, found=found: found.append(tensor) or tensor)  # type: ignore[misc]
             yield from found

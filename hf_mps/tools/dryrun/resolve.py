@@ -40,8 +40,7 @@ def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = 
 
     Imports no torch. Raises UserError for a name or task that there is not, and for what the recipe refuses.
     """
-    wrong = [word for word in overrides if "=" not in word]
-    if wrong:
+    if wrong := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{wrong[0]}' is not KEY=VALUE; put a script to look at behind --")
     if task is None:
         try:

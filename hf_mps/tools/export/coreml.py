@@ -45,8 +45,7 @@ class CoreML(Format):
             if len(set(options.lengths)) < 2:
                 raise UserError(f"--lengths {options.lengths[0]}: allowed: two lengths or more, such as 64,128")
             most = positions(saved.checkpoint.tokenizer(), saved.checkpoint.config())
-            over = [length for length in options.lengths if not 2 <= length <= most]
-            if over:
+            if over := [length for length in options.lengths if not 2 <= length <= most]:
                 raise UserError(f"--lengths {over[0]}: allowed: 2 to {most}, the positions that this model has")
 
     def write(self, job: Job, folder: Path) -> None:
@@ -110,12 +109,10 @@ class CoreML(Format):
                 found = job.traced(*(torch.from_numpy(rows) for rows in inputs.values()))
             return {name: output.numpy() for name, output in zip(job.saved.task_class.outputs, found, strict=True)}
 
-        alike = _same_weights(job, opened)
-        return Comparison(
-            f"{version}; the TorchScript that it converted was compared, and {alike} weights in the package",
-            _difference(job, answer, F32),
-            f"Core ML predicts on macOS alone, and this is {platform.system()}",
-        )
+        alike = f"{_same_weights(job, opened)} weights in the package"
+        opened_by = f"{version}; the TorchScript that it converted was compared, and {alike}"
+        why = f"Core ML predicts on macOS alone, and this is {platform.system()}"
+        return Comparison(opened_by, _difference(job, answer, F32), why)
 
 
 def _lengths(job: Job) -> Choice[tuple[int, ...]]:

@@ -116,11 +116,9 @@ def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
     api = HfApi()
     try:
         repository = api.create_repo(name, private=private or None, exist_ok=True)
-        sent: Any = api.create_commit(
-            repo_id=repository.repo_id,
-            operations=[CommitOperationAdd(file, content(folder / file)) for file in upload.files],
-            commit_message=f"Upload {folder.resolve().name} with hf_mps",
-        )
+        added = [CommitOperationAdd(file, content(folder / file)) for file in upload.files]
+        message = f"Upload {folder.resolve().name} with hf_mps"
+        sent: Any = api.create_commit(repository.repo_id, added, commit_message=message)
     except OfflineModeIsEnabled as error:
         raise UserError("HF_HUB_OFFLINE forbids a push; next: unset HF_HUB_OFFLINE") from error
     except HfHubHTTPError as error:

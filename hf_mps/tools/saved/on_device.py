@@ -44,8 +44,7 @@ def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict
             except RunError:
                 raise
             except Exception as error:
-                words = failures.describe(error)
-                if words is None:
+                if (words := failures.describe(error)) is None:
                     raise
                 way_on = "; next: a smaller --batch" if words.startswith("out of memory") else ""
                 raise RunError(f"{words}{way_on}") from error
@@ -56,8 +55,7 @@ def weights_of(run: SavedRun, device: str) -> Choice[str]:
     if run.results is not None:
         return Choice(run.recipe.weights, "weights in the recipe of its run")
     config = (run.checkpoint.base if isinstance(run.checkpoint, Adapter) else run.checkpoint).stored_config()
-    stored = HALVES.get(str(config.get("dtype") or config.get("torch_dtype")))
-    if stored is None:
+    if (stored := HALVES.get(str(config.get("dtype") or config.get("torch_dtype")))) is None:
         return Choice("float32", "as its files have them")
     usable = precision.dtypes(device)[stored]
     if device == "cpu" or not usable.value:

@@ -372,12 +372,8 @@ def followed(
             hook = partial(memory.gradient, name=name)
             hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         # The second of two steps is the one that counts: in the first the optimizer has no moments yet.
-        step.run(
-            last,
-            watch=[memory, *([recorder] if recorder else ())],
-            after_step=stepped,
-            before=make_state if trained else None,
-        )
+        watch = [memory, *([recorder] if recorder else ())]
+        step.run(last, watch=watch, after_step=stepped, before=make_state if trained else None)
     return memory
 
 
@@ -498,13 +494,9 @@ class Tracer:
             with layers.few(kept, *models_of(self._parts.prepared)):
                 step = self._step(several if whole else 1, rows)
                 recorders.append(OperatorRecorder(step.tracker))
-                moments = followed(
-                    step,
-                    recorders[-1] if recording else None,
-                    moments=True,
-                    trained=() if generating else self._trained,
-                    accumulated=several > 1 and not whole,
-                ).moments
+                recorder, trained = recorders[-1] if recording else None, () if generating else self._trained
+                before = several > 1 and not whole
+                moments = followed(step, recorder, moments=True, trained=trained, accumulated=before).moments
             found.append(folded(moments or {}, cut, kept) if cut else moments or {})
         lacking = [lacking for _, lacking in cut.more] if cut else []
         made = scaled(found[0], list(zip(found[1:], lacking, strict=True)))

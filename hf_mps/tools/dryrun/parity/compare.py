@@ -184,8 +184,7 @@ def _rel_error(reference: Trace, key: Key, metal: Trace, share: float) -> float:
     if what in (GRADIENT, BACKWARD):
         return ours.rel_error(theirs, floor=floor)
     if what == UPDATE:
-        gradient = reference.events.get((step, GRADIENT, module, which))
-        if gradient is None:
+        if (gradient := reference.events.get((step, GRADIENT, module, which))) is None:
             return 0.0
         size = gradient.values.abs()
         significant = size > SIGNIFICANT_GRADIENT * max(float(size.max()) if size.numel() else 0.0, floor)
