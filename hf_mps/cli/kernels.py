@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from hf_mps.cli.options import Json, deferred
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import aligned, memory
 
 kernels = typer.Typer(no_args_is_help=True, help="PyTorch's own Metal kernels, for the simulated device.")
 
@@ -80,7 +81,6 @@ def list_kernels(
 
     Example: `hf-mps kernels list`
     """
-    from hf_mps.core.text import aligned
     from hf_mps.metal.kernels import describe, store
 
     release = store.chosen(release)
@@ -143,7 +143,6 @@ def remove_kernels(
 
     Example: `hf-mps kernels remove 2.13.0`
     """
-    from hf_mps.core.text import memory
     from hf_mps.metal.kernels import store
 
     if bool(releases) == everything:

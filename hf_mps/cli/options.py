@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 import hf_mps
 from hf_mps.core.errors import LARGEST_BATCH
+from hf_mps.finetune.recipe import catalogue
 
 T = TypeVar("T")
 
@@ -44,8 +45,6 @@ Debug = Annotated[bool, Option("--debug", help="Show the whole traceback of a fa
 
 def recipe_names(incomplete: str) -> list[str]:
     """Recipes whose names begin so, for the shell's completion."""
-    from hf_mps.finetune.recipe import catalogue
-
     return [entry.name for entry in catalogue.entries() if entry.name.startswith(incomplete)]
 
 

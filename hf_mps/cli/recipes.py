@@ -12,6 +12,7 @@ from typer import Argument
 from hf_mps.cli.options import RecipeName, deferred, recipe_names
 from hf_mps.core.errors import MISUSE
 from hf_mps.core.text import aligned
+from hf_mps.finetune.recipe import catalogue
 
 recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with hf_mps.")
 
@@ -23,8 +24,6 @@ def list_recipes() -> None:
 
     Example: `hf-mps recipes list`
     """
-    from hf_mps.finetune.recipe import catalogue
-
     print(*aligned((entry.name, entry.purpose) for entry in catalogue.entries()), sep="\n")
 
 
@@ -35,8 +34,6 @@ def show_recipe(recipe: RecipeName) -> None:
 
     Example: `hf-mps recipes show glue/mrpc`
     """
-    from hf_mps.finetune.recipe import catalogue
-
     print(catalogue.find(recipe).path.read_text(encoding="utf-8"), end="")
 
 
@@ -50,8 +47,6 @@ def copy_recipe(
 
     Example: `hf-mps recipes copy text-classification my.yaml`
     """
-    from hf_mps.finetune.recipe import catalogue
-
     written = shlex.quote(str(file or catalogue.own_name(recipe)))
     print(f"{catalogue.copy(recipe, file)} written; next: hf-mps finetune {written}")
 
@@ -80,7 +75,6 @@ def validate_recipes(
 
     Example: `hf-mps recipes validate glue/mrpc`
     """
-    from hf_mps.finetune.recipe import catalogue
     from hf_mps.finetune.run import checks
 
     wrong = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, ClassVar
@@ -60,6 +62,7 @@ def apply(module: ModuleType, who: tuple[str, ...], arm: Arm) -> None:
             warnings.warn(words, IntegrationWarning, stacklevel=2)
 
 
+@dataclass(eq=False)
 class Catalogue:
     """Those of one kind: after which module of a library each is armed. Imports nothing.
 
@@ -67,21 +70,20 @@ class Catalogue:
     around one function the first is the innermost. `shared` names files whose patches serve several of them.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        after: Mapping[str, tuple[str, ...]],
-        home: Callable[[str], str],
-        load: Callable[[ModuleType, str], Any],
-        shared: tuple[str, ...] = (),
-    ) -> None:
-        self.kind, self.after, self.shared = kind, after, shared
-        self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
-        self.home, self._load = home, load
+    kind: str
+    after: Mapping[str, tuple[str, ...]]
+    home: Callable[[str], str]
+    load: Callable[[ModuleType, str], Any]
+    shared: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The name of each, once."""
+        return tuple(dict.fromkeys(name for names in self.after.values() for name in names))
 
     def make(self, name: str) -> Any:
         """Import the file in which it is written."""
-        return self._load(importlib.import_module(self.home(name)), name)
+        return self.load(importlib.import_module(self.home(name)), name)
 
     def waits(self, name: str) -> str | None:
         """In words which imports `name` waits for, or None where one of its modules is there."""
