@@ -62,6 +62,7 @@ def deferred(verb: Callable[..., int | None]) -> Callable[..., Callable[[], int 
     The parser itself would turn a Ctrl-C within a command, and a reader that went away, into other errors and exit
     codes. Each has the option --debug, which `main` reads.
     """
+    # Evaluated here: the parser takes a signature that a command brings with it as it is, names and all.
     signature = inspect.signature(verb, eval_str=True)
     debug = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 

@@ -147,6 +147,7 @@ def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dic
                 first = {"network": case.name, "phase": phase, **work.size, "devices": {}, "facts": {}}
                 row = rows.setdefault(phase, first)
                 row["devices"][name], row["facts"][name] = found, dict(work.facts)
+        # Either name would keep the model, and its memory would count as the next device's.
         del work, steps
         memory.release(name)
     return list(rows.values())

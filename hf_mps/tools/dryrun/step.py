@@ -139,7 +139,7 @@ def _new_tensors(batch: Any) -> Any:
     return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # Trainer takes a callback away by comparing
 class _StepCallback(TrainerCallback):  # type: ignore[misc]
     """Tells the phases apart, and ends the loop."""
 
