@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -146,6 +146,6 @@ def shape_batches(
     found = [batch.collate(prepared, step.trainer, size, wide, first=size * number) for number in each]
     step.batches = found
     if mode is not None:
-        step.batches = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+        step.batches = tree_map_only(torch.Tensor, mode.from_tensor, found)
         both = zip(tree_leaves(step.batches), tree_leaves(found), strict=True)
         step.numbers = [pair for pair in both if isinstance(pair[0], torch.Tensor)]

@@ -8,12 +8,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback
 
 from hf_mps.core.choice import Choice
@@ -88,7 +89,9 @@ class TrainingStep:
         batches = [self.batches[number % len(self.batches)] for number in range(count)]
         trainer.train_loader = batches
         if self.fake is None:  # Accelerate's loader moves them
-            loader: Any = torch.utils.data.DataLoader(batches, batch_size=None, collate_fn=_new_tensors)  # type: ignore[arg-type]
+            # As a loader makes batches: of new tensors, that nobody keeps.
+            anew: Any = partial(tree_map_only, torch.Tensor, torch.Tensor.clone)
+            loader: Any = torch.utils.data.DataLoader(batches, batch_size=None, collate_fn=anew)  # type: ignore[arg-type]
             trainer.train_loader = trainer.accelerator.prepare(loader)
         trainer.add_callback(caller)
         with suppress(_Done), ExitStack() as stack:
@@ -132,11 +135,6 @@ class _Watched(StepMethod):
         if self._after_backward is not None:
             self._after_backward(loss)
         return loss
-
-
-def _new_tensors(batch: Any) -> Any:
-    """Return a batch as a loader makes it: of new tensors, that nobody keeps."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
 @dataclass(eq=False)  # Trainer takes a callback away by comparing
