@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Option
 
-from hf_mps.cli.options import Debug, Json, Overrides, Task, Torch, deferred, recipe_names
+from hf_mps.cli.options import Json, Overrides, Task, Torch, deferred, recipe_names
 from hf_mps.core.errors import UserError
 
 
 @deferred
 def bench(
     overrides: Overrides = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option("--recipe", metavar="RECIPE", help="A recipe's step instead.", autocompletion=recipe_names),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="A model's step instead, with --task; needs no weights."),
-    ] = None,
+    recipe: str | None = Option(None, metavar="RECIPE", help="A recipe's step instead.", autocompletion=recipe_names),
+    model: str | None = Option(None, metavar="NAME", help="A model's step instead, with --task; needs no weights."),
     task: Task = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Measure smaller batches, fewer times, in under two minutes.")
-    ] = False,
-    launches: Annotated[
-        bool, typer.Option("--launches", help="Count launches, waits and copies of a training step instead of time.")
-    ] = False,
+    quick: bool = Option(False, "--quick", help="Measure smaller batches, fewer times, in under two minutes."),
+    launches: bool = Option(
+        False, "--launches", help="Count launches, waits and copies of a training step instead of time."
+    ),
     release: Torch = None,
-    warm_up: Annotated[
-        int | None, typer.Option("--warm-up", min=1, help="Steps before the measured ones. Default: 3; --quick 1.")
-    ] = None,
-    repetitions: Annotated[
-        int | None, typer.Option("--repetitions", min=3, help="Measured steps. Default: 10; --quick 3.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="A new folder for the files. Default: runs/bench, or runs/bench-2 …")
-    ] = None,
-    sign: Annotated[
-        str | None,
-        typer.Option("--sign", metavar="NAME", help="Print one line for the collected benchmarks, in your NAME."),
-    ] = None,
+    warm_up: int | None = Option(None, min=1, help="Steps before the measured ones. Default: 3; --quick 1."),
+    repetitions: int | None = Option(None, min=3, help="Measured steps. Default: 10; --quick 3."),
+    output: Path | None = Option(None, help="A new folder for the files. Default: runs/bench, or runs/bench-2 …"),
+    sign: str | None = Option(None, metavar="NAME", help="Print one line for the collected benchmarks, in your NAME."),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure how much faster the device trains and evaluates ResNet50, BERT and VGG16 than the CPU.
 

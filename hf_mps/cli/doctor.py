@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Option
 
-from hf_mps.cli.options import Debug, Json, deferred
+from hf_mps.cli.options import Json, deferred
 from hf_mps.core.errors import UserError
 
 
 @deferred
 def doctor(
-    trials: Annotated[
-        bool, typer.Option("--trials", help="Also try the device for every fault that a guard knows; takes minutes.")
-    ] = False,
-    release: Annotated[
-        str | None,
-        typer.Option("--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."),
-    ] = None,
+    trials: bool = Option(
+        False, "--trials", help="Also try the device for every fault that a guard knows; takes minutes."
+    ),
+    release: str | None = Option(
+        None, "--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."
+    ),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Tell whether this machine is ready to train on Metal, and if not, what to type.
 
@@ -41,25 +38,20 @@ def doctor(
 
 @deferred
 def config(
-    config_file: Annotated[
-        str | None, typer.Option("--config_file", metavar="PATH", help="Default: where accelerate launch looks for it.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Write without asking.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit code 1 for a repair.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Ask nothing and print one JSON object.")] = False,
-    num_machines: Annotated[
-        int | None, typer.Option("--num_machines", help="The number of Macs that train together.")
-    ] = None,
-    machine_rank: Annotated[
-        int | None, typer.Option("--machine_rank", help="The number of this Mac; 0 is the main one.")
-    ] = None,
-    main_process_ip: Annotated[
-        str | None, typer.Option("--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one.")
-    ] = None,
-    main_process_port: Annotated[
-        int | None, typer.Option("--main_process_port", metavar="PORT", help="Its port. Default: 29500.")
-    ] = None,
-    debug: Debug = False,
+    config_file: str | None = Option(
+        None, "--config_file", metavar="PATH", help="Default: where accelerate launch looks for it."
+    ),
+    yes: bool = Option(False, "--yes", help="Write without asking."),
+    check: bool = Option(False, "--check", help="Change nothing; exit code 1 for a repair."),
+    json: bool = Option(False, "--json", help="Ask nothing and print one JSON object."),
+    num_machines: int | None = Option(None, "--num_machines", help="The number of Macs that train together."),
+    machine_rank: int | None = Option(None, "--machine_rank", help="The number of this Mac; 0 is the main one."),
+    main_process_ip: str | None = Option(
+        None, "--main_process_ip", metavar="ADDRESS", help="Where the others reach the main one."
+    ),
+    main_process_port: int | None = Option(
+        None, "--main_process_port", metavar="PORT", help="Its port. Default: 29500."
+    ),
 ) -> None:
     """Write or repair Accelerate's configuration file for this Mac, or for several.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from hf_mps.cli.options import Debug, Json, Overrides, Target, Task, Torch, deferred
+from hf_mps.cli.options import Json, Overrides, Target, Task, Torch, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
 
@@ -16,21 +17,18 @@ from hf_mps.core.errors import UserError
 def audit(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="TARGET [KEY=VALUE]... | -- python SCRIPT [ARGUMENT]...",
             help="A recipe's name or YAML file with keys to change; with --task a hub model's name or a folder.",
         ),
     ],
     task: Task = None,
     release: Torch = None,
-    torch_table: Annotated[
-        Path | None, typer.Option("--torch-table", help="The native_functions.yaml of another PyTorch release.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="List every operator, not only those with a finding.")] = False,
+    torch_table: Path | None = Option(None, help="The native_functions.yaml of another PyTorch release."),
+    every: bool = Option(False, "--all", help="List every operator, not only those with a finding."),
     json: Json = False,
-    github: Annotated[bool, typer.Option("--github", help="Print GitHub annotations.")] = False,
-    badge: Annotated[bool, typer.Option("--badge", help="Print a badge line for a README.")] = False,
-    debug: Debug = False,
+    github: bool = Option(False, "--github", help="Print GitHub annotations."),
+    badge: bool = Option(False, "--badge", help="Print a badge line for a README."),
 ) -> None:
     """Find the operators of a training step that have no Metal kernel; it needs neither a Mac nor the model's weights.
 
@@ -40,21 +38,22 @@ def audit(
 
     Example: `hf-mps audit glue/mrpc`
     """
-    from hf_mps.tools.dryrun import render
-    from hf_mps.tools.dryrun.audit import audit as audit_target
-    from hf_mps.tools.dryrun.audit import audit_script, is_command
-    from hf_mps.tools.dryrun.resolve import resolve_target
+    from hf_mps.tools.dryrun import metal_device, render
+    from hf_mps.tools.dryrun.resolve import is_command, resolve_target
 
-    form = render.form(json=json, github=github, badge=badge)
-    if is_command(words):
-        if task is not None:
-            raise UserError("--task is for a model, not for a script; leave it out")
-        result = audit_script(words, torch_table, release)
-    else:
-        with status.shown("tracing a training step …"):
-            result = audit_target(resolve_target(words[0], words[1:], task), torch_table, release)
-    from hf_mps.tools.dryrun.audit.record import report
+    form, script = render.form(json=json, github=github, badge=badge), is_command(words)
+    if script and task is not None:
+        raise UserError("--task is for a model, not for a script; leave it out")
+    with nullcontext() if script else status.shown("tracing a training step …"):
+        target = None if script else resolve_target(words[0], words[1:], task)
+        metal_device()  # before anything else imports torch
+        from hf_mps.tools.dryrun import audit
+        from hf_mps.tools.dryrun.audit.record import report
 
+        if target is not None:
+            result = audit.audit(target, torch_table, release)
+        else:
+            result = audit.audit_script(words, torch_table, release)
     render.show(report(result, every=every), form)
 
 
@@ -62,20 +61,12 @@ def audit(
 def plan(
     target: Target,
     overrides: Overrides = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="MAC", help="Another Mac: 16gb, or m2-pro-16gb. Default: this one."),
-    ] = None,
+    memory: str | None = Option(None, metavar="MAC", help="Another Mac: 16gb, or m2-pro-16gb. Default: this one."),
     task: Task = None,
-    length: Annotated[
-        int | None, typer.Option("--length", min=1, help="Tokens of a row. Default: the recipe's longest.")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option("--ranks", min=2, help="Under FSDP: what each of N processes holds.")
-    ] = None,
+    length: int | None = Option(None, min=1, help="Tokens of a row. Default: the recipe's longest."),
+    ranks: int | None = Option(None, min=2, help="Under FSDP: what each of N processes holds."),
     release: Torch = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Tell whether a training fits into a Mac's memory, and what would make it fit.
 
@@ -84,8 +75,7 @@ def plan(
 
     Example: `hf-mps plan sft/qlora --memory 16gb`
     """
-    from hf_mps.tools.dryrun import render
-    from hf_mps.tools.dryrun.memory import plan as plan_memory
+    from hf_mps.tools.dryrun import metal_device, render
     from hf_mps.tools.dryrun.memory.machine import named
     from hf_mps.tools.dryrun.resolve import resolve_target
 
@@ -93,12 +83,16 @@ def plan(
     if ranks is not None and release is not None:
         raise UserError("--torch, which is for a Mac, cannot be combined with --ranks; give one of them")
     with status.shown("tracing a training step …"):
+        resolved = resolve_target(target, overrides or [], task)
         if ranks is not None:
             from hf_mps.tools.dryrun.memory import sharded
 
-            result = sharded.plan(resolve_target(target, overrides or [], task), ranks, machine, length=length)
+            result = sharded.plan(resolved, ranks, machine, length=length)
         else:
-            result = plan_memory(resolve_target(target, overrides or [], task), machine, length=length, release=release)
+            metal_device()  # before anything else imports torch
+            from hf_mps.tools.dryrun.memory.plan import plan
+
+            result = plan(resolved, machine, length=length, release=release)
     from hf_mps.tools.dryrun.memory.fit import report
 
     render.show(report(result), render.form(json=json))
@@ -109,10 +103,9 @@ def parity(
     target: Target,
     overrides: Overrides = None,
     task: Task = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps on each device.")] = 3,
-    rows: Annotated[int | None, typer.Option("--rows", min=1, help="Rows of a batch. Default: the recipe's.")] = None,
+    steps: int = Option(3, min=1, help="Optimizer steps on each device."),
+    rows: int | None = Option(None, min=1, help="Rows of a batch. Default: the recipe's."),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Train the same steps on the CPU and on Metal, and tell whether they agree, or which module disagrees first.
 
@@ -121,12 +114,14 @@ def parity(
 
     Example: `hf-mps parity quickstart`
     """
-    from hf_mps.tools.dryrun import render
-    from hf_mps.tools.dryrun.parity import parity as compare
+    from hf_mps.tools.dryrun import metal_device, render
     from hf_mps.tools.dryrun.resolve import resolve_target
 
     with status.shown("training the same steps on the CPU and on the device …"):
-        result, facts = compare(resolve_target(target, overrides or [], task), steps, rows)
-    from hf_mps.tools.dryrun.parity.compare import report
+        resolved = resolve_target(target, overrides or [], task)
+        metal_device()  # before anything else imports torch
+        from hf_mps.tools.dryrun.parity import parity
+        from hf_mps.tools.dryrun.parity.compare import report
 
+        result, facts = parity(resolved, steps, rows)
     render.show(report(target, result, facts), render.form(json=json))

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from hf_mps.cli.options import Debug, deferred
+from hf_mps.cli.options import deferred
 from hf_mps.core.errors import UserError
 
 
 @deferred
 def export(
-    format: Annotated[str, typer.Argument(metavar="FORMAT", help="merged, gguf, mlx, coreml or onnx.")],
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a hub name.")
-    ],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="The new folder to write.")],
-    weights: Annotated[
-        str | None,
-        typer.Option("--weights", help="f32, f16, bf16, q8 or q4, as the format has them. Default: the format's own."),
-    ] = None,
-    lengths: Annotated[
-        str | None, typer.Option("--lengths", metavar="N,N,…", help="For coreml: the lengths of its inputs in tokens.")
-    ] = None,
-    converter: Annotated[
-        str | None,
-        typer.Option("--converter", metavar="PATH", help="For gguf: llama.cpp's folder, or its convert_hf_to_gguf.py."),
-    ] = None,
-    debug: Debug = False,
+    format: Annotated[str, Argument(metavar="FORMAT", help="merged, gguf, mlx, coreml or onnx.")],
+    run: Annotated[str, Argument(metavar="RUN", help="A run's folder, one that save_pretrained wrote, or a hub name.")],
+    out: Annotated[str, Argument(metavar="OUT", help="The new folder to write.")],
+    weights: str | None = Option(
+        None, help="f32, f16, bf16, q8 or q4, as the format has them. Default: the format's own."
+    ),
+    lengths: str | None = Option(None, metavar="N,N,…", help="For coreml: the lengths of its inputs in tokens."),
+    converter: str | None = Option(
+        None, metavar="PATH", help="For gguf: llama.cpp's folder, or its convert_hf_to_gguf.py."
+    ),
 ) -> None:
     """Write a trained model in another format, open it again and compare its outputs with the model's.
 
@@ -54,11 +47,10 @@ def _numbers(said: str | None) -> tuple[int, ...] | None:
 
 @deferred
 def push(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or one that hf-mps export wrote.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The repository on the hub, OWNER/NAME.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be sent.")] = False,
-    debug: Debug = False,
+    run: Annotated[str, Argument(metavar="RUN", help="A run's folder, or one that hf-mps export wrote.")],
+    name: Annotated[str, Argument(metavar="NAME", help="The repository on the hub, OWNER/NAME.")],
+    private: bool = Option(False, "--private", help="Make a new repository private."),
+    dry_run: bool = Option(False, "--dry-run", help="Only print what would be sent."),
 ) -> None:
     """Send a trained model with its card to the Hugging Face hub.
 

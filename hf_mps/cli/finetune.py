@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+from typer import Argument, Option
 
-from hf_mps.cli.options import Debug, RecipeName, Version, deferred
+from hf_mps.cli.options import RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
 
 
@@ -25,33 +24,22 @@ def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
 @deferred
 def finetune(
     recipe: RecipeName,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes keys of the recipe.", autocompletion=_keys),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Train anew in a new folder; an earlier run of the recipe stays.")
-    ] = False,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Try the recipe in a minute, with a tiny model and made-up rows.")
-    ] = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print every decision of the run with its reason, without training.")
-    ] = False,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sweep",
-            metavar="KEY=VALUE,VALUE… [KEY=…]...",
-            help="Train once for each combination of the values and compare the runs.",
-        ),
-    ] = None,
-    check_parity: Annotated[
-        bool, typer.Option("--check-parity", help="First train three steps on the CPU and on Metal and compare.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --plan: print JSON.")] = False,
+    overrides: list[str] | None = Argument(
+        None, metavar="[KEY=VALUE]...", help="Changes keys of the recipe.", autocompletion=_keys
+    ),
+    fresh: bool = Option(False, "--fresh", help="Train anew in a new folder; an earlier run of the recipe stays."),
+    smoke: bool = Option(False, "--smoke", help="Try the recipe in a minute, with a tiny model and made-up rows."),
+    plan: bool = Option(False, "--plan", help="Print every decision of the run with its reason, without training."),
+    sweep: list[str] | None = Option(
+        None,
+        metavar="KEY=VALUE,VALUE… [KEY=…]...",
+        help="Train once for each combination of the values and compare the runs.",
+    ),
+    check_parity: bool = Option(
+        False, "--check-parity", help="First train three steps on the CPU and on Metal and compare."
+    ),
+    as_json: bool = Option(False, "--json", help="With --plan: print JSON."),
     version: Version = False,
-    debug: Debug = False,
 ) -> None:
     """Fine-tune a model by a recipe.
 

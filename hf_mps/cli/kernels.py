@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from hf_mps.cli.options import Debug, Json, deferred
+from hf_mps.cli.options import Json, deferred
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import aligned, memory
 
 kernels = typer.Typer(no_args_is_help=True, help="PyTorch's own Metal kernels, for the simulated device.")
 
@@ -29,7 +32,7 @@ def _names(incomplete: str) -> list[str]:
 
 Release = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--release",
         metavar="RELEASE",
         help="A fetched release. Default: the installed torch's, or the newest.",
@@ -41,15 +44,12 @@ Release = Annotated[
 @kernels.command("fetch")
 @deferred
 def fetch_kernels(
-    releases: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RELEASE]...", help="Releases, such as 2.13.0 or mlx. Default: the installed torch's."),
-    ] = None,
-    wheel: Annotated[
-        list[Path] | None,
-        typer.Option("--wheel", metavar="PATH", help="A macOS arm64 wheel of PyTorch, for a machine without network."),
-    ] = None,
-    debug: Debug = False,
+    releases: list[str] | None = Argument(
+        None, metavar="[RELEASE]...", help="Releases, such as 2.13.0 or mlx. Default: the installed torch's."
+    ),
+    wheel: list[Path] | None = Option(
+        None, metavar="PATH", help="A macOS arm64 wheel of PyTorch, for a machine without network."
+    ),
 ) -> None:
     """Download the Metal kernels of a release of PyTorch or MLX into your cache.
 
@@ -61,9 +61,7 @@ def fetch_kernels(
     """
     from hf_mps.metal.kernels import fetch, store
 
-    def say(line: str) -> None:
-        print(line, flush=True)
-
+    say = functools.partial(print, flush=True)
     if releases and wheel:
         raise UserError("a RELEASE cannot be combined with --wheel, which is a file; give one of them")
     for path in wheel or ():
@@ -75,18 +73,14 @@ def fetch_kernels(
 @kernels.command("list")
 @deferred
 def list_kernels(
-    family: Annotated[
-        str | None, typer.Option("--family", metavar="FAMILY", help="The kernels of one family, with their buffers.")
-    ] = None,
+    family: str | None = Option(None, metavar="FAMILY", help="The kernels of one family, with their buffers."),
     release: Release = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List the fetched releases, and one release's kernels by family, with their element types.
 
     Example: `hf-mps kernels list`
     """
-    from hf_mps.core.text import aligned
     from hf_mps.metal.kernels import describe, store
 
     release = store.chosen(release)
@@ -96,19 +90,14 @@ def list_kernels(
         if json:
             _print_json({"release": release, "family": family, "kernels": names})
             return
-        for line in aligned([describe.in_short(library, name) for name in names], widest=100):
-            print(line)
+        print(*aligned([describe.in_short(library, name) for name in names], widest=100), sep="\n")
         return
     found, table = describe.releases(), describe.table(library)
     if json:
-        listed = [family._asdict() for family in table]
-        _print_json({"releases": found, "release": release, "families": listed})
+        _print_json({"releases": found, "release": release, "families": [family._asdict() for family in table]})
         return
-    for line in describe.release_lines(found):
-        print(line)
-    print(f"families of {release}:")
-    for line in describe.family_lines(table):
-        print(line)
+    heads = (*describe.release_lines(found), f"families of {release}:")
+    print(*heads, *describe.family_lines(table), sep="\n")
 
 
 @kernels.command("show")
@@ -116,14 +105,11 @@ def list_kernels(
 def show_kernel(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).", autocompletion=_names
-        ),
+        Argument(metavar="NAME", help="A kernel's name (hf-mps kernels list --family FAMILY).", autocompletion=_names),
     ],
     release: Release = None,
-    ir: Annotated[bool, typer.Option("--ir", help="Print the kernel's LLVM module instead.")] = False,
+    ir: bool = Option(False, "--ir", help="Print the kernel's LLVM module instead."),
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show a kernel's buffers with their structs, thread attributes, memory and intrinsics.
 
@@ -142,25 +128,21 @@ def show_kernel(
     if json:
         _print_json(known)
         return
-    for line in describe.kernel_lines(known):
-        print(line)
+    print(*describe.kernel_lines(known), sep="\n")
 
 
 @kernels.command("remove")
 @deferred
 def remove_kernels(
-    releases: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RELEASE]...", help="Fetched releases, such as 2.13.0.", autocompletion=_releases),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove every fetched release.")] = False,
-    debug: Debug = False,
+    releases: list[str] | None = Argument(
+        None, metavar="[RELEASE]...", help="Fetched releases, such as 2.13.0.", autocompletion=_releases
+    ),
+    everything: bool = Option(False, "--all", help="Remove every fetched release."),
 ) -> None:
     """Remove fetched releases and what was compiled of them from your cache.
 
     Example: `hf-mps kernels remove 2.13.0`
     """
-    from hf_mps.core.text import memory
     from hf_mps.metal.kernels import store
 
     if bool(releases) == everything:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer import Argument
 
 from hf_mps.cli.bench import bench
 from hf_mps.cli.doctor import config, doctor
@@ -14,13 +15,14 @@ from hf_mps.cli.dryrun import audit, parity, plan
 from hf_mps.cli.export import export, push
 from hf_mps.cli.finetune import finetune, swept
 from hf_mps.cli.kernels import kernels
-from hf_mps.cli.options import Debug, Version, deferred
+from hf_mps.cli.options import Debug, Version, described
 from hf_mps.cli.recipes import recipes
 from hf_mps.cli.saved import chat, evaluate, predict
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError, run_command
 from hf_mps.core.extras import bitsandbytes_unheard
 
+Work = Callable[[], int | None] | int | None
 app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
 
 
@@ -48,20 +50,17 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
         return run_command(verb, debug="--debug" in words) or sum(codes)
 
 
-def _parse(argv: list[str], program: str) -> Callable[[], int | None] | int | None:
+def _parse(argv: list[str], program: str) -> Work:
     """The work that `argv` asks for, or an exit code where the parser did it all. Raises UserError for misuse."""
     verb = [word for word in argv[:1] if program.endswith(f".{word}")]
     parser: Any = typer.main.get_command(app)
     if verb:
         parser = parser.commands[verb[0]]
     try:
-        work: Callable[[], int | None] | int | None = parser.main(
-            args=argv[len(verb) :], prog_name=program, standalone_mode=False
-        )
+        work: Work = parser.main(args=argv[len(verb) :], prog_name=program, standalone_mode=False)
     except Exception as error:
         # typer ships its own click since 0.26 and used the other before: both know a usage error by this method.
-        words = getattr(error, "format_message", None)
-        if words is None:
+        if (words := getattr(error, "format_message", None)) is None:
             raise
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help itself
             print(words(), file=sys.stderr)
@@ -80,11 +79,11 @@ app.command()(finetune)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
-@deferred
+@described
 def run(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="[-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]...",
             help="The script's command.",
         ),

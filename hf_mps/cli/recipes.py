@@ -5,39 +5,35 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument
 
-from hf_mps.cli.options import Debug, RecipeName, deferred, recipe_names
+from hf_mps.cli.options import RecipeName, deferred, recipe_names
 from hf_mps.core.errors import MISUSE
 from hf_mps.core.text import aligned
+from hf_mps.finetune.recipe import catalogue
 
 recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with hf_mps.")
 
 
 @recipes.command("list")
 @deferred
-def list_recipes(debug: Debug = False) -> None:
+def list_recipes() -> None:
     """List the recipes and what each trains.
 
     Example: `hf-mps recipes list`
     """
-    from hf_mps.finetune.recipe import catalogue
-
-    for line in aligned((entry.name, entry.purpose) for entry in catalogue.entries()):
-        print(line)
+    print(*aligned((entry.name, entry.purpose) for entry in catalogue.entries()), sep="\n")
 
 
 @recipes.command("show")
 @deferred
-def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
+def show_recipe(recipe: RecipeName) -> None:
     """Print a recipe's file, with its expected scores, commands and hardware.
 
     Example: `hf-mps recipes show glue/mrpc`
     """
-    from hf_mps.finetune.recipe import catalogue
-
     print(catalogue.find(recipe).path.read_text(encoding="utf-8"), end="")
 
 
@@ -45,48 +41,40 @@ def show_recipe(recipe: RecipeName, debug: Debug = False) -> None:
 @deferred
 def copy_recipe(
     recipe: RecipeName,
-    file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="The new file. Default: the recipe's name with .yaml.")
-    ] = None,
-    debug: Debug = False,
+    file: Path | None = Argument(None, metavar="[FILE]", help="The new file. Default: the recipe's name with .yaml."),
 ) -> None:
     """Copy a recipe into a new file, for you to change.
 
     Example: `hf-mps recipes copy text-classification my.yaml`
     """
-    from hf_mps.finetune.recipe import catalogue
-
     written = shlex.quote(str(file or catalogue.own_name(recipe)))
     print(f"{catalogue.copy(recipe, file)} written; next: hf-mps finetune {written}")
 
 
 @recipes.command("keys")
 @deferred
-def recipe_keys(recipe: RecipeName, debug: Debug = False) -> None:
+def recipe_keys(recipe: RecipeName) -> None:
     """List every key of a recipe, with its default, its values and its meaning.
 
     Example: `hf-mps recipes keys glue/mrpc`
     """
     from hf_mps.finetune.recipe import keys
 
-    for line in aligned([(key.name, key.default, key.kind, key.meaning) for key in keys.of_recipe(recipe)]):
-        print(line)
+    rows = [(key.name, key.default, key.kind, key.meaning) for key in keys.of_recipe(recipe)]
+    print(*aligned(rows), sep="\n")
 
 
 @recipes.command("validate")
 @deferred
 def validate_recipes(
-    recipe: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[RECIPE]...", help="Names or YAML files. Default: all.", autocompletion=recipe_names),
-    ] = None,
-    debug: Debug = False,
+    recipe: list[str] | None = Argument(
+        None, metavar="[RECIPE]...", help="Names or YAML files. Default: all.", autocompletion=recipe_names
+    ),
 ) -> int:
     """Print everything that is wrong with recipes, with file and line. Exit code 2 where anything is.
 
     Example: `hf-mps recipes validate glue/mrpc`
     """
-    from hf_mps.finetune.recipe import catalogue
     from hf_mps.finetune.run import checks
 
     wrong = 0

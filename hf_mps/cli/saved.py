@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from hf_mps.cli.options import Batch, Debug, Json, Overrides, SavedModel, SavedTask, deferred
+from hf_mps.cli.options import Batch, Json, Overrides, SavedModel, SavedTask, deferred
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
 
@@ -15,27 +14,19 @@ from hf_mps.core.errors import UserError
 @deferred
 def predict(
     run: SavedModel,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FILE | -] [KEY=VALUE]...",
-            help="The rows: csv, jsonl, a text in each line, an image or sound; - is stdin. KEY=VALUE changes keys.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the answers to this new file. Default: stdout.")
-    ] = None,
-    kind: Annotated[str | None, typer.Option("--format", help="csv or jsonl. Default: as --out ends, or csv.")] = None,
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Also write the probability of every class or label.")
-    ] = False,
-    keep: Annotated[
-        list[str] | None,
-        typer.Option("--keep", metavar="COLUMN", help="Copy this column of the rows to the answers; may be repeated."),
-    ] = None,
+    words: list[str] | None = Argument(
+        None,
+        metavar="[FILE | -] [KEY=VALUE]...",
+        help="The rows: csv, jsonl, a text in each line, an image or sound; - is stdin. KEY=VALUE changes keys.",
+    ),
+    out: Path | None = Option(None, metavar="FILE", help="Write the answers to this new file. Default: stdout."),
+    kind: str | None = Option(None, "--format", help="csv or jsonl. Default: as --out ends, or csv."),
+    probabilities: bool = Option(False, "--probabilities", help="Also write the probability of every class or label."),
+    keep: list[str] | None = Option(
+        None, metavar="COLUMN", help="Copy this column of the rows to the answers; may be repeated."
+    ),
     batch: Batch = None,
     task: SavedTask = None,
-    debug: Debug = False,
 ) -> None:
     """Predict the answers to new rows with a saved model, prepared as in its training.
 
@@ -54,15 +45,8 @@ def predict(
     with status.shown("loading PyTorch …"):
         from hf_mps.tools.saved.predict import predict as answer
 
-        answer(
-            saved,
-            files[0] if files else "-",
-            out,
-            kind=kind,
-            batch=batch,
-            probabilities=probabilities,
-            keep=tuple(dict.fromkeys(keep or ())),
-        )
+        source, columns = files[0] if files else "-", tuple(dict.fromkeys(keep or ()))
+        answer(saved, source, out, kind=kind, batch=batch, probabilities=probabilities, keep=columns)
 
 
 @deferred
@@ -72,7 +56,6 @@ def evaluate(
     batch: Batch = None,
     task: SavedTask = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure a saved model by the metrics of its run; nothing is trained or written.
 
@@ -81,8 +64,7 @@ def evaluate(
 
     Example: `hf-mps evaluate runs/quickstart`
     """
-    wrong = [word for word in overrides or () if "=" not in word]
-    if wrong:
+    if wrong := [word for word in overrides or () if "=" not in word]:
         raise UserError(f"'{wrong[0]}' is not KEY=VALUE; next, to measure a file: data.validation={wrong[0]}")
     from hf_mps.tools.saved.run import open_run
 
@@ -91,54 +73,18 @@ def evaluate(
         from hf_mps.tools.saved.evaluate import evaluate as measure
 
         measured = measure(saved, overrides or (), batch=batch)
-    if json:
-        from json import dumps
-
-        from hf_mps.core.files import plain
-
-        content: dict[str, Any] = {
-            "run": measured.run.where,
-            "task": measured.run.task,
-            "device": measured.device,
-            "choices": measured.choices,
-            "main_metric": measured.main,
-            "splits": {
-                split: {"rows": measured.rows[split], "of": measured.where[split], "metrics": metrics}
-                for split, metrics in measured.metrics.items()
-            },
-        }
-        print(dumps(plain(content), indent=2, ensure_ascii=False))
-        return
-    from hf_mps.core.text import aligned, counted
-
-    for split, metrics in measured.metrics.items():
-        before = measured.of_the_run(split)
-        heads = ("metric", split, *(("its run",) if before else ()))
-        lines = [
-            (name, f"{metrics[name]:.4f}", *((f"{before[name]:.4f}" if name in before else "",) if before else ()))
-            for name in sorted(metrics, key=lambda name: (name != measured.main, name == "loss"))
-        ]
-        for line in aligned([heads, *lines], right=(1, 2)):
-            print(line)
-        print(f"rows  {counted(measured.rows[split], 'row')}, {measured.where[split]}")
+    measured.print_json() if json else measured.print()
 
 
 @deferred
 def chat(
     run: SavedModel,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
-    base: Annotated[
-        bool, typer.Option("--base", help="Also let the model answer as it was before its training.")
-    ] = False,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", min=1, help="The longest answer, in tokens.")
-    ] = 512,
-    temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="Above 0 answers are drawn; 0 takes the likeliest words.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed of drawn answers.")] = 42,
+    system: str | None = Option(None, metavar="TEXT", help="The system prompt."),
+    base: bool = Option(False, "--base", help="Also let the model answer as it was before its training."),
+    max_new_tokens: int = Option(512, min=1, help="The longest answer, in tokens."),
+    temperature: float = Option(0.0, min=0.0, help="Above 0 answers are drawn; 0 takes the likeliest words."),
+    seed: int = Option(42, min=0, help="The seed of drawn answers."),
     task: SavedTask = None,
-    debug: Debug = False,
 ) -> None:
     """Talk with a saved instruction model, in the chat template of its training.
 

@@ -66,18 +66,14 @@ def alone(lock: Path, waiting: Callable[[], None]) -> Iterator[bool]:
     """
     import filelock
 
-    held = filelock.FileLock(str(lock))
-    waited = False
+    held, waited = filelock.FileLock(str(lock)), False
     try:
-        held.acquire(blocking=False)
+        keeping = held.acquire(blocking=False)
     except filelock.Timeout:
         waiting()
-        held.acquire()
-        waited = True
-    try:
+        keeping, waited = held.acquire(), True
+    with keeping:
         yield waited
-    finally:
-        held.release()
 
 
 @contextlib.contextmanager
@@ -87,11 +83,8 @@ def working(folder: Path, name: str = "") -> Iterator[Path]:
     """
     for left in folder.glob(f".work-{name}*"):
         shutil.rmtree(left, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(dir=folder, prefix=f".work-{name}"))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f".work-{name}", ignore_cleanup_errors=True) as work:
+        yield Path(work)
 
 
 def _alone_in(group: int) -> bool:
@@ -124,19 +117,15 @@ def writable(name: str) -> tuple[Path, str]:
 
     The reason is empty for the usual place. Raises OSError where not even a temporary folder can be made.
     """
-    usual = home()
-    problem = "there is no home folder"
+    usual, problem = home(), "there is no home folder"
     if usual is not None:
         try:
             return _made(usual / name), ""
         except OSError as error:
             problem = f"{usual} cannot be written ({error.strerror})"
-    other = spare()
-    if other is not None:
-        try:
+    with contextlib.suppress(OSError):
+        if (other := spare()) is not None:
             return _made(other / name), problem
-        except OSError:
-            pass
     return _made(Path(tempfile.mkdtemp(prefix="hf_mps-")) / name), problem
 
 

@@ -83,8 +83,7 @@ def _wrong(file: Path) -> str | None:
         return f"it ends after {size:,} of {due:,} bytes" if size < due else None
     if file.suffix in _TORCH:
         with file.open("rb") as opened:
-            start = opened.read(2)
-            if not start:
+            if not (start := opened.read(2)):
                 return "it is empty"
             if start == b"PK":  # torch's own format; older ones have no end that could be looked for
                 try:

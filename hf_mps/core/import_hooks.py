@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, ClassVar
@@ -56,13 +58,11 @@ def apply(module: ModuleType, who: tuple[str, ...], arm: Arm) -> None:
             applied[name, each] = "on"
         except Exception as error:
             applied[name, each] = f"{type(error).__name__}: {error}"
-            warnings.warn(
-                f"hf_mps does not know this version of {name} ({applied[name, each]}): {each} is off for it",
-                IntegrationWarning,
-                stacklevel=2,
-            )
+            words = f"hf_mps does not know this version of {name} ({applied[name, each]}): {each} is off for it"
+            warnings.warn(words, IntegrationWarning, stacklevel=2)
 
 
+@dataclass(eq=False)
 class Catalogue:
     """Those of one kind: after which module of a library each is armed. Imports nothing.
 
@@ -70,21 +70,20 @@ class Catalogue:
     around one function the first is the innermost. `shared` names files whose patches serve several of them.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        after: Mapping[str, tuple[str, ...]],
-        home: Callable[[str], str],
-        load: Callable[[ModuleType, str], Any],
-        shared: tuple[str, ...] = (),
-    ) -> None:
-        self.kind, self.after, self.shared = kind, after, shared
-        self.names = tuple(dict.fromkeys(name for names in after.values() for name in names))
-        self.home, self._load = home, load
+    kind: str
+    after: Mapping[str, tuple[str, ...]]
+    home: Callable[[str], str]
+    load: Callable[[ModuleType, str], Any]
+    shared: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The name of each, once."""
+        return tuple(dict.fromkeys(name for names in self.after.values() for name in names))
 
     def make(self, name: str) -> Any:
         """Import the file in which it is written."""
-        return self._load(importlib.import_module(self.home(name)), name)
+        return self.load(importlib.import_module(self.home(name)), name)
 
     def waits(self, name: str) -> str | None:
         """In words which imports `name` waits for, or None where one of its modules is there."""
@@ -114,8 +113,7 @@ class _Unfinished(ModuleSpec):
         if not value:
             who, arm = self.table[self.name]
             self.__class__ = ModuleSpec  # type: ignore[assignment]
-            module = sys.modules.get(self.name)  # gone where the import failed
-            if module is not None:
+            if (module := sys.modules.get(self.name)) is not None:  # gone where the import failed
                 apply(module, who, arm)
 
 
@@ -151,12 +149,9 @@ class _Loader:
         self._stock, self._who, self._arm = stock, who, arm
 
     def __getattr__(self, name: str) -> object:
-        # inspect, pkgutil and importlib.resources ask a loader for its source and files before it has run.
+        # The import system has a loader create the module; inspect, pkgutil and importlib.resources ask for its source
+        # and files before it has run.
         return getattr(self._stock, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._stock.create_module(spec)
-        return module
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -104,25 +105,18 @@ def user_line() -> tuple[str, int] | None:
     In a backward pass, which autograd runs in its own thread, it is the line that waits for it. Where only
     libraries are on the stack, the innermost frame outside torch and this package.
     """
-    stacks = [_stack(sys._getframe(1))]
-    if not any(_is_users(frame) for frame in stacks[0]):
-        frames = sys._current_frames()
-        others = [threading.main_thread().ident, *frames]
-        stacks += [_stack(frames[ident]) for ident in others if ident in frames and ident != threading.get_ident()]
-    for is_wanted in (_is_users, _is_neither):
-        for stack in stacks:
-            for frame in stack:
-                if is_wanted(frame):
-                    return frame.f_code.co_filename, frame.f_lineno
-    return None
+    frames = _stack(sys._getframe(1))
+    if not any(map(_is_users, frames)):
+        running = sys._current_frames()
+        for ident in (threading.main_thread().ident, *running):
+            if ident in running and ident != threading.get_ident():
+                frames += _stack(running[ident])
+    found = [*filter(_is_users, frames), *filter(_is_neither, frames)]
+    return (found[0].f_code.co_filename, found[0].f_lineno) if found else None
 
 
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
+def _stack(frame: FrameType) -> list[FrameType]:
+    return [each for each, _ in traceback.walk_stack(frame)]
 
 
 def _is_users(frame: FrameType) -> bool:

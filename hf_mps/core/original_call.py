@@ -11,6 +11,7 @@ import functools
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.core.errors import Notice, RunError, UserError
@@ -26,8 +27,7 @@ class OriginalCall:
     __slots__ = ("called", "error", "function", "result")
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.called = False
+        self.function, self.called = function, False
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -56,15 +56,15 @@ class OriginalCall:
         return result
 
 
+@dataclass(eq=False)
 class Around:
     """One function of ours around one of a library's; `wrapper(stock, *arguments)` is called while `owner.on`."""
 
-    def __init__(self, owner: Any, place: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
-        self.owner = owner
-        self.place = place
-        """What it is around, as `Trainer.train`."""
-        self.stock = stock
-        self.wrapper = wrapper
+    owner: Any
+    place: str
+    """What it is around, as `Trainer.train`."""
+    stock: Callable[..., Any]
+    wrapper: Callable[..., Any]
 
     def replacement(self) -> Callable[..., Any]:
         """The function that takes the stock one's place."""

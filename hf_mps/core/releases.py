@@ -25,8 +25,7 @@ def within(version: str | tuple[int, ...], bounds: str) -> bool:
     """
     release = numbers(version) if isinstance(version, str) else version
     for bound in filter(None, bounds.split(",")):
-        found = _BOUND.fullmatch(bound)
-        if found is None:
+        if (found := _BOUND.fullmatch(bound)) is None:
             raise ValueError(f"not a bound: {bound!r}; allowed are <, >=, == and != before a release")
         comparison, limit = found[1], numbers(found[2])
         alike = release < limit if comparison in ("<", ">=") else release[: len(limit)] == limit

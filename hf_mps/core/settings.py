@@ -162,9 +162,8 @@ def _one_of(variable: str, allowed: tuple[str, ...], noun: str) -> str:
     """Return the value of a variable, empty where it is unset. Raises UserError for one that is not `allowed`."""
     value = os.environ.get(variable, "").strip()
     if value and value not in allowed:
-        raise UserError(
-            f"{variable}={value} is not a {noun} it knows; allowed: {', '.join(allowed)}{nearest(value, allowed)}"
-        )
+        words = f"{', '.join(allowed)}{nearest(value, allowed)}"
+        raise UserError(f"{variable}={value} is not a {noun} it knows; allowed: {words}")
     return value
 
 

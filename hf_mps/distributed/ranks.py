@@ -46,9 +46,8 @@ class Failure:
 
     def error(self, *, named: bool) -> UserError | RunError:
         """Return the same error for another rank; `named` says whose it is."""
-        made = (UserError if self.users else RunError)(
-            f"rank {self.rank} on {self.host}: {self.text}" if named else self.text
-        )
+        words = f"rank {self.rank} on {self.host}: {self.text}" if named else self.text
+        made = (UserError if self.users else RunError)(words)
         made.named = named
         return made
 
@@ -57,9 +56,7 @@ class Ranks:
     """The processes of `world`; every method but `here` is called by all of them, in the same order."""
 
     def __init__(self, world: World, store: Any = None) -> None:
-        self.world = world
-        self._store = store
-        self._calls = 0
+        self.world, self._store, self._calls = world, store, 0
 
     @classmethod
     def here(cls) -> Ranks:
@@ -259,9 +256,8 @@ def open_store(world: World) -> Any:
         url = f"env://?rank={world.rank}&world_size={world.size}"
         store, *_ = next(rendezvous(url, timeout=OPENING))
     except ValueError as error:  # MASTER_ADDR and MASTER_PORT
-        raise UserError(
-            f"{world}: {first_line(error)}; next: torchrun or accelerate launch, which say where the processes meet"
-        ) from error
+        way_on = "torchrun or accelerate launch, which say where the processes meet"
+        raise UserError(f"{world}: {first_line(error)}; next: {way_on}") from error
     except DistError as error:
         raise RunError(f"{world}: the processes' meeting point cannot be reached: {first_line(error)}") from error
     return PrefixStore(f"{PREFIX}/{world.restarts}", store)

@@ -98,7 +98,6 @@ def _number(names: tuple[str, ...], default: int) -> int:
     if text in ("", "-1"):
         return default
     if not text.isdecimal():
-        raise UserError(
-            f"{name}={text} is no number of processes; allowed: 0, 1, 2, …; next: unset {name}, or torchrun"
-        )
+        problem = f"{name}={text} is no number of processes"
+        raise UserError(f"{problem}; allowed: 0, 1, 2, …; next: unset {name}, or torchrun")
     return int(text)

@@ -113,15 +113,15 @@ def row(name: str, task: str, folder: Path) -> Row:
     """Plan and audit the architecture from a configuration in `folder`, both in one step."""
     from hf_mps.core.errors import RunError, UserError
     from hf_mps.metal.operators.table import OperatorSupport
-    from hf_mps.tools.dryrun import memory
     from hf_mps.tools.dryrun.audit.record import audit_of
+    from hf_mps.tools.dryrun.memory import plan
     from hf_mps.tools.dryrun.resolve import resolve_target
 
     try:
         shape = [f"training.per_device_train_batch_size={ROWS}", "training.gradient_accumulation_steps=1"]
         target = resolve_target(str(written(name, task, folder)), shape, task)
         length = None if task in WITHOUT_LENGTH else LENGTH
-        estimate = memory.estimate(target, length=length, record=True)
+        estimate = plan.estimate(target, length=length, record=True)
     except (UserError, RunError) as error:
         return Row(name, task, f"exit {error.exit_code}", str(error).replace(f"{folder}/", ""))
     missing = [f"`{entry.operator}`" for entry in audit_of(name, estimate.recorded, OperatorSupport(), {}).findings]

@@ -41,8 +41,7 @@ def pytorchs() -> Choice[str]:
     if operators.pytorch_has_them():
         default = torch.distributed.Backend.default_device_backend_map.get("mps", "")
         able = [name for name, devices in torch.distributed.Backend.backend_capability.items() if "mps" in devices]
-        named = [name for name in (default, *able) if name not in (*GLOOS, NAME)]
-        if named:
+        if named := [name for name in (default, *able) if name not in (*GLOOS, NAME)]:
             return Choice(named[0], f"PyTorch {torch.__version__} runs collectives on mps by itself, by {named[0]}")
     return Choice(
         "",

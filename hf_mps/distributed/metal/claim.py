@@ -59,8 +59,7 @@ def _place(world: World) -> Path:
     """
     meeting = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")]
     words = "/".join([platform.node(), str(os.getuid()), str(world.size), *meeting])
-    private = cache.spare()
-    if private is None:
+    if (private := cache.spare()) is None:
         raise UserError(
             f"others can write to {tempfile.gettempdir()}/hf_mps-{os.getuid()}, where the processes of a run keep a"
             " lock; next: remove that folder, or TMPDIR=FOLDER"

@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.utils._pytree import tree_map_only
 
 from hf_mps.metal.fallback.host_view import NotShared, host_alias
+from hf_mps.metal.operators.calls import tensors_of
 
 
 class HostSide:
     """What Gloo gets for the tensors of one call, and what has to be done when it is through."""
 
     def __init__(self) -> None:
-        self._on_host: list[Callable[[], object]] = []
-        self._on_device: list[Callable[[], object]] = []
+        self._on_host, self._on_device = list[Callable[[], object]](), list[Callable[[], object]]()
 
     @property
     def needs_device(self) -> bool:
@@ -38,11 +39,9 @@ class HostSide:
 
         What is not `read` is only made as large; what is `written` gets its result by `end`.
         """
-        if isinstance(value, Tensor):
-            return self._tensor(value, read, written) if value.is_mps else value
         if isinstance(value, list | tuple):
             return [self.of(each, read=read, written=written) for each in value]
-        return value
+        return self._tensor(value, read, written) if isinstance(value, Tensor) and value.is_mps else value
 
     def end(self) -> None:
         """Bring the results where they belong; once Gloo is through."""
@@ -74,13 +73,6 @@ def _empty(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of an argument, in their order."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for each in value for tensor in tensors_in(each)] if isinstance(value, list | tuple) else []
-
-
 _NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 GLOOS = frozenset(getattr(torch, name) for name in _NAMES)
 """The dtypes that Gloo reduces; those of torch 2.13."""
@@ -109,7 +101,7 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
     operator raises.
     """
     if "reduce" in name:
-        for tensor in (each for value in arguments.values() for each in tensors_in(value)):
+        for tensor in tensors_of(*arguments.values()):
             if tensor.dtype not in GLOOS and not tensor.is_complex():
                 known = ", ".join(sorted({*_NAMES} - {"float64"}))
                 raise torch.distributed.DistBackendError(
@@ -117,13 +109,13 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
                     f"metal hands them to, reduces {known}; next: tensor.to() one of these"
                 )
     else:
-        arguments = {key: _as_bytes(value) for key, value in arguments.items()}
+        arguments = tree_map_only(Tensor, _as_bytes, arguments)
     if name == "allgather_" and _uneven(arguments["output_tensors"][0]):
         return _gather_uneven(arguments)
     if name == "reduce_scatter_" and _uneven(arguments["input_tensors"][0]):
         return _scatter_uneven(arguments)
     if name in IN_A_ROW:
-        arguments = {key: _flat(value) for key, value in arguments.items()}
+        arguments = tree_map_only(Tensor, lambda tensor: tensor.view(-1), arguments)  # of the same elements
     if name == "alltoall_":
         return _exchange(arguments)
     return Started([_work(operator(*arguments.values()))])
@@ -134,18 +126,9 @@ def _work(result: Any) -> Any:
     return Work.unbox(result[-1] if isinstance(result, tuple) else result)
 
 
-def _as_bytes(value: Any) -> Any:
-    """Tensors of other dtypes than Gloo's as bytes over the same memory, with one dimension more."""
-    if isinstance(value, Tensor):
-        return value if value.dtype in GLOOS else value.unsqueeze(-1).view(torch.uint8)
-    return [_as_bytes(each) for each in value] if isinstance(value, list) else value
-
-
-def _flat(value: Any) -> Any:
-    """Contiguous tensors as one row of the same elements."""
-    if isinstance(value, Tensor):
-        return value.view(-1)
-    return [_flat(each) for each in value] if isinstance(value, list) else value
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """Return a tensor of another dtype than Gloo's as bytes over the same memory, with one dimension more."""
+    return tensor if tensor.dtype in GLOOS else tensor.unsqueeze(-1).view(torch.uint8)
 
 
 def _uneven(tensors: list[Tensor]) -> bool:

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.files import write_atomic
 from hf_mps.core.text import counted
-from hf_mps.metal.device import memory
+from hf_mps.layer.activation import activate
+from hf_mps.metal.device import choose, memory
+from hf_mps.tools.bench import launches, outcome
+from hf_mps.tools.bench.cases import Case, of_target
+from hf_mps.tools.bench.timing import FEWEST, Settings, timed
+from hf_mps.tools.dryrun import metal_device, render
+from hf_mps.tools.dryrun.resolve import Target
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hf_mps.tools.bench.cases import Case
-    from hf_mps.tools.bench.outcome import Outcome
-    from hf_mps.tools.bench.timing import Settings
-    from hf_mps.tools.dryrun.resolve import Target
-
-WARM_UP, REPETITIONS, SECONDS = 3, 10, 60.0
-QUICK = (1, 3, 10.0)
+WHOLE, QUICK = Settings(warm_up=3, repetitions=10, seconds=60.0), Settings(warm_up=1, repetitions=3, seconds=10.0)
+LOADING = "loading PyTorch …"
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,8 @@ class Asked:
     @property
     def settings(self) -> Settings:
         """Return how much is measured."""
-        from hf_mps.tools.bench.timing import Settings
-
-        warm_up, repetitions, seconds = QUICK if self.quick else (WARM_UP, REPETITIONS, SECONDS)
-        return Settings(self.warm_up or warm_up, self.repetitions or repetitions, seconds)
+        own = QUICK if self.quick else WHOLE
+        return Settings(self.warm_up or own.warm_up, self.repetitions or own.repetitions, own.seconds)
 
 
 def run(asked: Asked, output: Path | None, sign: str | None, *, as_json: bool = False) -> None:
@@ -61,11 +58,8 @@ def run(asked: Asked, output: Path | None, sign: str | None, *, as_json: bool = 
 
     Raises UserError for what cannot be run or written, RunError where a batch did not fit into the memory.
     """
-    from hf_mps.tools.dryrun import render
-
-    with _shown():
-        from hf_mps.tools.bench import outcome
-
+    _tell(LOADING)
+    with status.shown(LOADING):
         name = outcome.signer(sign) if sign is not None else None
         folder = outcome.folder_for(output)
         found = measure(asked)
@@ -84,31 +78,20 @@ def run(asked: Asked, output: Path | None, sign: str | None, *, as_json: bool = 
 
 def run_count(asked: Asked, release: str | None, *, as_json: bool = False) -> None:
     """Count what a training step gives the simulated device to do, and print it. Raises UserError as `count`."""
-    from hf_mps.tools.dryrun import render
-
-    with _shown():
-        from hf_mps.tools.bench import launches
-
+    _tell(LOADING)
+    with status.shown(LOADING):
         facts, found = count(asked, release)
-    report = render.Report(
-        "bench", asked.name, facts, ["", *launches.lines(found)], {"kind": "launches", "cases": found}
-    )
-    render.show(report, render.form(json=as_json))
+    body, values = ["", *launches.lines(found)], {"kind": "launches", "cases": found}
+    render.show(render.Report("bench", asked.name, facts, body, values), render.form(json=as_json))
 
 
-def measure(asked: Asked) -> Outcome:
+def measure(asked: Asked) -> outcome.Outcome:
     """Time every case on the device that a run would take, and on the CPU. Imports torch.
 
     Raises UserError for what cannot be run.
     """
     settings.refuse_unknown()
-    from hf_mps.layer.activation import activate
-
     activate.activate()
-    from hf_mps.metal.device import choose
-    from hf_mps.tools.bench.outcome import Outcome, facts_of
-    from hf_mps.tools.bench.timing import FEWEST
-
     device, limits = choose(), asked.settings
     how = Choice(
         f"median of {limits.repetitions}",
@@ -118,7 +101,7 @@ def measure(asked: Asked) -> Outcome:
     devices = [device] if device.value == "cpu" else [device, Choice("cpu", "what the device is compared with")]
     with _cases(asked) as cases:
         found = [row for case in cases for row in _timed(case, devices, asked)]
-    return Outcome(asked, facts_of(asked, device, how), found)
+    return outcome.Outcome(asked, outcome.facts_of(asked, device, how), found)
 
 
 def count(asked: Asked, release: str | None) -> tuple[dict[str, Choice[Any]], list[dict[str, Any]]]:
@@ -126,32 +109,25 @@ def count(asked: Asked, release: str | None) -> tuple[dict[str, Choice[Any]], li
 
     Raises UserError as `measure`, and where the device is a Mac's own.
     """
-    from hf_mps.tools.bench import launches
-    from hf_mps.tools.bench.outcome import facts_of
-    from hf_mps.tools.dryrun import metal_device
-
     settings.refuse_unknown()
     device = metal_device()
     with _cases(asked) as cases:
-        return facts_of(asked, device, launches.HOW), launches.of_cases(cases, device, release)
+        return outcome.facts_of(asked, device, launches.HOW), launches.of_cases(cases, device, release)
 
 
 @contextmanager
 def _cases(asked: Asked) -> Iterator[Sequence[Case]]:
-    from hf_mps.tools.bench.cases import of_target
+    if asked.target is not None:
+        with of_target(asked.target, asked.quick) as case:
+            yield [case]
+        return
     from hf_mps.tools.bench.networks import NETWORKS
 
-    if asked.target is None:
-        yield [network.case(asked.quick) for network in NETWORKS]
-        return
-    with of_target(asked.target, asked.quick) as case:
-        yield [case]
+    yield [network.case(asked.quick) for network in NETWORKS]
 
 
 def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dict[str, Any]]:
     """Return a row for each phase of a case, with the figures of every device."""
-    from hf_mps.tools.bench import timing
-
     rows: dict[str, dict[str, Any]] = {}
     for device in devices:
         name = device.value
@@ -159,7 +135,6 @@ def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dic
         # What the device before left cached would count as this one's.
         memory.release(name)
         with case.make(device) as work:
-            size = {"batch": work.batch, "row": work.row, "parameters": work.parameters}
             for phase, steps in work.phases.items():
                 said = f"{case.name}, {phase} on {name}"
                 _tell(f"{said} …")
@@ -168,10 +143,11 @@ def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dic
                 def told(done: int, said: str = said) -> None:
                     status.now(f"{said}: {counted(done, 'repetition')} …")
 
-                found = timing.timed(steps, name, asked.settings, work.batch, told)
-                row = rows.setdefault(phase, {"network": case.name, "phase": phase, **size, "devices": {}, "facts": {}})
-                row["devices"][name] = found
-                row["facts"][name] = dict(work.facts)
+                found = timed(steps, name, asked.settings, work.batch, told)
+                first = {"network": case.name, "phase": phase, **work.size, "devices": {}, "facts": {}}
+                row = rows.setdefault(phase, first)
+                row["devices"][name], row["facts"][name] = found, dict(work.facts)
+        # Either name would keep the model, and its memory would count as the next device's.
         del work, steps
         memory.release(name)
     return list(rows.values())
@@ -182,12 +158,3 @@ def _tell(words: str) -> None:
     status.now(words)
     if not sys.stderr.isatty():
         print(words, file=sys.stderr, flush=True)
-
-
-def _shown() -> Any:
-    """Return the status line of a benchmark, before torch is imported."""
-    words = "loading PyTorch …"
-    if sys.stderr.isatty():
-        return status.shown(words)
-    _tell(words)
-    return nullcontext()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
+from hf_mps.finetune import tasks
+from hf_mps.tools.dryrun.resolve import Target, resolve_target
 
 if TYPE_CHECKING:
     from hf_mps.tools.dryrun.modules import ModuleTracker
-    from hf_mps.tools.dryrun.resolve import Target
 
 TRAINING, EVALUATION = "training", "evaluation"
 QUICK_ROWS = 4
@@ -21,22 +22,30 @@ QUICK_ROWS = 4
 
 Tick = Callable[[int], None]
 """Called after each step with its number, from 1; what it raises ends the steps."""
+Phase = Callable[[int, Tick, Sequence[Any]], None]
+"""Takes so many steps, with watchers around them."""
 
 
 @dataclass(frozen=True)
 class Work:
     """A model on a device with its batch. `phases` take the number of steps, a tick, and watchers around the steps.
 
-    `batch` is the rows of a step, `row` what one of them is ("3 x 224 x 224"), `tracker` follows the modules of watched
-    steps, and `parameters` are counted.
+    `size` is what is stored of the batch: its rows, what one of them is ("3 x 224 x 224"), and the model's parameters.
+    `tracker` follows the modules of watched steps.
     """
 
-    phases: Mapping[str, Callable[[int, Tick, Sequence[Any]], None]]
+    phases: Mapping[str, Phase]
     tracker: ModuleTracker
+    model: Any
     batch: int
     row: str
-    parameters: int
-    facts: Mapping[str, Choice[Any]] = field(default_factory=dict)
+    facts: Mapping[str, Choice[Any]]
+
+    @property
+    def size(self) -> dict[str, Any]:
+        """Return the size of a step."""
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return {"batch": self.batch, "row": self.row, "parameters": parameters}
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Case:
     make: Callable[[Choice[str]], AbstractContextManager[Work]]
 
 
-def stepping(step: Callable[[], Any], tracker: ModuleTracker) -> Callable[[int, Tick, Sequence[Any]], None]:
+def stepping(step: Callable[[], Any], tracker: ModuleTracker) -> Phase:
     """`step` as a phase of a work: called as often as asked for."""
 
     def steps(count: int, tick: Tick, watch: Sequence[Any] = ()) -> None:
@@ -95,15 +104,10 @@ def _work(step: Any, device: str) -> Work:
             step.trainer.prediction_step(step.model, dict(each), prediction_loss_only=True)
 
     step.model.to(device)  # Trainer moves it as it begins to train, some trainers earlier
-    first = _rows(step.batches[0])
-    return Work(
-        {TRAINING: train, EVALUATION: stepping(predict, step.tracker)},
-        step.tracker,
-        batch=sum(len(_rows(each)) for each in step.batches),
-        row=counted(first.shape[1], "token") if first.ndim == 2 else " x ".join(map(str, first.shape[1:])),
-        parameters=sum(parameter.numel() for parameter in step.model.parameters()),
-        facts=step.facts,
-    )
+    first, rows = _rows(step.batches[0]), sum(len(_rows(each)) for each in step.batches)
+    row = counted(first.shape[1], "token") if first.ndim == 2 else " x ".join(map(str, first.shape[1:]))
+    phases = {TRAINING: train, EVALUATION: stepping(predict, step.tracker)}
+    return Work(phases, step.tracker, step.model, rows, row, step.facts)
 
 
 def _rows(batch: Mapping[str, Any]) -> Any:
@@ -118,18 +122,15 @@ def target_of(recipe: str | None, model: str | None, task: str | None, overrides
 
     Raises UserError where they contradict each other, and for what `resolve_target` refuses.
     """
-    from hf_mps.finetune import tasks
-    from hf_mps.tools.dryrun.resolve import resolve_target
-
     if recipe is not None and model is not None:
         raise UserError("--recipe cannot be combined with --model; give one of them")
     if recipe is not None and task is not None:
         raise UserError("--task cannot be combined with --recipe, which has a task; leave it out")
     if model is not None and task is None:
         raise UserError(f"--model needs a task; next: --task with one of {', '.join(tasks.names())}")
-    if recipe is None and model is None:
-        if task is not None or overrides:
-            given = "--task" if task is not None else f"'{overrides[0]}'"
-            raise UserError(f"{given} needs a recipe or a model; next: --recipe RECIPE, or --model NAME --task TASK")
-        return None
-    return resolve_target(str(recipe or model), overrides, task)
+    if recipe is not None or model is not None:
+        return resolve_target(str(recipe or model), overrides, task)
+    if task is not None or overrides:
+        given = "--task" if task is not None else f"'{overrides[0]}'"
+        raise UserError(f"{given} needs a recipe or a model; next: --recipe RECIPE, or --model NAME --task TASK")
+    return None

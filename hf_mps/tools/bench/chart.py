@@ -33,6 +33,7 @@ def draw(outcome: Outcome) -> bytes:
                 words = "no figure" if height is None else f"{height:.2f}" if height < 100 else f"{height:.0f}"
                 axes.annotate(words, (middle, height or 0), (0, 3), textcoords="offset points", ha="center", color=INK)
         sizes = {row["network"]: f"batch {row['batch']}, {row['row']}" for row in outcome.rows}
+        # matplotlib would set what stands between two dollars of a path as mathematics.
         names = [f"{name.replace('$', chr(92) + '$')}\n{size}" for name, size in sizes.items()]
         axes.set_xticks(range(len(heights)), names)
         axes.set_xlim(-0.6, len(heights) - 0.4)
@@ -49,15 +50,10 @@ def draw(outcome: Outcome) -> bytes:
         # In the title, not below it: a picture is cut and passed on.
         warning = ": not a Mac's speed" if simulated(outcome.device) else ""
         quick = "quick: small batches" if outcome.asked.quick else ""
-        facts = [
-            chip,
-            outcome.facts["versions"].value,
-            counted(outcome.asked.settings.repetitions, "repetition"),
-            quick,
-        ]
+        repetitions = counted(outcome.asked.settings.repetitions, "repetition")
+        facts = "   ·   ".join(filter(None, (chip, outcome.facts["versions"].value, repetitions, quick)))
         figure.text(0.1, 0.925, title + warning, fontsize=15, fontweight="bold", parse_math=False)
-        line = "   ·   ".join(fact for fact in facts if fact)
-        figure.text(0.1, 0.86, line, fontsize=10, color=QUIET, parse_math=False)
+        figure.text(0.1, 0.86, facts, fontsize=10, color=QUIET, parse_math=False)
 
     return png((8, 5), paint)
 

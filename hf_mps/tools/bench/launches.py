@@ -51,8 +51,7 @@ def _counted(case: Case, device: Choice[str], table: Any) -> dict[str, Any]:
         work.phases[TRAINING](2, lambda number: recorder.forget() if number == 1 else None, [recorder])
         launched = {"reason": table.reason} if isinstance(table, Choice) else of_calls(recorder.calls, table).values()
         each = {name: round(value / STEPS, 2) for name, value in asdict(counts[0].figures).items()}
-        size = {"batch": work.batch, "row": work.row, "parameters": work.parameters}
-        return {**size, **each, "on_a_mac": launched}
+        return {**work.size, **each, "on_a_mac": launched}
 
 
 def lines(found: list[dict[str, Any]]) -> list[str]:
@@ -66,14 +65,7 @@ def lines(found: list[dict[str, Any]]) -> list[str]:
         return f"torch {launched['release']}: {launched['launches']:,} launches ({several})"
 
     head = ("network", "batch", "row", *(name.replace("_", " ") for name in SHOWN), "on a Mac")
-    rows = [
-        (
-            each["network"],
-            str(each["batch"]),
-            each["row"],
-            *(f"{each[name]:g}" for name in SHOWN),
-            classes(each),
-        )
-        for each in found
-    ]
-    return [f"  {line}" for line in aligned([head, *rows], right=(1, 3, 4, 5, 6, 7), widest=60)]
+    rows = [head]
+    for each in found:
+        rows.append((each["network"], str(each["batch"]), each["row"], *(f"{each[n]:g}" for n in SHOWN), classes(each)))
+    return [f"  {line}" for line in aligned(rows, right=(1, 3, 4, 5, 6, 7), widest=60)]

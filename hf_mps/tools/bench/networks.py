@@ -63,11 +63,8 @@ class Network:
         model = self.build(size.extent).to(device)
         batch = self.batch(size, device)
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        optimizer = (
-            torch.optim.AdamW(model.parameters(), **ADAMW)
-            if "input_ids" in batch
-            else torch.optim.SGD(model.parameters(), **SGD)
-        )
+        kind, settings = (torch.optim.AdamW, ADAMW) if "input_ids" in batch else (torch.optim.SGD, SGD)
+        optimizer: Any = kind(model.parameters(), **settings)
 
         def train() -> None:
             model.train()
@@ -81,15 +78,10 @@ class Network:
             with torch.inference_mode():
                 _logits(model, inputs)
 
-        tracker = ModuleTracker()
-        return Work(
-            {TRAINING: stepping(train, tracker), EVALUATION: stepping(evaluate, tracker)},
-            tracker,
-            batch=size.batch,
-            row=self.row.format(size.extent),
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
-            facts={"precision": Choice("fp32", "as announced; every device computes it")},
-        )
+        tracker, row = ModuleTracker(), self.row.format(size.extent)
+        phases = {TRAINING: stepping(train, tracker), EVALUATION: stepping(evaluate, tracker)}
+        facts = {"precision": Choice("fp32", "as announced; every device computes it")}
+        return Work(phases, tracker, model, size.batch, row, facts)
 
 
 def _logits(model: nn.Module, inputs: dict[str, Any]) -> Any:

@@ -57,54 +57,40 @@ class Outcome:
         `cases` have `network`, `phase`, `batch`, `row`, `parameters`, `devices` ({name: seconds of the median step,
         fastest, slowest, repetitions, rows_per_second, memory_bytes, memory_is; or failure}), and `over_cpu`.
         """
-        measured = self.asked.settings
         return {
             "schema": SCHEMA,
             "kind": "bench",
             "quick": self.asked.quick,
             **provenance(self.asked.command, self.device),
-            "measured": {"warm_up": measured.warm_up, "repetitions": measured.repetitions, "seconds": measured.seconds},
+            "measured": self.asked.settings,
             "cases": [{**row, "over_cpu": self.speedup(row)} for row in self.rows],
         }
 
     def report(self) -> Report:
         """Return the report for the screen."""
         failed = [row for row in self.rows if any("failure" in each for each in row["devices"].values())]
-        return Report(
-            verb="bench",
-            target=self.asked.name,
-            facts=self.facts,
-            body=["", *self._table()],
-            values=self.values(),
-            problem=f"{counted(len(failed), 'row')} without a figure: too little memory" if failed else "",
-        )
+        problem = f"{counted(len(failed), 'row')} without a figure: too little memory" if failed else ""
+        return Report("bench", self.asked.name, self.facts, ["", *self._table()], self.values(), problem=problem)
 
     def _table(self) -> Iterator[str]:
-        devices = list(self.rows[0]["devices"])
-        over = [f"{self.label} / cpu"] if len(devices) > 1 else []
-        names = {name: self.label if name == self.device else name for name in devices}
-        head = ["network", "phase", "batch", "row", *(f"rows/s {names[name]}" for name in devices), *over]
-        head += [f"memory {names[name]}" for name in devices]
-        rows = [tuple(head)]
+        names = [self.label if name == self.device else name for name in self.rows[0]["devices"]]
+        over = [f"{self.label} / cpu"] if len(names) > 1 else []
+        head = ["network", "phase", "batch", "row", *(f"rows/s {name}" for name in names), *over]
+        rows = [[*head, *(f"memory {name}" for name in names)]]
         for row in self.rows:
-            found = row["devices"]
-            ratio = self.speedup(row)
+            found, ratio = row["devices"].values(), self.speedup(row)
             cells = [row["network"], row["phase"], f"{row['batch']}", row["row"]]
-            for name in devices:
-                cells.append(found[name].get("failure") or f"{found[name]['rows_per_second']:,.1f}")
+            cells += [each.get("failure") or f"{each['rows_per_second']:,.1f}" for each in found]
             cells += ["-" if ratio is None else f"{ratio:.2f}"] if over else []
-            held = [found[name].get("memory_bytes") for name in devices]
-            rows.append((*cells, *(memory(size) if size else "-" for size in held)))
-        yield from (f"  {line}" for line in aligned(rows, right=(2, *range(4, len(head)))))
+            rows.append(cells + [memory(each["memory_bytes"]) if each.get("memory_bytes") else "-" for each in found])
+        yield from (f"  {line}" for line in aligned(rows, right=(2, *range(4, len(rows[0])))))
 
     def write(self, folder: Path) -> list[Path]:
         """Write results.json and bench.png into `folder`, and return their paths."""
         from hf_mps.tools.bench import chart
 
-        return [
-            write_json(folder / "results.json", self.values()),
-            write_atomic(folder / "bench.png", chart.draw(self)),
-        ]
+        results = write_json(folder / "results.json", self.values())
+        return [results, write_atomic(folder / "bench.png", chart.draw(self))]
 
     def signed(self, name: str) -> str:
         """The line of the collection, which `name` vouches for: the figures, and what they were measured with."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.metal.device import memory
-from hf_mps.tools.bench.cases import Tick
+from hf_mps.tools.bench.cases import Phase
 
 FEWEST = 3
 """Repetitions that are made however long they take; a median of fewer is none."""
@@ -29,11 +30,7 @@ class _Enough(Exception):
 
 
 def timed(
-    phase: Callable[[int, Tick, Sequence[Any]], None],
-    device: str,
-    settings: Settings,
-    batch: int,
-    told: Callable[[int], None] = lambda done: None,
+    phase: Phase, device: str, settings: Settings, batch: int, told: Callable[[int], None] = lambda done: None
 ) -> dict[str, Any]:
     """Return the figures of a phase's steps of `batch` rows on `device`, as they are stored.
 
@@ -58,10 +55,8 @@ def timed(
         mark = time.perf_counter()
 
     try:
-        with peak:
+        with peak, suppress(_Enough):
             phase(settings.warm_up + settings.repetitions, tick, ())
-    except _Enough:
-        pass
     except RuntimeError as error:
         if not (memory.refused(error) or type(error).__name__ == "OutOfMemoryError"):
             raise

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hf_mps.core import status
 from hf_mps.core.errors import UserError
+from hf_mps.layer.activation.activate import activate
+from hf_mps.tools.doctor import findings
 
-if TYPE_CHECKING:
-    from hf_mps.tools.doctor.findings import Finding
 
-
-def examine() -> dict[str, list[Finding]]:
+def examine() -> dict[str, list[findings.Finding]]:
     """Examine everything, section by section. Imports torch and uses the device; never raises for what it finds."""
-    from hf_mps.layer.activation.activate import activate
     from hf_mps.tools.doctor import environment, guards, machine, metal, versions
 
     refused = ""
@@ -34,12 +33,10 @@ def examine() -> dict[str, list[Finding]]:
 
 def run(*, trials: bool = False, json: bool = False) -> None:
     """Print the report, with `trials` also those of guards and kernels. Raises RunError for problems (exit 1)."""
-    from hf_mps.core import status
-
     also: dict[str, Any] = {}
     with status.shown("looking at this machine …"):
         sections = examine()
-    from hf_mps.tools.doctor import findings, guards, metal
+    from hf_mps.tools.doctor import guards, metal
 
     if trials:
         with status.shown("trying the device for every fault that a guard knows, and the training kernels …"):
@@ -55,11 +52,9 @@ def run_upgrade(release: str, *, json: bool = False) -> None:
 
     Raises UserError for a word that names no release, RunError (exit 1) where this machine cannot run it.
     """
-    from hf_mps.layer.activation.activate import activate
-    from hf_mps.tools.doctor import findings, upgrade
+    from hf_mps.tools.doctor import upgrade
 
     with contextlib.suppress(UserError):  # of a variable, which `run` reports
         activate()
     found = upgrade.compared(release)
-    sections = upgrade.sections(found)
-    findings.show(sections, {"upgrade": found.values}, json=json)
+    findings.show(upgrade.sections(found), {"upgrade": found.values}, json=json)

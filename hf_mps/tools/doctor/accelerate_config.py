@@ -16,6 +16,7 @@ import yaml
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain, write_atomic
+from hf_mps.metal.device import choice, facts, precision, simulated
 
 Values = dict[str, Any]
 
@@ -31,6 +32,7 @@ FOR_OTHERS = (
 OF_SEVERAL = ("main_process_ip", "main_process_port")
 """Keys that mean nothing for one machine."""
 OF_MACHINES = ("machine_rank", *OF_SEVERAL)
+BARE_NO = {"distributed_type": "NO", "mixed_precision": "no"}
 ONE_PROCESS = ("NO", "MPS")
 SEVERAL = (*ONE_PROCESS, "MULTI_GPU", "MULTI_CPU")
 """The kinds that a file for several Macs may say; `accelerate config` writes MULTI_GPU for several machines."""
@@ -61,9 +63,9 @@ def read(path: Path) -> Values | None:
         return None
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds a {type(values).__name__}, not keys; it stays as it is; {_elsewhere(path)}")
-    where = values.get("compute_environment", "LOCAL_MACHINE")
-    kind = values.get("distributed_type", "NO")
-    kind = "NO" if kind is False else kind  # YAML 1.1 reads a bare NO as false
+    # YAML 1.1 reads a bare NO as false.
+    values |= {key: word for key, word in BARE_NO.items() if values.get(key) is False}
+    where, kind = values.get("compute_environment", "LOCAL_MACHINE"), values.get("distributed_type", "NO")
     machines = values.get("num_machines", 1)
     several = isinstance(machines, int) and machines > 1
     others = [key for key in (*FOR_OTHERS, *(() if several else OF_SEVERAL)) if values.get(key)]
@@ -78,12 +80,9 @@ def read(path: Path) -> Values | None:
         words = others[0]
     if words:
         raise UserError(f"{path}: is for other machines ({words}); it stays as it is; {_elsewhere(path)}")
-    unknown = sorted(set(map(str, values)) - set(ClusterConfig.__dataclass_fields__) - set(OLDER))
-    if unknown:
-        raise UserError(
-            f"{path}: has keys that the installed accelerate does not know ({', '.join(unknown)}); it stays as it is; "
-            f"{_elsewhere(path)}"
-        )
+    if unknown := sorted(set(map(str, values)) - set(ClusterConfig.__dataclass_fields__) - set(OLDER)):
+        problem = f"has keys that the installed accelerate does not know ({', '.join(unknown)})"
+        raise UserError(f"{path}: {problem}; it stays as it is; {_elsewhere(path)}")
     return values
 
 
@@ -143,12 +142,11 @@ class Machines:
 
     def choices(self, before: Machines) -> dict[str, Choice[Any]]:
         """The keys of the file, which says `before` now, with their reasons. Raises UserError for what cannot be."""
-        count = self.num_machines or 1
+        count, several = self.num_machines or 1, (before.num_machines or 1) > 1
         if count == 1:
             if self.machine_rank or self.main_process_ip:
                 given = f"--main_process_ip {self.main_process_ip}" if self.main_process_ip else "--machine_rank"
                 raise UserError(f"{given} is for several Macs; next: hf-mps config --num_machines 2 …")
-            several = (before.num_machines or 1) > 1
             gone = [key for key in OF_MACHINES if several and getattr(before, key) is not None]
             return {
                 **dict.fromkeys(gone, Choice(None, "for several Macs alone")),
@@ -182,8 +180,6 @@ class Machines:
         }
 
 
-# YAML 1.1 reads a bare NO as false.
-BARE_NO = {"distributed_type": "NO", "mixed_precision": "no"}
 NO_FILE = "none; Accelerate asks the machine itself, and takes Metal"
 ON_THE_CPU = (
     "it sends Accelerate to the CPU while TrainingArguments stays on mps; `accelerate config default` "
@@ -206,37 +202,30 @@ class Repair:
 
 def find(values: Values) -> list[Repair]:
     """Return what is to be changed in `values`."""
-    needed = []
+    becomes: dict[str, tuple[Any, str]] = {}
+    machines, kind = values.get("num_machines") or 1, values.get("distributed_type")
     if values.get("use_cpu"):
-        needed.append(Repair("use_cpu", values["use_cpu"], False, ON_THE_CPU))
-    machines = values.get("num_machines") or 1
-    kind = values.get("distributed_type")
+        becomes["use_cpu"] = False, ON_THE_CPU
     if machines > 1 and kind != KIND:
         reason = "accelerate launch starts one process, which trains alone, for any other kind without a GPU of CUDA"
-        needed.append(Repair("distributed_type", BARE_NO["distributed_type"] if kind is False else kind, KIND, reason))
+        becomes["distributed_type"] = KIND, reason
     elif kind == "MPS":
-        reason = "accelerate retired the type; mps is taken by itself without one"
-        needed.append(Repair("distributed_type", "MPS", "NO", reason))
+        becomes["distributed_type"] = "NO", "accelerate retired the type; mps is taken by itself without one"
     for key in ("use_mps_device", "mps"):
         if key in values:
-            needed.append(Repair(key, values[key], None, "accelerate knows no such key any more; mps is the default"))
+            becomes[key] = None, "accelerate knows no such key any more; mps is the default"
     processes = values.get("num_processes")
     if machines > 1 and processes != machines:
-        reason = f"one Metal device on each of {machines} Macs"
-        needed.append(Repair("num_processes", processes, machines, reason))
+        becomes["num_processes"] = machines, f"one Metal device on each of {machines} Macs"
     elif machines == 1 and processes not in (None, 1, -1):
-        reason = "there is one Metal device, and each process would train the whole model"
-        needed.append(Repair("num_processes", processes, 1, reason))
+        becomes["num_processes"] = 1, "there is one Metal device, and each process would train the whole model"
     asked = values.get("mixed_precision")
-    if asked not in (None, "no", False):
-        from hf_mps.metal.device import precision
-
+    if asked not in (None, "no"):
         try:
             precision.requested(str(asked), "mps")
         except UserError as error:
-            why = "float8 kernels are for CUDA" if asked == "fp8" else str(error)
-            needed.append(Repair("mixed_precision", asked, "no", why))
-    return needed
+            becomes["mixed_precision"] = "no", "float8 kernels are for CUDA" if asked == "fp8" else str(error)
+    return [Repair(key, values.get(key), *change) for key, change in becomes.items()]
 
 
 def reasons(needed: list[Repair]) -> str:
@@ -254,9 +243,6 @@ def apply(values: Values, needed: list[Repair]) -> Values:
             changed.pop(repair.key, None)
         else:
             changed[repair.key] = repair.value
-    for key, word in BARE_NO.items():
-        if changed.get(key) is False:
-            changed[key] = word
     changed = dict(ClusterConfig.process_config(changed))
     return changed | {"mixed_precision": changed["mixed_precision"] or "no"}
 
@@ -278,8 +264,6 @@ class Outcome:
 
     def print_json(self) -> None:
         """Print it as one JSON object."""
-        from hf_mps.metal.device import simulated
-
         values = {"config_file": self.path, "existed": self.existing is not None, "simulated": simulated()}
         values |= {name: getattr(self, name) for name in ("repairs", "choices", "written", "backup")}
         print(jsons.dumps(plain(values), indent=2))
@@ -324,8 +308,6 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
     `yes` asks nothing; `said` is what the command line says of several Macs. Raises UserError where there is no Metal
     to configure for, where the file is not understood, and where nobody can be asked.
     """
-    from hf_mps.metal.device import choice, facts, precision
-
     on_metal = choice.metal(owned=True)
     if not on_metal.value:
         raise UserError(f"config writes for Metal, and there is none: {on_metal.reason}")
@@ -334,14 +316,14 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
         raise UserError("config asks on a terminal before it writes, and stdin is none; next: hf-mps config --yes")
     if not json:
         print(*facts.facts("mps").lines(), sep="\n")
-    needed = find(existing or {})
-    values = apply(existing or {}, needed)
+    before = existing or {}
+    needed, of_file = find(before), Machines.of(before)
+    values = apply(before, needed)
     metal = Choice(False, "train on the Metal GPU; Trainer, Accelerate and Lightning then agree on mps")
     default = precision.default("mps")
     used = Choice("no" if default.value == "fp32" else default.value, default.reason)
     if existing is not None:
         used = Choice(values["mixed_precision"] or "no", "the file says so")
-    of_file = Machines.of(existing or {})
     choices: dict[str, Choice[Any]] = {"use_cpu": metal, "mixed_precision": used}
     choices |= (said or Machines()).over(of_file).choices(of_file)
     values |= {key: choice.value for key, choice in choices.items()}
@@ -352,17 +334,12 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
             # The difference to the file that is there, or the whole of a new one; each line with its reason.
             why = {key: choice.reason for key, choice in choices.items()}
             why |= {repair.key: repair.reason for repair in needed}
-            before = existing or {}
             print(f"{path} ({'new' if existing is None else 'changes'}):")
-            for key in sorted(before.keys() | values.keys()):
-                old, new = before.get(key), values.get(key)
-                if key in before and old == new:
-                    continue
+            for key in sorted(key for key in before | values if key not in before or before[key] != values.get(key)):
                 if key in before:
-                    print(f"  - {key}: {jsons.dumps(old)}")
+                    print(f"  - {key}: {jsons.dumps(before[key])}")
                 if key in values:
-                    reason = f"    # {why[key]}" if key in why else ""
-                    print(f"  + {key}: {jsons.dumps(new)}{reason}")
+                    print(f"  + {key}: {jsons.dumps(values[key])}" + (f"    # {why[key]}" if key in why else ""))
         if not yes and not typer.confirm("Write it?", default=True):
             print(f"{path} stays as it is")
             return

@@ -28,11 +28,9 @@ OPENMP = tuple(f"{place}/{name}.dylib" for place in ("*/lib", "*/.dylibs", "lib"
 def examine(refused: str = "") -> list[Finding]:
     """Return the variables that are set or contradict each other; `refused` is the layer's refusal of a variable."""
     first = [problem("variables", refused, "unset the variable that the line names")] if refused else []
-    others = (*_accelerate(), *_openmp(), *_others(), _config())
-    first += [
-        ok(name, f"{os.environ[name]} ({settings.KNOWN[name]})") for name in sorted(os.environ.keys() & settings.KNOWN)
-    ]
-    return [*first, *_metal_names(), *_fallback(), *_watermarks(), *others]
+    known = sorted(os.environ.keys() & settings.KNOWN)
+    first += [ok(name, f"{os.environ[name]} ({settings.KNOWN[name]})") for name in known]
+    return [*first, *_metal_names(), *_fallback(), *_watermarks(), *_accelerate(), *_openmp(), *_others(), _config()]
 
 
 def _metal_names() -> Iterator[Finding]:

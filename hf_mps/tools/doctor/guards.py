@@ -19,7 +19,7 @@ from typing import Literal
 from hf_mps.core.text import summary
 from hf_mps.layer.guards.base import TRIED
 from hf_mps.layer.guards.catalogue import GUARDS, registry
-from hf_mps.metal.device import faults
+from hf_mps.metal.device import choice, faults
 from hf_mps.tools.doctor.findings import Finding, note, ok, problem
 
 IDLE = ("needless", "waits", "on")
@@ -34,7 +34,6 @@ def examine() -> list[Finding]:
     Without Metal the many that have nothing to do are one line.
     """
     from hf_mps.layer import guards
-    from hf_mps.metal.device import choice
 
     for library in GUARDS.after:  # what the guards wait for: only then do they know what they have to do
         with contextlib.suppress(ImportError):
@@ -78,16 +77,13 @@ class Trial:
 
 def try_all(names: Sequence[str] | None = None) -> list[Trial]:
     """Run the trials of these guards, by default of all that are about the device; none where there is no Metal."""
-    from hf_mps.metal.device import choice
-
     if names is None:
         names = [name for name in GUARDS.names if faults.cured_by(name)] if choice.metal(owned=True).value else []
     left = list(names)
     trials: list[Trial] = []
     # One process tries them all until one ends it; the next process goes on behind that one.
     while left:
-        ended = list(_child(left))
-        if not ended:  # a process that could not even start
+        if not (ended := list(_child(left))):  # a process that could not even start
             return trials + [_trial(name, "not tried", "the trials' process did not start", 0.0) for name in left]
         trials += ended
         left = [name for name in left if name not in {trial.name for trial in ended}]

@@ -17,10 +17,8 @@ def examine() -> list[Finding]:
     here = machine.present()
     found = [_computer(here), _python(here)]
     if here.simulated:  # before all else, which is to be read with it
-        real = machine.real()
-        says = (
-            f"this is {real.system} on {real.chip}, which simulates {here.chip.removesuffix(here.label)} and its Metal"
-        )
+        real, chip = machine.real(), here.chip.removesuffix(here.label)
+        says = f"this is {real.system} on {real.chip}, which simulates {chip} and its Metal"
         found.insert(0, note("simulated", says, "unset HF_MPS_SIMULATE shows this machine as it is"))
     if here.mac:
         found.append(_macos(here))

@@ -32,10 +32,8 @@ def examine() -> list[Finding]:
     if passed.value:
         findings.append(ok("probe", passed.reason))
         for name, usable in precision.dtypes("mps").items():
-            if usable.value:
-                findings.append(ok(name, usable.reason))
-            else:
-                findings.append(note(name, usable.reason, FLOAT64 if name == "float64" else UPGRADE))
+            lacks = note(name, usable.reason, FLOAT64 if name == "float64" else UPGRADE)
+            findings.append(ok(name, usable.reason) if usable.value else lacks)
     else:
         findings.append(problem("probe", *_apart(passed.reason)))
     findings += _kernels()

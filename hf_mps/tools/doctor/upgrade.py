@@ -93,11 +93,8 @@ def moves(now: LaunchTable, then: LaunchTable) -> dict[Move, tuple[str, ...]]:
         # An overload that comes or goes is none: its operator is there.
         if move is not None and not (move in ("absent", "new") and all(base in each for each in bases)):
             found.setdefault(move, set()).add(base)
-    return {
-        move: tuple(sorted(found[move], key=lambda name: (name.startswith("_"), name)))
-        for move in MOVES
-        if move in found
-    }
+    kept = [move for move in MOVES if move in found]
+    return {move: tuple(sorted(found[move], key=lambda name: (name.startswith("_"), name))) for move in kept}
 
 
 def _base(name: str) -> str:

@@ -50,8 +50,7 @@ def version(package: str) -> str | None:
 def _advised() -> Iterator[Finding]:
     """Yield the security advisories for installed packages."""
     for package, (versions, what, advisory) in ADVISORIES.items():
-        installed = version(package)
-        if installed is not None and installed in SpecifierSet(versions):
+        if (installed := version(package)) is not None and installed in SpecifierSet(versions):
             yield problem("advisory", f"{package} {installed} {what} ({advisory})", f"pip install --upgrade {package}")
 
 

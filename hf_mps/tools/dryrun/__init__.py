@@ -13,7 +13,7 @@ import sys
 from hf_mps.core import settings
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.metal.device import profiles
+from hf_mps.metal.device import choose, profiles, simulated
 
 
 def metal_device() -> Choice[str]:
@@ -37,8 +37,6 @@ def metal_device() -> Choice[str]:
     if sys.platform != "darwin" and simulator.loaded() is None:
         simulator.load(settings.simulate())
     activate()
-    from hf_mps.metal.device import choose, simulated
-
     chosen = choose()
     if chosen.value != "mps":
         raise UserError(f"there is no Metal device to look at: {chosen.reason}")

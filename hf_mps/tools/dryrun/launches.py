@@ -125,9 +125,8 @@ def asked_for(release: str | None, table: LaunchTable | Choice[None] | None) -> 
     """Return the fact to tell where another release than the installed one was asked for."""
     if release is None or not isinstance(table, LaunchTable):
         return {}
-    return {
-        "torch": Choice(table.release, f"by its wheel; the operators are those that torch {torch.__version__} calls")
-    }
+    reason = f"by its wheel; the operators are those that torch {torch.__version__} calls"
+    return {"torch": Choice(table.release, reason)}
 
 
 def launch_lines(launches: Launches | Choice[None]) -> Iterator[str | tuple[str, ...]]:

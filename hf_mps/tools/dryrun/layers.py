@@ -74,10 +74,8 @@ def cut(*models: Any) -> Cut | None:
             if _owner(models[:place], name) is not None:
                 continue
             settings = list(_of_layers(_holders(model, name), count))
-            signatures = [
-                (_signature(layer), tuple(str(value(number)) for *_, value in settings))
-                for number, layer in enumerate(module)
-            ]
+            told = [tuple(str(value(number)) for *_, value in settings) for number in range(count)]
+            signatures = list(zip(map(_signature, module), told, strict=True))
             between = {signature: number for number, signature in enumerate(signatures) if 0 < number < last}
             if len(between) + 3 >= count:
                 continue

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
-from hf_mps.finetune.models import quantization
+from hf_mps.finetune.models import checkpoint, diffusion, known_configs, quantization, rounded_layers
 from hf_mps.finetune.models.checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
+from hf_mps.finetune.smoke import processors, shrink, tiny_model
 
 PICTURE = 224
 AROUND = {
@@ -45,8 +44,6 @@ class MetaCheckpoint(Checkpoint):
 
     def beside(self, name: str) -> Checkpoint:
         """Return another model in its real size, with the tiny one's tokenizer."""
-        from hf_mps.finetune.models import known_configs
-
         return replace(self, name=name, size=known_configs.of_name(name)[0])
 
     def tokenizer(self, **settings: Any) -> Any:
@@ -61,9 +58,6 @@ class MetaCheckpoint(Checkpoint):
         A configuration that names no size (ResNet's, SegFormer's) stands for the one that the image processor's class
         has by default, at which such models were trained, or ImageNet's PICTURE pixels.
         """
-        from hf_mps.finetune.models import checkpoint
-        from hf_mps.finetune.smoke import shrink, tiny_model
-
         try:
             return checkpoint.resolve(self.name).image_processor()
         except UserError:
@@ -76,9 +70,6 @@ class MetaCheckpoint(Checkpoint):
 
         `config` is then told the number that stands for an image among the tiny model's words.
         """
-        from hf_mps.finetune.models import checkpoint
-        from hf_mps.finetune.smoke import processors
-
         try:
             return checkpoint.resolve(self.name).processor(config)
         except UserError:
@@ -92,7 +83,6 @@ class MetaCheckpoint(Checkpoint):
 
         Raises UserError where transformers cannot build it.
         """
-        import torch
         import transformers
 
         config, loader = settings.get("config") or self.config(), getattr(transformers, auto_class)
@@ -109,16 +99,11 @@ class MetaCheckpoint(Checkpoint):
         if (rounded := settings.get("quantization_config")) is not None:
             quantize(model, rounded)
         count = quantization.parameters(model)
-        return model, Choice(
-            self.name, f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
-        )
+        made = f"{type(model).__name__}, {count / 1e6:.1f} M parameters, without their weights"
+        return model, Choice(self.name, made)
 
     def denoiser(self) -> tuple[Any, Choice[str]]:
         """Return a UNet or transformer of the configuration, in `dtype`."""
-        import torch
-
-        from hf_mps.finetune.models import diffusion
-
         kind = getattr(diffusion.library(), diffusion.CLASSES[diffusion.part_of(self.size)])
         with torch.device(self.device):
             model = kind.from_config(self.size).to(getattr(torch, self.dtype))
@@ -145,9 +130,6 @@ def ignore_moves(models: Iterable[Any]) -> None:
 
 def make_fake(models: Iterable[Any], mode: FakeTensorMode, device: str) -> None:
     """Put the parameters and buffers of `models` on `device` as fake tensors of `mode`; shared ones stay shared."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensor
-
     fakes: dict[int, tuple[Any, Any]] = {}  # with the former tensor, so that its id is not given away
 
     def fake(tensor: Any) -> Any:
@@ -194,7 +176,6 @@ def quantize(model: Any, config: Any) -> None:
 def _fill(layer: Any, source: Any) -> None:
     """Give a quantized layer the weights of the one whose place it took; GPT-2's has them the other way round."""
     import bitsandbytes
-    import torch
 
     weight = source.weight.data if isinstance(source, torch.nn.Linear) else source.weight.data.T.contiguous()
     layer.bias = source.bias
@@ -219,19 +200,14 @@ def _fill(layer: Any, source: Any) -> None:
 
 def _state(weight: Any, kind: str) -> Any:
     """Return the scales of a layer's weights in 4 bits, themselves in 8 (double quantization)."""
-    import torch
-
-    from hf_mps.finetune.models import rounded_layers
-
     functional: Any = import_module("bitsandbytes.functional")
     blocks = -(-weight.numel() // rounded_layers.BLOCK)
 
     def numbers(*size: int) -> Any:
         return weight.new_empty(size, dtype=torch.float32)
 
-    nested = functional.QuantState(
-        numbers(-(-blocks // NESTED)), code=numbers(256), blocksize=NESTED, dtype=torch.float32
-    )
+    scales, table = numbers(-(-blocks // NESTED)), numbers(256)
+    nested = functional.QuantState(scales, code=table, blocksize=NESTED, dtype=torch.float32)
     return functional.QuantState(
         weight.new_empty(blocks, dtype=torch.uint8),
         shape=weight.shape,
@@ -246,8 +222,6 @@ def _state(weight: Any, kind: str) -> Any:
 
 def mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a QuantState whose tensors are what `change` makes of those of `state`."""
-    import copy
-
     made = copy.copy(state)
     for name in ("absmax", "code", "offset"):
         if getattr(state, name, None) is not None:
@@ -260,8 +234,7 @@ def mapped(state: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def statistics(model: Any) -> Iterator[torch.Tensor]:
     """The scales and tables of a model's 4-bit weights, which are neither parameters nor buffers of it."""
     for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        if state is not None:
+        if (state := getattr(parameter, "quant_state", None)) is not None:
             found: list[torch.Tensor] = []
             mapped(state, lambda tensor, found=found: found.append(tensor) or tensor)  # type: ignore[misc]
             yield from found
@@ -272,7 +245,6 @@ def expanded(func: Any, *args: Any, **kwargs: Any) -> Any:
 
     Those of the packages' own fallback: compiled, or with the kernel from the hub, it holds less on the way.
     """
-    import torch
     from bitsandbytes.backends.default import ops
 
     name = func.name().partition("::")[2]
@@ -281,9 +253,8 @@ def expanded(func: Any, *args: Any, **kwargs: Any) -> Any:
     if name == "dequantize_4bit":
         packed, scales, block, _, shape, dtype = args
         table = packed.new_empty(16, dtype=torch.float32)  # bitsandbytes keeps its own, and would keep a fake one
-        return ops._dequantize_4bit_compute.__wrapped__(
-            packed.view(torch.uint8).reshape(-1), scales, table, block, shape, dtype
-        )
+        halves = packed.view(torch.uint8).reshape(-1)
+        return ops._dequantize_4bit_compute.__wrapped__(halves, scales, table, block, shape, dtype)
     codes, scales, table, block, dtype = args
     whole = ops._dequantize_blockwise_compute.__wrapped__(codes.reshape(-1), scales, table, block, dtype)
     return whole.reshape(codes.shape)

@@ -6,22 +6,26 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
 from hf_mps.finetune.data import load
 from hf_mps.finetune.models import checkpoint, quantization
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.run.logging import errors_only, no_bars
 from hf_mps.finetune.run.stages import PreparedRun, prepare_run
 from hf_mps.finetune.smoke import smoke_recipe
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.tools.dryrun import batch
+from hf_mps.tools.dryrun.meta_model import MetaCheckpoint
 from hf_mps.tools.dryrun.resolve import Target
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
-    from hf_mps.tools.dryrun.step import TrainingStep
+from hf_mps.tools.dryrun.step import TrainingStep, make
 
 MADE_UP = Choice("made up", "a few rows of the task's own: it is their shapes that count")
 OF_THE_WHOLE = ("image_size", "max_target_length", "teacher")
@@ -58,9 +62,6 @@ def weightless(
     The step is looked at as the device `on` would take it, with another `training` section where that is given. Raises
     UserError where nothing tells the model's configuration, and what its task refuses.
     """
-    from hf_mps.finetune.run.logging import errors_only, no_bars
-    from hf_mps.tools.dryrun.meta_model import MetaCheckpoint
-
     whole = target.resolved.recipe
     task = tasks.find(whole.task)
     # Other libraries open a whole model's folder, whose parts are then exchanged.
@@ -91,8 +92,6 @@ def with_weights(target: Target, device: Choice[str]) -> Iterator[Parts]:
 
     Raises UserError for what its task refuses.
     """
-    from hf_mps.finetune.run.logging import errors_only, no_bars
-
     recipe = target.resolved.recipe
     with no_bars(), errors_only():
         try:
@@ -114,8 +113,6 @@ def with_weights(target: Target, device: Choice[str]) -> Iterator[Parts]:
 @contextmanager
 def small(target: Target, device: Choice[str]) -> Iterator[Parts]:
     """The parts of a smoke run of `target`: a tiny model of the same architecture with random weights, made-up rows."""
-    from hf_mps.finetune.run.logging import errors_only, no_bars
-
     with smoke_recipe(target.resolved) as tiny, no_bars(), errors_only():
         run = prepare_run(tiny, checkpoint.resolve(tiny.recipe.model), device=device)
         model = Choice(target.resolved.recipe.model, "a tiny model of the same architecture, with random weights")
@@ -126,10 +123,6 @@ def step(
     parts: Parts, device: Choice[str], *, fake: bool, changes: Mapping[str, Any] | None = None, **shape: Any
 ) -> TrainingStep:
     """The training step of `parts`; `shape` is `shape_batches`'s. Raises UserError for what the runner refuses."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from hf_mps.tools.dryrun.step import make
-
     # What the runner's own callbacks keep is real, and may meet the step's tensors.
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     made = make(parts.run, device, fake=mode, changes=changes)
@@ -147,15 +140,12 @@ def shape_batches(
     steps: int = 1,
 ) -> None:
     """Give it the batches of `steps`: of `rows` (default: the plan's), as wide as `wide` (default: as they are)."""
-    import torch
-    from torch.utils._pytree import tree_leaves, tree_map
-
     arguments, mode = step.trainer.args, step.fake
     size = rows or arguments.per_device_train_batch_size
     each = range(arguments.gradient_accumulation_steps * steps)
     found = [batch.collate(prepared, step.trainer, size, wide, first=size * number) for number in each]
     step.batches = found
     if mode is not None:
-        step.batches = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+        step.batches = tree_map_only(torch.Tensor, mode.from_tensor, found)
         both = zip(tree_leaves(step.batches), tree_leaves(found), strict=True)
         step.numbers = [pair for pair in both if isinstance(pair[0], torch.Tensor)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
@@ -13,13 +13,16 @@ from hf_mps.core.files import plain
 from hf_mps.core.text import first_line, summary
 from hf_mps.distributed.world import World
 from hf_mps.finetune import sharding
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import processes
+from hf_mps.finetune.run.logging import no_bars
 from hf_mps.finetune.run.record import header
 from hf_mps.finetune.run.stages import locate, make_plan, prepare_run, training_arguments
+from hf_mps.layer.activation import activate
 from hf_mps.layer.fused_step import switch
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.metal.device import simulated
+from hf_mps.tools.dryrun.memory.machine import present
+from hf_mps.tools.dryrun.resolve import Target
 
 UNKNOWN = "not known"
 
@@ -37,10 +40,6 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
     settings.refuse_unknown()
     source, run_dir = locate(resolved, fresh=fresh)
     source.refuse_absent()
-    from hf_mps.finetune.run.logging import no_bars
-    from hf_mps.layer.activation import activate
-    from hf_mps.metal.device import simulated
-
     with status.shown("loading PyTorch, the rows and the model …"), no_bars():
         activate.activate()
         from hf_mps.tools.dryrun.memory import adjust  # which imports torch
@@ -86,15 +85,13 @@ def _traced(resolved: ResolvedRecipe, device: str, fused: bool) -> dict[str, Cho
     A step that is to be `fused` is traced as it is before: the parts act on tensors that hold numbers alone.
     """
     from hf_mps.metal.operators.table import OperatorSupport
-    from hf_mps.tools.dryrun import memory
     from hf_mps.tools.dryrun.audit.record import audit_of
     from hf_mps.tools.dryrun.launches import Launches, table_of
+    from hf_mps.tools.dryrun.memory import plan
     from hf_mps.tools.dryrun.memory.fit import gib
-    from hf_mps.tools.dryrun.memory.machine import present
-    from hf_mps.tools.dryrun.resolve import Target
 
     try:
-        estimate = memory.estimate(Target(resolved.name, resolved), record=True)
+        estimate = plan.estimate(Target(resolved.name, resolved), record=True)
     except Exception as error:  # whatever a step does that a trace cannot follow: the rest of the plan stays
         ours = isinstance(error, (UserError, RunError))
         why = first_line(error) if ours else f"it cannot be traced: {summary(error)}"

@@ -29,13 +29,18 @@ class Target:
         return replace(self, resolved=self.resolved.with_overrides(values))
 
 
+def is_command(words: Sequence[str]) -> bool:
+    """Return whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
+    first = words[0].rpartition("/")[2] if words else ""
+    return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
+
+
 def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = None) -> Target:
     """Return the target called `name`: a recipe, its YAML file, or with `task` a hub id, a folder, or pypi:PACKAGE.
 
     Imports no torch. Raises UserError for a name or task that there is not, and for what the recipe refuses.
     """
-    wrong = [word for word in overrides if "=" not in word]
-    if wrong:
+    if wrong := [word for word in overrides if "=" not in word]:
         raise UserError(f"'{wrong[0]}' is not KEY=VALUE; put a script to look at behind --")
     if task is None:
         try:

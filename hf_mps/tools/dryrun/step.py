@@ -6,14 +6,15 @@ import re
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from transformers import TrainerCallback
 
 from hf_mps.core.choice import Choice
@@ -22,12 +23,14 @@ from hf_mps.core.text import summary
 from hf_mps.finetune.features import cuda_graphs
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run import failures
-from hf_mps.finetune.run.stages import PreparedRun
+from hf_mps.finetune.run.callbacks import Stopwatch
+from hf_mps.finetune.run.stages import PreparedRun, make_plan, make_trainer
 from hf_mps.finetune.run.trainer import StepMethod
 from hf_mps.finetune.smoke.fake import FakeScalars
 from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
+from hf_mps.tools.dryrun.meta_model import ignore_moves, make_fake
 from hf_mps.tools.dryrun.modules import BETWEEN, CLIPPING, FORWARD, GENERATION, OPTIMIZER, ModuleTracker
 
 # What changes the batch before the device sees it stays on; the other guards look at values, which fake tensors lack.
@@ -86,14 +89,16 @@ class TrainingStep:
         batches = [self.batches[number % len(self.batches)] for number in range(count)]
         trainer.train_loader = batches
         if self.fake is None:  # Accelerate's loader moves them
-            loader: Any = torch.utils.data.DataLoader(batches, batch_size=None, collate_fn=_new_tensors)  # type: ignore[arg-type]
+            # As a loader makes batches: of new tensors, that nobody keeps.
+            anew: Any = partial(tree_map_only, torch.Tensor, torch.Tensor.clone)
+            loader: Any = torch.utils.data.DataLoader(batches, batch_size=None, collate_fn=anew)  # type: ignore[arg-type]
             trainer.train_loader = trainer.accelerator.prepare(loader)
-        watched = _Watched(self, trainer.step_method, after_backward)
         trainer.add_callback(caller)
         with suppress(_Done), ExitStack() as stack:
             stack.callback(setattr, tracker, "phase", BETWEEN)
             stack.callback(trainer.remove_callback, caller)
-            for context in (patch.object(trainer, "step_method", watched), *self._tensors(), tracker, *watch):
+            watched = patch.object(trainer, "step_method", _Watched(self, after_backward))
+            for context in (watched, *self._tensors(), tracker, *watch):
                 stack.enter_context(context)
             trainer.train()
 
@@ -111,13 +116,11 @@ class TrainingStep:
 
 
 class _Watched(StepMethod):
-    """Takes steps as `step_method` does, and tells the tracker which phase each of its parts is."""
+    """Takes steps as the trainer's method does, and tells the tracker which phase each of its parts is."""
 
-    def __init__(
-        self, step: TrainingStep, step_method: StepMethod, after_backward: Callable[[Any], None] | None
-    ) -> None:
-        self._step, self._method, self._after_backward = step, step_method, after_backward
-        self.clip_grad_norm, self.grad_norm = step_method.clip_grad_norm, step_method.grad_norm  # type: ignore[method-assign]
+    def __init__(self, step: TrainingStep, after_backward: Callable[[Any], None] | None) -> None:
+        self._step, self._method, self._after_backward = step, step.trainer.step_method, after_backward
+        self.clip_grad_norm, self.grad_norm = self._method.clip_grad_norm, self._method.grad_norm  # type: ignore[method-assign]
 
     def training_step(self, stock: Callable[..., Any], model: Any, inputs: Any, items: Any) -> Any:
         """Return the loss of a batch; a trainer that generates first does so in a phase of its own."""
@@ -134,40 +137,33 @@ class _Watched(StepMethod):
         return loss
 
 
-def _new_tensors(batch: Any) -> Any:
-    """Return a batch as a loader makes it: of new tensors, that nobody keeps."""
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, batch)
-
-
+@dataclass(eq=False)  # Trainer takes a callback away by comparing
 class _StepCallback(TrainerCallback):  # type: ignore[misc]
     """Tells the phases apart, and ends the loop."""
 
-    def __init__(
-        self,
-        tracker: ModuleTracker,
-        steps: int,
-        after_step: Callable[[int], None] | None,
-        before: Callable[[], None] | None,
-    ) -> None:
-        self._tracker, self._left, self._after, self._before, self._taken = tracker, steps, after_step, before, 0
+    tracker: ModuleTracker
+    steps: int
+    after: Callable[[int], None] | None
+    before: Callable[[], None] | None
+    taken: int = 0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        if self._before is not None:
-            self._tracker.phase = OPTIMIZER
-            self._before()
-            self._tracker.phase = BETWEEN
+        if self.before is not None:
+            self.tracker.phase = OPTIMIZER
+            self.before()
+            self.tracker.phase = BETWEEN
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._tracker.phase = OPTIMIZER
+        self.tracker.phase = OPTIMIZER
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        self._tracker.phase = BETWEEN
+        self.tracker.phase = BETWEEN
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._taken += 1
-        if self._after is not None:
-            self._after(self._taken)
-        if self._taken >= self._left:
+        self.taken += 1
+        if self.after is not None:
+            self.after(self.taken)
+        if self.taken >= self.steps:
             raise _Done
 
 
@@ -179,9 +175,6 @@ def make(
     `fake` is a FakeTensorMode whose tensors the model gets; `changes` are further training arguments. The caller gives
     it `batches`. Raises UserError for what the runner refuses.
     """
-    from hf_mps.finetune.run.callbacks import Stopwatch
-    from hf_mps.finetune.run.stages import make_plan, make_trainer
-
     # Trainer makes its folder, and writes nothing there.
     with tempfile.TemporaryDirectory(prefix="hf-mps-target-") as folder:
         plan, prepared = make_plan(run, Choice(Path(folder), "nothing is written"), device), run.prepared
@@ -192,18 +185,15 @@ def make(
         # Nothing is recorded of a step that is looked at.
         choices = {name: choice for name, choice in plan.choices.items() if name != cuda_graphs.KEY}
         plan = replace(plan, arguments=arguments, choices=choices)
-        for model in models_of(prepared):
+        models = models_of(prepared)
+        for model in models:
             _forget_preparation(model)
-        if fake is None:
-            trainer = make_trainer(plan, prepared, Stopwatch())
-        else:
-            from hf_mps.tools.dryrun.meta_model import ignore_moves, make_fake
-
-            models = models_of(prepared)
+        if fake is not None:
             ignore_moves(models)
-            # The trainer may add adapters to the model, which have to be without weights too.
-            with torch.device("meta"):
-                trainer = make_trainer(plan, prepared, Stopwatch())
+        # The trainer may add adapters to the model, which have to be without weights too.
+        with torch.device("meta") if fake is not None else nullcontext():
+            trainer = make_trainer(plan, prepared, Stopwatch())
+        if fake is not None:
             make_fake([trainer.model, *models], fake, device.value)
     facts = {"precision": plan.choices["precision"]}
     if generates(trainer):
@@ -255,10 +245,8 @@ def model_errors(resolved: ResolvedRecipe) -> Iterator[None]:
         if failures.describe(error) is not None or ours:
             raise
         recipe = resolved.recipe
-        raise UserError(
-            f"model {recipe.model}: it cannot take a step of the task {recipe.task}:"
-            f" {summary(error)}; next: --debug shows where"
-        ) from error
+        problem = f"it cannot take a step of the task {recipe.task}: {summary(error)}"
+        raise UserError(f"model {recipe.model}: {problem}; next: --debug shows where") from error
 
 
 # A trace has no numbers to draw tokens by, so of what a trainer generates within a step (GRPO's completions) the first

@@ -73,8 +73,7 @@ class Format:
 
     def refuse_missing(self) -> None:
         """Raise UserError where a module that it needs is not installed."""
-        missing = [name for name in self.modules if find_spec(name) is None]
-        if missing:
+        if missing := [name for name in self.modules if find_spec(name) is None]:
             raise UserError(f"export {self.name} needs {missing[0]}; next: {extras.install(self.name)}")
 
     def choose(self, said: str | None) -> Choice[str]:
@@ -128,6 +127,8 @@ class Job:
     """What was decided on the way, for the screen and the record."""
     traced: Any = None
     """Core ML's source: the model as TorchScript."""
+    lengths: tuple[int, ...] = ()
+    """Those of Core ML's inputs, in tokens."""
 
     @property
     def name(self) -> str:
@@ -160,9 +161,8 @@ def precision(saved: SavedRun) -> Choice[str]:
         return Choice("float32", "rounding by the export itself would hide the export's differences")
     size, _ = room(saved, stored)
     if size > free and quantized(saved) is None:
-        raise UserError(
-            f"{saved.where} takes {gib(size)} in {stored}, and {gib(free)} are free; next: close other programs"
-        )
+        lacks = f"{saved.where} takes {gib(size)} in {stored}, and {gib(free)} are free"
+        raise UserError(f"{lacks}; next: close other programs")
     return Choice(stored, f"float32 would take {gib(needed)} of the {gib(free)} that are free")
 
 
@@ -258,11 +258,8 @@ def logits(model: Any, batches: Sequence[Batch]) -> list[numpy.ndarray]:
     """Return the model's logits for each batch in float32; those of padding are zero, which no export has to give."""
     import torch
 
-    found = []
     with torch.inference_mode():
-        for batch in batches:
-            found.append(masked(answered(model(**batch)), batch))
-    return found
+        return [masked(answered(model(**batch)), batch) for batch in batches]
 
 
 def answered(outputs: Mapping[str, Any]) -> numpy.ndarray:
@@ -339,10 +336,8 @@ class Comparison:
     def refuse(self, what: str) -> None:
         """Raise RunError where the difference is over the tolerance."""
         if self.difference is not None and not self.difference.within:
-            raise RunError(
-                f"{what}: its logits, opened by {self.opened_by}, are not the model's: {self.difference}; nothing was"
-                " written"
-            )
+            apart = f"its logits, opened by {self.opened_by}, are not the model's: {self.difference}"
+            raise RunError(f"{what}: {apart}; nothing was written")
 
 
 def difference(model: Logits, export: Logits, weights: str) -> Difference:
@@ -350,13 +345,12 @@ def difference(model: Logits, export: Logits, weights: str) -> Difference:
 
     Raises RunError where they are of different shapes.
     """
-    for ours, theirs in zip(model, export, strict=True):
+    pairs = list(zip(model, export, strict=True))
+    for ours, theirs in pairs:
         if ours.shape != theirs.shape:
             raise RunError(f"the export gives logits of shape {theirs.shape}, the model {ours.shape}")
     # In float64, so that the norms add no rounding of their own.
-    pairs = [
-        (ours.astype(numpy.float64), theirs.astype(numpy.float64)) for ours, theirs in zip(model, export, strict=True)
-    ]
+    pairs = [(ours.astype(numpy.float64), theirs.astype(numpy.float64)) for ours, theirs in pairs]
     apart = numpy.concatenate([(ours - theirs).ravel() for ours, theirs in pairs])
     whole = numpy.concatenate([ours.ravel() for ours, _ in pairs])
     return Difference(

@@ -17,6 +17,7 @@ import numpy
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import summary
+from hf_mps.finetune.text.lengths import positions
 from hf_mps.tools.export import base, merged
 from hf_mps.tools.export.base import F16, F32, Comparison, Format, Job, Options, difference
 from hf_mps.tools.saved.run import SavedRun
@@ -40,14 +41,11 @@ class CoreML(Format):
 
     def check(self, saved: SavedRun, options: Options) -> None:
         """Raise UserError for lengths that the model does not have."""
-        from hf_mps.finetune.text.lengths import positions
-
         if options.lengths is not None:
             if len(set(options.lengths)) < 2:
                 raise UserError(f"--lengths {options.lengths[0]}: allowed: two lengths or more, such as 64,128")
             most = positions(saved.checkpoint.tokenizer(), saved.checkpoint.config())
-            over = [length for length in options.lengths if not 2 <= length <= most]
-            if over:
+            if over := [length for length in options.lengths if not 2 <= length <= most]:
                 raise UserError(f"--lengths {over[0]}: allowed: 2 to {most}, the positions that this model has")
 
     def write(self, job: Job, folder: Path) -> None:
@@ -55,6 +53,7 @@ class CoreML(Format):
         import coremltools
 
         lengths = _lengths(job)
+        job.lengths = lengths.value
         names = [name for name in INPUTS if name in job.batches[0]]
         model = merged.plain_model(job, folder.parent / "plain")
         traced = job.traced = _traced(job, model, names, lengths.value[-1])
@@ -92,7 +91,7 @@ class CoreML(Format):
         version = f"coremltools {metadata.version('coremltools')}"
         on_a_mac = platform.system() == "Darwin"
         opened = coremltools.models.MLModel(str(folder / PACKAGE), skip_model_load=not on_a_mac)
-        description, asked = opened.get_spec().description, set(_asked(job))
+        description, asked = opened.get_spec().description, set(job.lengths)
         for given in description.input:
             array = given.type.multiArrayType
             found = {int(shape.shape[1]) for shape in array.enumeratedShapes.shapes} or {int(array.shape[1])}
@@ -110,17 +109,13 @@ class CoreML(Format):
                 found = job.traced(*(torch.from_numpy(rows) for rows in inputs.values()))
             return {name: output.numpy() for name, output in zip(job.saved.task_class.outputs, found, strict=True)}
 
-        alike = _same_weights(job, opened)
-        return Comparison(
-            f"{version}; the TorchScript that it converted was compared, and {alike} weights in the package",
-            _difference(job, answer, F32),
-            f"Core ML predicts on macOS alone, and this is {platform.system()}",
-        )
+        alike = f"{_same_weights(job, opened)} weights in the package"
+        opened_by = f"{version}; the TorchScript that it converted was compared, and {alike}"
+        why = f"Core ML predicts on macOS alone, and this is {platform.system()}"
+        return Comparison(opened_by, _difference(job, answer, F32), why)
 
 
 def _lengths(job: Job) -> Choice[tuple[int, ...]]:
-    from hf_mps.finetune.text.lengths import positions
-
     if job.options.lengths is not None:
         return Choice(tuple(sorted(set(job.options.lengths))), "--lengths; a text is padded to the next one")
     most = positions(job.tokenizer, base.plain(job.model).config)
@@ -158,9 +153,8 @@ def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
         expected = base.answered(model(**padded))
         found = base.answered(dict(zip(job.saved.task_class.outputs, Encoder(True)(*given), strict=True)))
         added = numpy.allclose(found, expected, rtol=1e-3, atol=1e-5)
-        return torch.jit.trace(  # type: ignore[no-untyped-call]
-            Encoder(added).eval(), given, strict=False, check_trace=False
-        )
+        trace: Any = torch.jit.trace
+        return trace(Encoder(added).eval(), given, strict=False, check_trace=False)
 
 
 def _padded(row: dict[str, Any], length: int, tokenizer: Any) -> dict[str, Any]:
@@ -194,31 +188,22 @@ def _same_weights(job: Job, opened: Any) -> int:
         found = stored.get(name.replace(".", "_") + ending)
         if found is None or found.val.shape != tuple(weight.shape):
             continue
-        stored_as, rounded = (
-            array.astype(numpy.float64) for array in (found.val, weight.detach().numpy().astype(width))
-        )
+        arrays = (found.val, weight.detach().numpy().astype(width))
+        stored_as, rounded = (array.astype(numpy.float64) for array in arrays)
         if not numpy.allclose(stored_as, rounded, rtol=float(step.eps), atol=float(step.smallest_subnormal)):
             raise RunError(f"the package holds another {name} than the model; nothing was written")
         alike += 1
     return alike
 
 
-def _asked(job: Job) -> list[int]:
-    """Return the lengths of the inputs."""
-    return list(map(int, str(job.choices["lengths"].value).split(", ")))
-
-
 def _difference(job: Job, answer: Any, weights: str) -> Any:
     """Compare row by row, each padded to every length that it fits into."""
-    lengths = _asked(job)
     ours, theirs = [], []
     for batch, reference in zip(job.batches, job.reference, strict=True):
         for at in range(len(reference)):
             row = {name: rows[at : at + 1] for name, rows in batch.items()}
             tokens = row["attention_mask"][0].numpy().astype(bool)
-            for length in lengths:
-                if length < tokens.sum():
-                    continue
+            for length in (length for length in job.lengths if length >= tokens.sum()):
                 given = {name: tensor.numpy() for name, tensor in _padded(row, length, job.tokenizer).items()}
                 logits = base.answered(answer(given))
                 wanted = reference[at : at + 1]

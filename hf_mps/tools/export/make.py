@@ -52,9 +52,8 @@ def refuse_task(form: Format, task: str, who: str) -> None:
         holding = [other.name for other in FORMATS.values() if shape in other.shapes]
         others = "".join(f", or {other}" for other in holding[1:])
         instead = f"hf-mps export {holding[0]} RUN OUT{others}" if holding else "hf-mps push RUN OWNER/NAME"
-        raise UserError(
-            f"{who} is a model for {task}, which export {form.name} cannot hold; allowed: {held}; next: {instead}"
-        )
+        problem = f"{who} is a model for {task}, which export {form.name} cannot hold"
+        raise UserError(f"{problem}; allowed: {held}; next: {instead}")
 
 
 def export(name: str, where: str, out: str, weights: str | None = None, options: Options | None = None) -> Path:
@@ -145,9 +144,8 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 def sizes(folder: Path) -> dict[str, int]:
     """Return the bytes of each file below `folder` by its path in it."""
-    return {
-        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
 def told(size: int) -> str:
@@ -161,7 +159,6 @@ def _say(form: Format, job: Job, comparison: Comparison, target: Path, seconds: 
     rows = [(name, choice.value, choice.reason) for name, choice in job.choices.items()]
     rows.append(("compared", comparison.opened_by, ""))
     screen.header(rows, title=f"hf_mps export {form.name} {job.saved.where}")
-    for line in comparison.lines():
-        print(line)
+    print(*comparison.lines(), sep="\n")
     on = f"{platform.system()} on {platform.machine()}"
     print(f"written  {target}, {told(sum(written.values()))} in {len(written)} files, {duration(seconds)} ({on})")

@@ -59,10 +59,9 @@ class Merged(Format):
     def write(self, job: Job, folder: Path) -> None:
         """Write the merged model into `folder`."""
         layers = save(job.saved, job.model, folder, job.weights)
-        reason = (
-            "added in float32, weight by weight" if layers else "the model has none, and its weights alone are written"
-        )
-        job.choices["adapter"] = Choice(f"merged into {layers} layers" if layers else "none", reason)
+        none = Choice("none", "the model has none, and its weights alone are written")
+        merged = Choice(f"merged into {layers} layers", "added in float32, weight by weight")
+        job.choices["adapter"] = merged if layers else none
 
     def compare(self, job: Job, folder: Path) -> Comparison:
         """Load the folder with transformers and compare its logits with those of base and adapter."""
@@ -168,8 +167,7 @@ def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weigh
         if name not in module._non_persistent_buffers_set
     ]
     for name, parameter in [*model.named_parameters(), *stored]:
-        plain = plain_name(name)
-        if plain is None:
+        if (plain := plain_name(name)) is None:
             continue
         owner, _, attribute = name.rpartition(".")
         above = layers.get(owner.removesuffix(".base_layer")) if owner.endswith(".base_layer") else None
@@ -177,10 +175,8 @@ def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weigh
             above = None
         layer = packed.get(owner) if attribute == "weight" else None
         shape = (layer.out_features, layer.in_features) if layer else tuple(parameter.shape)
-        yield (
-            plain,
-            Weight(shape, partial(weight, parameter, layer, above), layer is not None or parameter.is_floating_point()),
-        )
+        floats = layer is not None or parameter.is_floating_point()
+        yield plain, Weight(shape, partial(weight, parameter, layer, above), floats)
 
 
 def _write_shards(model: Any, weights: dict[str, Weight], folder: Path, dtype: Any, shard: int) -> None:
@@ -195,8 +191,7 @@ def _write_shards(model: Any, weights: dict[str, Weight], folder: Path, dtype: A
         filename_pattern=PATTERN,
         max_shard_size=shard,
     )
-    places: dict[str, str] = {}
-    total = 0
+    places, total = dict[str, str](), 0
     for file, names in split.filename_to_tensors.items():
         stored = _write_shard(model, {name: kept[name] for name in names}, folder / file, dtype)
         places |= dict.fromkeys(stored, file)

@@ -49,22 +49,18 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
     Raises UserError for a folder without a model and a name that the hub does not take, RunError where it refuses.
     """
     folder = _folder(where)
+    from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise UserError(
-            f"{name}: the hub does not accept this name: {first_line(error)}; allowed: OWNER/NAME"
-        ) from error
-    from huggingface_hub import get_token
-
-    upload = chosen(folder)
-    token = get_token()
-    sent = token is not None and not dry_run
+        problem = f"{name}: the hub does not accept this name: {first_line(error)}"
+        raise UserError(f"{problem}; allowed: OWNER/NAME") from error
+    upload, token = chosen(folder), get_token()
     _say(folder, upload, name)
-    if not sent:
+    if token is None or dry_run:
         command = f"hf-mps push {shlex.quote(where)} {name}{' --private' * private}"
         print(f"nothing was sent: {'--dry-run' if dry_run else 'no token is stored'}")
         print(f"next  {'' if token else f'{LOGIN}, then '}{command}")
@@ -120,11 +116,9 @@ def _send(folder: Path, upload: Upload, name: str, private: bool) -> str:
     api = HfApi()
     try:
         repository = api.create_repo(name, private=private or None, exist_ok=True)
-        sent: Any = api.create_commit(
-            repo_id=repository.repo_id,
-            operations=[CommitOperationAdd(file, content(folder / file)) for file in upload.files],
-            commit_message=f"Upload {folder.resolve().name} with hf_mps",
-        )
+        added = [CommitOperationAdd(file, content(folder / file)) for file in upload.files]
+        message = f"Upload {folder.resolve().name} with hf_mps"
+        sent: Any = api.create_commit(repository.repo_id, added, commit_message=message)
     except OfflineModeIsEnabled as error:
         raise UserError("HF_HUB_OFFLINE forbids a push; next: unset HF_HUB_OFFLINE") from error
     except HfHubHTTPError as error:
@@ -155,7 +149,6 @@ def _say(folder: Path, upload: Upload, name: str) -> None:
     print(f"hf_mps push {folder} to {name}: {counted(len(upload.files), 'file')}, {total}")
     rows = [(file, told(size), "") for file, size in upload.files.items()]
     rows += [(file, told(size), f"not sent: {why}") for file, (size, why) in upload.left_out.items()]
-    for line in aligned(rows, right=(1,)):
-        print(f"  {line}")
+    print(*(f"  {line}" for line in aligned(rows, right=(1,))), sep="\n")
     if CARD not in upload.files:
         print(f"  there is no {CARD}, so the hub will show no card; a run's folder has one")

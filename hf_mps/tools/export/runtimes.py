@@ -58,18 +58,16 @@ class GGUF(Format):
         words = [str(source), "--outfile", str(folder / f"{job.name}-{kind}.gguf"), "--outtype", kind]
         # The layer has no part in a conversion, and no name of ours is to be looked up on the hub.
         settings = os.environ | {"HF_MPS": "0", "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(
-            [*found.value, *words, "--model-name", job.name], env=settings, capture_output=True, text=True, check=False
-        )
+        command = [*found.value, *words, "--model-name", job.name]
+        done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
         if not done.returncode and any(folder.glob("*.gguf")):
             return
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         unknown = next((match for line in lines if (match := UNKNOWN.search(line))), None)
         if unknown is not None:
             name = unknown.group(1) or unknown.group(2)
-            raise UserError(
-                f"{job.saved.where}: llama.cpp's converter does not know {name}; next: hf-mps export mlx RUN OUT"
-            )
+            problem = f"{job.saved.where}: llama.cpp's converter does not know {name}"
+            raise UserError(f"{problem}; next: hf-mps export mlx RUN OUT")
         errors = [line for line in lines if "Error" in line] or lines or [f"exit code {done.returncode}"]
         raise RunError(f"llama.cpp's converter failed: {errors[-1]}; nothing was written")
 
@@ -132,17 +130,14 @@ class MLX(Format):
             import mlx.core  # noqa: F401
             from mlx_lm.utils import _get_classes
         except ImportError as error:
-            raise UserError(
-                f"export mlx: MLX does not load here: {first_line(error)}; next: pip install 'mlx[cpu]' on Linux"
-            ) from error
+            problem = f"export mlx: MLX does not load here: {first_line(error)}"
+            raise UserError(f"{problem}; next: pip install 'mlx[cpu]' on Linux") from error
         config = saved.checkpoint.stored_config() or saved.checkpoint.config().to_dict()
         try:
             _get_classes(config)
         except ValueError as error:
-            raise UserError(
-                f"{saved.where}: mlx-lm {metadata.version('mlx-lm')} has no model of the type"
-                f" {config.get('model_type')}; next: hf-mps export merged RUN OUT"
-            ) from error
+            lacks = f"mlx-lm {metadata.version('mlx-lm')} has no model of the type {config.get('model_type')}"
+            raise UserError(f"{saved.where}: {lacks}; next: hf-mps export merged RUN OUT") from error
 
     def write(self, job: Job, folder: Path) -> None:
         """Let mlx-lm write `folder`: weights, configuration and tokenizer."""
@@ -165,10 +160,8 @@ class MLX(Format):
 
         opened, _ = load_model(folder)
         opened.set_dtype(mlx.core.float32)
-        logits = [
-            numpy.array(opened(mlx.core.array(batch["input_ids"].numpy())).astype(mlx.core.float32))
-            for batch in job.batches
-        ]
+        batches = (mlx.core.array(batch["input_ids"].numpy()) for batch in job.batches)
+        logits = [numpy.array(opened(ids).astype(mlx.core.float32)) for ids in batches]
         device = str(mlx.core.default_device().type).rpartition(".")[2].upper()
         versions = f"mlx-lm {metadata.version('mlx-lm')} with mlx {metadata.version('mlx')} on its {device}"
         return Comparison(versions, difference(job.reference, logits, job.weights))
@@ -205,10 +198,8 @@ class ONNX(Format):
             import transformers.exporters  # noqa: F401
         except ImportError as error:
             version = metadata.version("transformers")
-            raise UserError(
-                f"export onnx needs transformers' exporter, which {version} does not have; next:"
-                " pip install -U transformers"
-            ) from error
+            needs = f"export onnx needs transformers' exporter, which {version} does not have"
+            raise UserError(f"{needs}; next: pip install -U transformers") from error
 
     def write(self, job: Job, folder: Path) -> None:
         """Write model.onnx with its weights beside it, configuration, and tokenizer or processor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -75,15 +75,10 @@ class Voice:
 
         asked = [*self.history, {"role": "user", "content": words}]
         ids = self._prompt(asked)
+        settings = self.manner.settings()
+        settings["streamer"] = Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         with self.within():
-            (said,) = language.generated(
-                self.model,
-                self.tokenizer,
-                [ids],
-                self.manner.max_new_tokens,
-                streamer=Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
-                **self.manner.settings(),
-            )
+            (said,) = language.generated(self.model, self.tokenizer, [ids], self.manner.max_new_tokens, **settings)
         self.history = [*asked, {"role": "assistant", "content": said.strip()}]
         return said
 
@@ -103,9 +98,8 @@ class Voice:
             ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             if len(ids) <= room:
                 return ids
-        raise UserError(
-            f"this message has {len(ids)} tokens; allowed: up to {room} of the model's {positions} positions"
-        )
+        allowed = f"up to {room} of the model's {positions} positions"
+        raise UserError(f"this message has {len(ids)} tokens; allowed: {allowed}")
 
 
 def voices(run: SavedRun, device: str, manner: Manner, *, base: bool) -> tuple[list[Voice], dict[str, Choice[Any]]]:
@@ -146,10 +140,8 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
     be used, RunError for a failure of the machine.
     """
     if not run.task_class.chats:
-        raise UserError(
-            f"{run.where} is a model for {run.task.value} ({run.task.reason}), which does not chat; next:"
-            f" hf-mps predict {run.where} FILE"
-        )
+        problem = f"{run.where} is a model for {run.task.value} ({run.task.reason}), which does not chat"
+        raise UserError(f"{problem}; next: hf-mps predict {run.where} FILE")
     with on_device.on_device(run) as (run, device, _, weights), status.shown("loading the model …"):
         import torch
 
@@ -221,9 +213,7 @@ def _lines(at_keyboard: bool) -> Iterator[str]:
         for line in sys.stdin:
             yield line.strip()
         return
-    import contextlib
-
-    with contextlib.suppress(ImportError):
+    with suppress(ImportError):
         import readline  # noqa: F401  arrow keys and a history for `input`
     while True:
         try:

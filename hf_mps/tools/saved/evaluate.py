@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import Any
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.files import plain
+from hf_mps.core.text import aligned, counted
 from hf_mps.finetune.data import label_sets, labels, load
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
@@ -55,6 +58,26 @@ class Measured:
         start = f"{split}_"
         return {name.removeprefix(start): value for name, value in found.items() if name.startswith(start)}
 
+    def print_json(self) -> None:
+        """Print it as one JSON object."""
+        splits = {
+            split: {"rows": self.rows[split], "of": self.where[split], "metrics": metrics}
+            for split, metrics in self.metrics.items()
+        }
+        of_all = {"device": self.device, "choices": self.choices, "main_metric": self.main, "splits": splits}
+        content = plain({"run": self.run.where, "task": self.run.task, **of_all})
+        print(json.dumps(content, indent=2, ensure_ascii=False))
+
+    def print(self) -> None:
+        """Print a table of each split: its metrics, the main one first, beside those of its run."""
+        for split, metrics in self.metrics.items():
+            before = self.of_the_run(split)
+            rows = [("metric", split, "its run" if before else "")]
+            for name in sorted(metrics, key=lambda name: (name != self.main, name == "loss")):
+                rows.append((name, f"{metrics[name]:.4f}", f"{before[name]:.4f}" if name in before else ""))
+            print(*aligned(rows, right=(1, 2)), sep="\n")
+            print(f"rows  {counted(self.rows[split], 'row')}, {self.where[split]}")
+
 
 def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = None) -> Measured:
     """Measure the model of `run` on the rows that `words` name (`data.validation=other.csv`), or its recipe's own.
@@ -76,10 +99,9 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
             feature = some.dataset.features.get("label") or getattr(some.dataset.features.get("tags"), "feature", None)
             names, known = getattr(feature, "names", None), getattr(recipe.data, "labels", None)
             if names and known and list(names) != list(known):
-                raise UserError(
-                    f"{some.where}: its classes are {labels.listed(names)}, but the model's are {labels.listed(known)};"
-                    " allowed: the same classes in the same order, or a column of names"
-                )
+                came = f"its classes are {labels.listed(names)}, but the model's are {labels.listed(known)}"
+                allowed = "the same classes in the same order, or a column of names"
+                raise UserError(f"{some.where}: {came}; allowed: {allowed}")
             with lengths.those_of(run.chosen):
                 task = run.task_class(recipe, run.checkpoint, device.value)
                 prepared = task.prepare({"train": some, "validation": some})
@@ -100,7 +122,6 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
 def settled(run: SavedRun) -> schema.Recipe:
     """Return the recipe with what its run had decided from the training rows, which are not read here."""
     recipe, chosen = run.to_use, run.chosen
-    fields = type(recipe).model_fields
     said: dict[str, Any] = {"augmentation": None, "vocabulary": "checkpoint"}
     if (cut := lengths.of_a_run(chosen)) is not None:
         said["max_length"] = cut["longest"]
@@ -118,7 +139,7 @@ def settled(run: SavedRun) -> schema.Recipe:
     if "score_range" in of_data and (span := SPAN.fullmatch(str(chosen.get("scores")))):
         data["score_range"] = [float(bound) for bound in span.groups()]
     said["data"] = recipe.data.model_copy(update=data)
-    return recipe.model_copy(update={key: value for key, value in said.items() if key in fields})
+    return recipe.model_copy(update={key: value for key, value in said.items() if key in type(recipe).model_fields})
 
 
 def _with_rows(run: SavedRun, words: Sequence[str]) -> tuple[SavedRun, list[str] | None]:

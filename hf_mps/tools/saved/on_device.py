@@ -13,7 +13,10 @@ from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.finetune.run import failures
+from hf_mps.finetune.run.logging import no_bars
 from hf_mps.finetune.run.stages import choose_device
+from hf_mps.layer.activation import activate
+from hf_mps.metal.device import precision
 from hf_mps.tools.saved.run import Adapter, SavedRun
 
 # Types of weights as configurations name them.
@@ -27,8 +30,6 @@ def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict
     It turns off the libraries' bars, and turns a failure of the machine into one line (RunError).
     """
     from hf_mps.finetune.features.machine import expected_operators
-    from hf_mps.finetune.run.logging import no_bars
-    from hf_mps.layer.activation import activate
 
     settings.refuse_unknown()
     with status.shown("loading PyTorch …"), no_bars(), tempfile.TemporaryDirectory(prefix="hf-mps-saved-") as folder:
@@ -43,8 +44,7 @@ def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict
             except RunError:
                 raise
             except Exception as error:
-                words = failures.describe(error)
-                if words is None:
+                if (words := failures.describe(error)) is None:
                     raise
                 way_on = "; next: a smaller --batch" if words.startswith("out of memory") else ""
                 raise RunError(f"{words}{way_on}") from error
@@ -52,13 +52,10 @@ def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict
 
 def weights_of(run: SavedRun, device: str) -> Choice[str]:
     """Return the type of the weights in memory: that of the run, or of the files where `device` computes in it."""
-    from hf_mps.metal.device import precision
-
     if run.results is not None:
         return Choice(run.recipe.weights, "weights in the recipe of its run")
     config = (run.checkpoint.base if isinstance(run.checkpoint, Adapter) else run.checkpoint).stored_config()
-    stored = HALVES.get(str(config.get("dtype") or config.get("torch_dtype")))
-    if stored is None:
+    if (stored := HALVES.get(str(config.get("dtype") or config.get("torch_dtype")))) is None:
         return Choice("float32", "as its files have them")
     usable = precision.dtypes(device)[stored]
     if device == "cpu" or not usable.value:

@@ -20,6 +20,7 @@ from hf_mps.core.files import plain, refuse_unwritable
 from hf_mps.core.text import counted, duration
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.report.predictions import cell
+from hf_mps.finetune.run import measuring
 from hf_mps.finetune.tasks._base import Picture, Prepared
 from hf_mps.tools.saved import on_device, rows
 from hf_mps.tools.saved.run import SavedRun
@@ -47,8 +48,6 @@ def predict(
     of the input come before the answers. Raises UserError for rows, files and models that cannot be used, RunError for
     a failure of the machine.
     """
-    from hf_mps.finetune.run import measuring
-
     kind = _kind(kind, out)
     began, read = 0.0, 0
     with (  # the output first: a model takes long to load
@@ -81,8 +80,6 @@ def answering(run: SavedRun, batch: int | None = None) -> Iterator[tuple[Prepare
     Prints a line about it on stderr. Raises UserError for a model that cannot be used, RunError for a failure of the
     machine.
     """
-    from hf_mps.finetune.run import measuring
-
     with on_device.on_device(run) as (run, device, folder, weights), status.shown("loading the model …"):
         made = run.task_class(run.to_use, run.checkpoint, device.value).open(run.chosen)
         trainer, chosen = measuring.trainer(made, run.to_use, device, folder, run.chosen, batch)
@@ -108,8 +105,7 @@ class Writer:
     """Writes answers as csv with the columns of the first rows, or as JSON lines, and flushes them."""
 
     def __init__(self, file: IO[str], kind: str) -> None:
-        self._file = file
-        self._kind = kind
+        self._file, self._kind = file, kind
         self._csv: Any = None
 
     def __call__(self, answers: Any) -> None:
@@ -126,8 +122,8 @@ class Writer:
             try:
                 self._csv.writerows({name: cell(value) for name, value in answer.items()} for answer in some)
             except ValueError as error:  # a later row with a column more
-                way_on = "--format jsonl"
-                raise RunError(f"a csv cannot add columns after its first rows: {error}; next: {way_on}") from error
+                problem = f"a csv cannot add columns after its first rows: {error}"
+                raise RunError(f"{problem}; next: --format jsonl") from error
         self._file.flush()
 
 

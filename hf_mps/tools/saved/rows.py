@@ -75,11 +75,8 @@ class Input:
                 shown = ", ".join(map(brief, there))
                 raise UserError(f"{self.name}: there is no column '{name}' for --keep; allowed: {shown}")
         nested = {name.partition(".")[0] for name in there} | set(there)
-        return {
-            role: column
-            for role, column in self.columns.items()
-            if role not in self.optional or column.partition(".")[0] in nested
-        }
+        absent = [role for role in self.optional if self.columns.get(role, "").partition(".")[0] not in nested]
+        return {role: column for role, column in self.columns.items() if role not in absent}
 
     def _tables(self, size: int) -> Iterator[pyarrow.Table]:
         """Yield the rows as they come; of single files `size` at a time."""

@@ -98,8 +98,7 @@ class SavedRun:
     @property
     def to_use(self) -> Recipe:
         """The recipe without the keys that change a model before training: a saved model has those changes."""
-        fields = type(self.recipe).model_fields
-        said = {key: value for key, value in TRAINED.items() if key in fields}
+        said = {key: value for key, value in TRAINED.items() if key in type(self.recipe).model_fields}
         return self.recipe.model_copy(update=said)
 
     @property
@@ -149,11 +148,11 @@ def open_run(where: str, task: str | None = None) -> SavedRun:
             raise UserError(f"{where}: {problem}; allowed: {allowed}")
         source = resolve(where)
         source.refuse_absent()
-        saved = _without_run(where, source, None, task)
+        saved = _without_run(where, source, task)
     elif _is_run(home):
         saved = _of_run(where, path, home, task)
     else:
-        saved = _without_run(where, *_model_in(where, path), task)
+        saved = _without_run(where, _model_in(where, path), task)
     labels = saved.checkpoint.stored_config().get("id2label")
     if isinstance(labels, dict) and {str(number) for number in labels} != {str(n) for n in range(len(labels))}:
         numbers = ", ".join(map(str, labels))
@@ -170,10 +169,10 @@ def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:
     results: Any = None
     if (home / RESULTS).is_file():
         try:
-            results = json.loads((home / RESULTS).read_text(encoding="utf-8"))
+            found = json.loads((home / RESULTS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"{where}: its {RESULTS} cannot be read: {error}; next: train the recipe again") from error
-    results = results if isinstance(results, dict) else None
+        results = found if isinstance(found, dict) else None
     if not any((path / name).is_file() for name in MODEL_FILES):
         whole = checkpoints(home)
         way_on = f"{whole[-1]} in its place" if whole else f"hf-mps finetune {home / RECIPE} output_dir={where}"
@@ -184,7 +183,7 @@ def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:
     recipe = validate(document)
     if task not in (None, recipe.task):
         raise UserError(f"--task {task}: {where} is a run of {recipe.task}; leave --task out")
-    source, _ = _model_in(where, path, base=recipe.model, dtype=recipe.weights)
+    source = _model_in(where, path, base=recipe.model, dtype=recipe.weights)
     # The saved model is whole without it: `chat --base` alone asks for it.
     try:
         base = replace(resolve(recipe.model), dtype=recipe.weights)
@@ -194,28 +193,24 @@ def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:
     return SavedRun(where, said, recipe, document, source, base, results)
 
 
-def _without_run(where: str, source: Checkpoint, base: Checkpoint | None, task: str | None) -> SavedRun:
+def _without_run(where: str, source: Checkpoint, task: str | None) -> SavedRun:
     """Return a model that comes without a run: the task's defaults, for rows that are given later."""
     said = infer_task(source, task)
-    values = {"task": said.value, "model": where, "data": {"files": {"train": NOWHERE, "validation": NOWHERE}}}
+    data: dict[str, Any] = {"files": {"train": NOWHERE, "validation": NOWHERE}}
     if columns := tasks.find(said.value).default_columns:
-        values["data"]["columns"] = dict(columns)  # type: ignore[index]
-    document = Document(values)
-    return SavedRun(where, said, validate(document), document, source, base)
+        data["columns"] = dict(columns)
+    document = Document({"task": said.value, "model": where, "data": data})
+    return SavedRun(where, said, validate(document), document, source, getattr(source, "base", None))
 
 
-def _model_in(
-    where: str, folder: Path, base: str | None = None, dtype: str = "float32"
-) -> tuple[Checkpoint, Checkpoint | None]:
-    """Return the checkpoint in a folder, and the base model of an adapter. Raises UserError where it holds neither."""
+def _model_in(where: str, folder: Path, base: str | None = None, dtype: str = "float32") -> Checkpoint:
+    """Return the checkpoint, or the adapter, in a folder. Raises UserError where it holds neither."""
     if (folder / ADAPTER).is_file():
-        found = read_adapter(where, folder, base, dtype)
-        return found, found.base
+        return read_adapter(where, folder, base, dtype)
     if not any((folder / name).is_file() for name in MODEL_FILES):
-        raise UserError(
-            f"{where}: the folder holds no model; allowed: a run's folder, or one that save_pretrained wrote"
-        )
-    return Checkpoint(where, str(folder), True, dtype=dtype), None
+        allowed = "a run's folder, or one that save_pretrained wrote"
+        raise UserError(f"{where}: the folder holds no model; allowed: {allowed}")
+    return Checkpoint(where, str(folder), True, dtype=dtype)
 
 
 def read_adapter(where: str, folder: Path, base: str | None = None, dtype: str = "float32") -> Adapter:
@@ -265,9 +260,7 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
     classes = stored.get("architectures") or []
     if not classes and not checkpoint.local:  # its file is not here yet, and is fetched
         classes = list(getattr(checkpoint.config(), "architectures", None) or ())
-    template = folder is not None and (
-        (folder / TEMPLATE).is_file() or bool(checkpoint.stored(TOKENIZER).get("chat_template"))
-    )
+    template = folder and ((folder / TEMPLATE).is_file() or checkpoint.stored(TOKENIZER).get("chat_template"))
     for name in map(str, classes):
         ends = [
             (len(end), task.needs_template, task.name)

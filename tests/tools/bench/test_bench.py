@@ -217,4 +217,4 @@ def test_a_batch_that_does_not_fit_is_named_and_ends_with_exit_code_1() -> None:
 def test_the_verb_starts_without_torch(run_python: Any) -> None:
     code = "import sys, hf_mps.cli.bench, hf_mps.tools.bench; print({'torch', 'matplotlib'} & set(sys.modules))"
     assert run_python("-c", code).stdout == "set()\n"
-    assert bench.QUICK[1] >= 3
+    assert bench.QUICK.repetitions >= 3

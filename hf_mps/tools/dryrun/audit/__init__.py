@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import summary
 from hf_mps.finetune import tasks
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.metal.operators.launch_class import LaunchTable
-    from hf_mps.metal.operators.table import OperatorSupport
-    from hf_mps.tools.dryrun.audit.record import Audit, OperatorRecorder
-    from hf_mps.tools.dryrun.resolve import Target
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.smoke.fake import needs_numbers
+from hf_mps.layer.activation import run
+from hf_mps.metal.operators.launch_class import LaunchTable
+from hf_mps.metal.operators.table import OperatorSupport
+from hf_mps.tools.dryrun import layers, metal_device
+from hf_mps.tools.dryrun.audit.record import Audit, OperatorRecorder, audit_of
+from hf_mps.tools.dryrun.launches import asked_for, table_of
+from hf_mps.tools.dryrun.modules import BETWEEN, OPTIMIZER, ModuleTracker
+from hf_mps.tools.dryrun.resolve import Target
 
 FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
 TRACED = 2
@@ -28,20 +33,14 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
     """Look at one training step of `target`, in real size with fake tensors; where those cannot run, a small real one.
 
     `release` is the PyTorch that it is asked for, by default the installed one; `torch_table` is another one's
-    native_functions.yaml, which says nothing of launches. Imports torch and makes a simulated device where there is
-    no Metal. Raises UserError for what cannot be looked at.
+    native_functions.yaml, which says nothing of launches. Raises UserError for what cannot be looked at.
     """
-    from hf_mps.tools.dryrun import metal_device
-
-    device = metal_device()
-    from hf_mps.finetune.smoke.fake import needs_numbers
-    from hf_mps.tools.dryrun import layers, prepare
-    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
-    from hf_mps.tools.dryrun.launches import asked_for
+    device, (training, accumulated) = metal_device(), _traced(target.resolved.recipe)
+    # Not at the head: they import transformers, for which a script that is looked at may still set variables.
+    from hf_mps.tools.dryrun import prepare
     from hf_mps.tools.dryrun.step import generates, model_errors, models_of
 
     support, launches = _tables(torch_table, release)
-    training, accumulated = _traced(target.resolved.recipe)
     facts = {"device": device, **asked_for(release, launches), **accumulated}
 
     def audited(parts: prepare.Parts, tensors: Choice[str]) -> Audit:
@@ -76,10 +75,6 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
 
 def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupport, LaunchTable | Choice[None] | None]:
     """What has a kernel, and what calls launch. Raises UserError for two releases, and for one that is not known."""
-    from hf_mps.metal.operators.launch_class import LaunchTable
-    from hf_mps.metal.operators.table import OperatorSupport
-    from hf_mps.tools.dryrun.launches import table_of
-
     if torch_table is not None:
         if release is not None:
             raise UserError("--torch and --torch-table are two ways to name a release; give one of them")
@@ -98,19 +93,11 @@ def _traced(recipe: Recipe) -> tuple[Mapping[str, Any], dict[str, Choice[str]]]:
     batches = training.get("gradient_accumulation_steps") or 1
     if batches <= TRACED:
         return training, {}
-    told = Choice(
-        f"{TRACED} of {batches} batches", "the others of a step call what the second does; they are not counted"
-    )
+    reason = "the others of a step call what the second does; they are not counted"
     less = {"gradient_accumulation_steps": TRACED}
     if tasks.find(recipe.task).in_groups:
         less["num_generations"] = TRACED * (training.get("per_device_train_batch_size") or 1)
-    return {**training, **less}, {"accumulation": told}
-
-
-def is_command(words: Sequence[str]) -> bool:
-    """Return whether some words begin as a script's command line does: python, a .py file, -m, a launcher."""
-    first = words[0].rpartition("/")[2] if words else ""
-    return first.startswith(("python", "-m", "torchrun", "accelerate")) or first.endswith(".py")
+    return {**training, **less}, {"accumulation": Choice(f"{TRACED} of {batches} batches", reason)}
 
 
 class _Stepped(BaseException):
@@ -123,17 +110,8 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None, release:
     What came before the step (moving the model, an evaluation) counts as well. The script's own files and words stay
     what they are. Raises UserError for a command that names no script, RunError where it ends without a step.
     """
-    from hf_mps.tools.dryrun import metal_device
-
-    device = metal_device()  # before anything else imports torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    from hf_mps.layer.activation import run
-    from hf_mps.tools.dryrun.audit.record import OperatorRecorder, audit_of
-    from hf_mps.tools.dryrun.launches import asked_for
-    from hf_mps.tools.dryrun.modules import BETWEEN, OPTIMIZER, ModuleTracker
-
-    (support, launches), tracker = _tables(torch_table, release), ModuleTracker()
+    device, tracker = metal_device(), ModuleTracker()
+    support, launches = _tables(torch_table, release)
     recorder, script = OperatorRecorder(tracker), run.prepare(words)
 
     def before(*_: Any) -> None:

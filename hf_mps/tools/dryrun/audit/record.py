@@ -110,8 +110,6 @@ class Entry:
     @property
     def launched(self) -> str:
         """Its classes in words, the most calls first: `graph`, or `blit 10, metal 2`."""
-        if len(self.launches) == 1:
-            return self.launches[0][0]
         totals: Counter[str] = Counter()
         for kind, calls, _ in self.launches:
             totals[kind] += calls

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.features import early_steps
 from hf_mps.finetune.features.memory_fit import MemoryAdjustments, at_most
+from hf_mps.finetune.run.stages import PreparedRun
 from hf_mps.layer.fused_step.attention import NAME
-from hf_mps.tools.dryrun import prepare
+from hf_mps.tools.dryrun import metal_device, prepare
 from hf_mps.tools.dryrun.memory import fit
 from hf_mps.tools.dryrun.memory.fit import ADAFACTOR, CHECKPOINTING, EARLY, HALVES, LORA, changes_something, gib
 from hf_mps.tools.dryrun.memory.machine import Machine, present
 from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.tools.dryrun.resolve import Target
 from hf_mps.tools.dryrun.step import model_errors
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.run.stages import PreparedRun
 
 ATTENTION: dict[str, Any] = {"attention": NAME}
 # From the least change to the greatest: blocks cost one product of attention more, checkpointing a whole forward pass,
@@ -64,8 +62,6 @@ def estimate_fit(run: PreparedRun) -> MemoryAdjustments:
     if size <= machine.comfortable:
         told = Choice(f"below {gib(size)}", f"a step, from the sizes of weights and rows; {may_use}")
         return MemoryAdjustments(choices={MEMORY: told})
-    from hf_mps.tools.dryrun import metal_device
-
     status.now("tracing a training step: does it fit this machine? …")
     try:
         target, device = Target(run.resolved.name, run.resolved), metal_device()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -21,10 +21,8 @@ from hf_mps.tools.dryrun.launches import Launches, launch_lines
 from hf_mps.tools.dryrun.memory.machine import Machine
 from hf_mps.tools.dryrun.memory.trace import PARTS, STATE, WEIGHTS, Estimate, Tracer
 from hf_mps.tools.dryrun.render import Report
+from hf_mps.tools.dryrun.resolve import Target
 from hf_mps.tools.dryrun.step import model_errors
-
-if TYPE_CHECKING:
-    from hf_mps.tools.dryrun.resolve import Target
 
 CHECKPOINTING = {f"training.{training_section.checkpointing()}": True}
 EARLY: dict[str, Any] = {early_steps.KEY: True}
@@ -96,12 +94,7 @@ class MemoryPlan:
 
 
 def ranked(
-    target: Target,
-    machine: Machine,
-    device: Choice[str],
-    length: int | None,
-    made: Mapping[str, Any],
-    tracer: Tracer,
+    target: Target, machine: Machine, device: Choice[str], length: int | None, made: Mapping[str, Any], tracer: Tracer
 ) -> Iterator[Option]:
     """Every way that makes the step fit, the least change first; a way that the recipe goes already is left out.
 
@@ -149,8 +142,7 @@ def _option(tracer: Tracer, machine: Machine, changes: dict[str, Any], reason: s
     asked = tracer.rows
     if _steps_early(changes) and tracer().bytes > machine.comfortable:
         return None
-    most = tracer.largest(machine.comfortable)
-    if most == 0:
+    if (most := tracer.largest(machine.comfortable)) == 0:
         return None
     if most >= asked:
         return Option(words(changes), reason, tracer(), most)
@@ -228,9 +220,8 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
     estimate, share = plan.estimate, plan.estimate.bytes / plan.machine.comfortable
     peak = f"peak {gib(estimate.bytes)} of live memory, {plan.verdict}"
     yield from ("", f"{peak}: {share:.0%} of what may be used; at {estimate.where}")
-    yield from (
-        (part, f"{gib(estimate.parts[part]):>9}", what) for part, what in PARTS.items() if estimate.parts.get(part)
-    )
+    kept = {part: size for part, size in estimate.parts.items() if size}
+    yield from ((part, f"{gib(kept[part]):>9}", what) for part, what in PARTS.items() if part in kept)
     release = plan.launches.release if isinstance(plan.launches, Launches) else str(torch.__version__)
     more = "Python and PyTorch hold some hundred megabytes more"
     yield f"  live memory, of tensors alone: {beside_live(release)}; {more}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import GIB
-from hf_mps.metal.device import profiles
+from hf_mps.metal.device import machine, memory, profiles
 
 _SIZE = re.compile(r"(\d+)\s*(gb|gib|g)?", re.I)
 
@@ -44,20 +44,17 @@ def named(text: str) -> Machine:
     """The machine that `text` names: 16gb, or a profile's name (m2-pro-16gb). Raises UserError for anything else."""
     given = _SIZE.fullmatch(text.strip())
     if given and int(given[1]) > 0:
-        profile = profiles.Profile(f"{given[1]} GB", "Apple silicon", 0, int(given[1]) * GIB, (0, 0))
-        return Machine(f"a Mac with {given[1]} GB", profile.memory, profile.recommended_max)
-    word = text.strip().lower()
-    if word not in profiles.PROFILES:
+        profile = profiles.Profile(f"a Mac with {given[1]} GB", "Apple silicon", 0, int(given[1]) * GIB, (0, 0))
+    elif (word := text.strip().lower()) in profiles.PROFILES:
+        profile = profiles.PROFILES[word]
+    else:
         allowed = f"a size as 16gb, or {', '.join(profiles.PROFILES)}"
         raise UserError(f"--memory {text} is not a machine; allowed: {allowed}{nearest(word, profiles.PROFILES)}")
-    profile = profiles.PROFILES[word]
     return Machine(profile.name, profile.memory, profile.recommended_max)
 
 
 def present() -> Machine:
     """This Mac, or the simulated one. Imports torch."""
-    from hf_mps.metal.device import machine, memory
-
     total = memory.total("mps")
     return Machine(machine.present().chip, total, memory.recommended("mps") or total)
 
@@ -65,8 +62,6 @@ def present() -> Machine:
 def of_ranks(ranks: int) -> Machine:
     """Return what one of `ranks` may take: a GPU's memory where CUDA is there, else its share of the machine's."""
     import torch
-
-    from hf_mps.metal.device import machine, memory
 
     if torch.cuda.is_available():
         total = memory.total("cuda")

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -20,15 +20,14 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import first_line
 from hf_mps.finetune import sharding
+from hf_mps.layer.activation.activate import activate
 from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.layers import Cut
+from hf_mps.tools.dryrun.memory.fit import MemoryPlan
 from hf_mps.tools.dryrun.memory.machine import Machine, of_ranks
 from hf_mps.tools.dryrun.memory.trace import Peak, Tracer, followed
-
-if TYPE_CHECKING:
-    from hf_mps.tools.dryrun.memory.fit import MemoryPlan
-    from hf_mps.tools.dryrun.resolve import Target
-    from hf_mps.tools.dryrun.step import TrainingStep
+from hf_mps.tools.dryrun.resolve import Target
+from hf_mps.tools.dryrun.step import TrainingStep, model_errors
 
 DIMENSION = "dp_shard"
 DEVICE = Choice(
@@ -64,12 +63,8 @@ class ShardedTracer(Tracer):
 def plan(target: Target, ranks: int, machine: Machine | None = None, *, length: int | None = None) -> MemoryPlan:
     """What each of `ranks` holds in a training step of `target` under FSDP2, against `machine` (default: this one's).
 
-    Raises UserError where the recipe does not ask for FSDP, and as `hf_mps.tools.dryrun.memory.plan` does.
+    Raises UserError where the recipe does not ask for FSDP, and as `hf_mps.tools.dryrun.memory.plan.plan` does.
     """
-    from hf_mps.layer.activation.activate import activate
-    from hf_mps.tools.dryrun.memory.fit import MemoryPlan
-    from hf_mps.tools.dryrun.step import model_errors
-
     activate()
     training = target.resolved.recipe.training
     if not sharding.asked(training):

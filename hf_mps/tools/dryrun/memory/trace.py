@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
@@ -28,17 +28,14 @@ from hf_mps.core.text import summary
 from hf_mps.finetune.smoke.fake import DEVICE, needs_numbers
 from hf_mps.layer.fused_step.attention import blockwise
 from hf_mps.metal.operators.calls import tensors_of
+from hf_mps.metal.operators.launch_class import Call
 from hf_mps.metal.operators.table import NO_OPERATORS
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
 from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
 from hf_mps.tools.dryrun.memory.machine import largest
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
-from hf_mps.tools.dryrun.step import generates, models_of
-
-if TYPE_CHECKING:
-    from hf_mps.metal.operators.launch_class import Call
-    from hf_mps.tools.dryrun.step import TrainingStep
+from hf_mps.tools.dryrun.step import TrainingStep, generates, models_of
 
 
 @dataclass
@@ -116,9 +113,8 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, tuple[Any, int, str]] = {}
         self._now = 0
         self._parts = dict.fromkeys(PARTS, 0)
-        self._passing: dict[Any, int] = {}
-        self.known: dict[Any, tuple[Any, list[Call]]] = {}
-        """What the parts of attention in blocks return and call, by what they are and get."""
+        self.known: dict[Any, tuple[Any, int, list[Call]]] = {}
+        """What parts of a step return, hold on the way and call, by what they are and get (`once`)."""
         self.trained: set[str] = set()
         """The names of the parameters that got a gradient."""
 
@@ -131,7 +127,10 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[place].add_(args[1 - place])
         self._operator = func.name()
         if func.name() in meta_model.EXPANDED:
-            return self._expanded(func, args, kwargs or {})
+            keywords = kwargs or {}
+            made = self.once(partial(meta_model.expanded, func, **keywords), None, (func, *keywords.items()))
+            with self:  # what its kernel makes on the way counts too
+                return made(*args)
         result = func(*args, **(kwargs or {}))
         if func.namespace in SENDING:
             for leaf in tensors_of(args, kwargs, result):
@@ -141,51 +140,29 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._made(leaf)
         return result
 
-    def _expanded(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of one of bitsandbytes' operators, with what its kernel makes on the way.
+    def once(
+        self, stock: Callable[..., Any], recorder: OperatorRecorder | None, name: Any = None
+    ) -> Callable[..., Any]:
+        """Return a part of attention in blocks, or of an operator of bitsandbytes, that is followed once for each shape
+        of what goes in.
 
-        That is followed once for each shape of what goes in: a model has few, in many layers.
-        """
-        leaves = tree_leaves((args, kwargs))
-        shapes = [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else str(one) for one in leaves]
-        key = (func.name(), tuple(shapes))
-        if key not in self._passing:
-            with self:
-                return self._measured(key, lambda: meta_model.expanded(func, *args, **kwargs))
-        self._passed(key)
-        result = func(*args, **kwargs)
-        self._made(result)
-        return result
-
-    def _measured(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what `make` does, and keep what it held on the way."""
-        now, peak, self.peak = self._now, self.peak, Peak(self._now)
-        result = make()
-        self._passing[key] = self.peak.bytes - now
-        self.peak = max(peak, self.peak, key=lambda one: one.bytes)
-        return result
-
-    def _passed(self, key: Any) -> None:
-        place = self._tracker.here()
-        self._seen(self._now + self._passing[key], _OF_PHASE.get(place[0], WORKING), self._passing[key], place)
-
-    def once(self, stock: Callable[..., Any], recorder: OperatorRecorder | None) -> Callable[..., Any]:
-        """Return a part of attention in blocks that is followed once for each shape of what goes in.
-
-        Its many calls are the same each time: the next time they are taken as known, and so is what they hold.
+        Its many calls are the same each time: the next time they are taken as known, and so is what they hold. `name`
+        stands for `stock` where that is another object each time.
         """
 
         def replacement(*given: Any) -> Any:
             if not isinstance(given[1], FakeTensor):
                 return stock(*given)
-            key = (stock, *map(_described, given))
+            key = _described((name or stock, *given))
             if key not in self.known:
-                before = len(recorder.calls) if recorder else 0
-                result = self._measured(key, lambda: stock(*given))
-                self.known[key] = _described(result), recorder.calls[before:] if recorder else []
+                before, now = len(recorder.calls) if recorder else 0, self._now
+                peak, self.peak = self.peak, Peak(now)
+                result, passing = stock(*given), self.peak.bytes - now
+                self.peak = highest([peak, self.peak])
+                self.known[key] = _described(result), passing, recorder.calls[before:] if recorder else []
                 return result
-            self._passed(key)
-            form, calls = self.known[key]
+            (form, passing, calls), place = self.known[key], self._tracker.here()
+            self._seen(self._now + passing, _OF_PHASE.get(place[0], WORKING), passing, place)
             result = tree_map_only(_Form, lambda one: one.made(given[1].fake_mode), form)
             for tensor in tensors_of(result):
                 self._made(tensor)
@@ -307,9 +284,8 @@ class _Form:
 
     def made(self, mode: Any) -> FakeTensor:
         with _disable_current_modes():
-            return FakeTensor(
-                mode, torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta"), self.device
-            )
+            form = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            return FakeTensor(mode, form, self.device)
 
 
 def _described(value: Any) -> Any:
@@ -396,12 +372,8 @@ def followed(
             hook = partial(memory.gradient, name=name)
             hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         # The second of two steps is the one that counts: in the first the optimizer has no moments yet.
-        step.run(
-            last,
-            watch=[memory, *([recorder] if recorder else ())],
-            after_step=stepped,
-            before=make_state if trained else None,
-        )
+        watch = [memory, *([recorder] if recorder else ())]
+        step.run(last, watch=watch, after_step=stepped, before=make_state if trained else None)
     return memory
 
 
@@ -522,13 +494,9 @@ class Tracer:
             with layers.few(kept, *models_of(self._parts.prepared)):
                 step = self._step(several if whole else 1, rows)
                 recorders.append(OperatorRecorder(step.tracker))
-                moments = followed(
-                    step,
-                    recorders[-1] if recording else None,
-                    moments=True,
-                    trained=() if generating else self._trained,
-                    accumulated=several > 1 and not whole,
-                ).moments
+                recorder, trained = recorders[-1] if recording else None, () if generating else self._trained
+                before = several > 1 and not whole
+                moments = followed(step, recorder, moments=True, trained=trained, accumulated=before).moments
             found.append(folded(moments or {}, cut, kept) if cut else moments or {})
         lacking = [lacking for _, lacking in cut.more] if cut else []
         made = scaled(found[0], list(zip(found[1:], lacking, strict=True)))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.resolve import ResolvedRecipe
-    from hf_mps.finetune.run.stages import PreparedRun
-    from hf_mps.tools.dryrun.parity.compare import Parity
-    from hf_mps.tools.dryrun.parity.trace import Trace
-    from hf_mps.tools.dryrun.resolve import Target
-    from hf_mps.tools.dryrun.step import TrainingStep
+from hf_mps.finetune.recipe.resolve import ResolvedRecipe
+from hf_mps.finetune.run.stages import PreparedRun
+from hf_mps.metal.device import choose
+from hf_mps.tools.dryrun import metal_device, prepare
+from hf_mps.tools.dryrun.parity.compare import Parity, compare, once_or_twice, verdict
+from hf_mps.tools.dryrun.parity.trace import IN_FLOAT32, NO_DROPOUT, Trace, Weights, trace_steps
+from hf_mps.tools.dryrun.resolve import Target
+from hf_mps.tools.dryrun.step import TrainingStep
 
 STEPS = 3
 REFERENCE = Choice("cpu", "the reference, in float32")
@@ -23,18 +23,11 @@ REFERENCE = Choice("cpu", "the reference, in float32")
 def parity(target: Target, steps: int = STEPS, rows: int | None = None) -> tuple[Parity, dict[str, Choice[Any]]]:
     """Compare `steps` optimizer steps of `target` in batches of `rows` (default: the recipe's), and say over what.
 
-    The recipe's own model and rows where they can be had, small stand-ins otherwise. Imports torch. Raises UserError
-    for what cannot be run.
+    The recipe's own model and rows where they can be had, small stand-ins otherwise. Raises UserError for what
+    cannot be run.
     """
-    from hf_mps.tools.dryrun import metal_device
-
-    device = metal_device()
-    from hf_mps.tools.dryrun import prepare
-    from hf_mps.tools.dryrun.parity.compare import compare, once_or_twice
-    from hf_mps.tools.dryrun.parity.trace import IN_FLOAT32, NO_DROPOUT, Weights, trace_steps
-
+    device, resolved = metal_device(), target.resolved
     facts: dict[str, Choice[Any]] = {}
-    resolved = target.resolved
     if (stored := resolved.recipe.weights) != "float32":
         recipe = resolved.recipe.model_copy(update={"weights": "float32"})
         target = replace(target, resolved=replace(resolved, recipe=recipe))
@@ -66,12 +59,6 @@ def require(resolved: ResolvedRecipe) -> None:
 
     Raises UserError where the run's device is not Metal, or nothing can be compared.
     """
-    import torch  # noqa: F401  its autoload brings the device, where there is one
-
-    from hf_mps.metal.device import choose
-    from hf_mps.tools.dryrun.parity.compare import verdict
-    from hf_mps.tools.dryrun.resolve import Target
-
     chosen = choose()
     if chosen.value != "mps":
         raise UserError(f"--check-parity compares Metal with the CPU, and the device is {chosen}; leave it out")

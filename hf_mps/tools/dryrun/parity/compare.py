@@ -137,11 +137,9 @@ def compare(reference: Trace, metal: Trace, precision: str = "fp32", again: Trac
 
 def equal(first: Trace, second: Trace) -> bool:
     """Return whether two traces are the same to the bit."""
-    if (first.losses, first.norms, first.failure) != (second.losses, second.norms, second.failure):
-        return False
-    return first.events.keys() == second.events.keys() and all(
-        bool((digest.values == second.events[key].values).all()) for key, digest in first.events.items()
-    )
+    told = [(each.losses, each.norms, each.failure, each.events.keys()) for each in (first, second)]
+    pairs = ((digest.values, second.events[key].values) for key, digest in first.events.items())
+    return told[0] == told[1] and all(bool((one == other).all()) for one, other in pairs)
 
 
 def _steps(reference: Trace, metal: Trace, share: float) -> tuple[Step, ...]:
@@ -186,13 +184,10 @@ def _rel_error(reference: Trace, key: Key, metal: Trace, share: float) -> float:
     if what in (GRADIENT, BACKWARD):
         return ours.rel_error(theirs, floor=floor)
     if what == UPDATE:
-        gradient = reference.events.get((step, GRADIENT, module, which))
-        if gradient is None:
+        if (gradient := reference.events.get((step, GRADIENT, module, which))) is None:
             return 0.0
         size = gradient.values.abs()
         significant = size > SIGNIFICANT_GRADIENT * max(float(size.max()) if size.numel() else 0.0, floor)
-        if not bool(significant.any()):
-            return 0.0
         mine, other = (Digest(float("nan"), each.values[significant]) for each in (ours, theirs))
         return mine.rel_error(other)
     return ours.rel_error(theirs)

@@ -10,17 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.text import summary
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.tools.dryrun.step import TrainingStep, models_of
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
-
 
 INPUT, FORWARD, BACKWARD, GRADIENT, UPDATE = "input", "forward", "backward", "gradient", "update"
 # (step, what, module, which): `which` is an argument's or parameter's name, or the number of the call.

@@ -12,7 +12,7 @@ import pytest
 
 from hf_mps.cli.main import main
 from hf_mps.tools.dryrun.audit import audit
-from hf_mps.tools.dryrun.memory import estimate
+from hf_mps.tools.dryrun.memory.plan import estimate
 from hf_mps.tools.dryrun.resolve import resolve_target
 
 ABSENT = ("rouge_score", "sacrebleu", "soundfile", "peft", "jiwer", "nltk")

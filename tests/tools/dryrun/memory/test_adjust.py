@@ -13,9 +13,10 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.features.memory_fit import at_most
 from hf_mps.tools.dryrun import prepare
-from hf_mps.tools.dryrun.memory import adjust, estimate
+from hf_mps.tools.dryrun.memory import adjust
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
 from hf_mps.tools.dryrun.memory.machine import Machine
+from hf_mps.tools.dryrun.memory.plan import estimate
 from hf_mps.tools.dryrun.memory.trace import Estimate
 from hf_mps.tools.dryrun.resolve import Target, resolve_target
 from scripts.bench import check_plan

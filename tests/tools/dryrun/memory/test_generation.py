@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps.tools.dryrun import audit, memory
+from hf_mps.tools.dryrun import audit
+from hf_mps.tools.dryrun.memory.plan import estimate
 from hf_mps.tools.dryrun.memory.trace import CACHE, Estimate
 from hf_mps.tools.dryrun.resolve import Target, resolve_target
 from tests.finetune import builders
@@ -26,7 +27,7 @@ def target(model: Path, at_once: int, *further: str) -> Target:
 
 
 def estimated(model: Path, at_once: int) -> Estimate:
-    return memory.estimate(target(model, at_once))
+    return estimate(target(model, at_once))
 
 
 def cache_of(model: Path, rows: int) -> int:

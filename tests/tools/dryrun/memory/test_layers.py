@@ -14,7 +14,8 @@ from hf_mps.layer.fused_step.attention import blockwise
 from hf_mps.tools.dryrun import layers, metal_device, prepare
 from hf_mps.tools.dryrun.audit import audit
 from hf_mps.tools.dryrun.launches import Launches, of_calls, table_of
-from hf_mps.tools.dryrun.memory import estimate, trace
+from hf_mps.tools.dryrun.memory import trace
+from hf_mps.tools.dryrun.memory.plan import estimate
 from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.tools.dryrun.resolve import resolve_target
 

@@ -13,9 +13,10 @@ import torch
 from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
 from hf_mps.tools.dryrun import metal_device
-from hf_mps.tools.dryrun.memory import estimate, fit, machine, plan, trace
+from hf_mps.tools.dryrun.memory import fit, machine, trace
 from hf_mps.tools.dryrun.memory.fit import MemoryPlan, report
 from hf_mps.tools.dryrun.memory.machine import largest
+from hf_mps.tools.dryrun.memory.plan import estimate, plan
 from hf_mps.tools.dryrun.memory.trace import Estimate
 from hf_mps.tools.dryrun.modules import ModuleTracker
 from hf_mps.tools.dryrun.render import render
@@ -219,12 +220,13 @@ import sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
 from hf_mps.tools.dryrun.resolve import resolve_target
-from hf_mps.tools.dryrun import audit, memory
+from hf_mps.tools.dryrun import audit
+from hf_mps.tools.dryrun.memory.plan import estimate
 from scripts.bench import check_plan
 check_plan.SIZES["llama"] = dict(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
     num_attention_heads=32)
 target = resolve_target(str(check_plan.recipe(check_plan.Pair("llama", check_plan.CONTINUE, 1, 512), Path("."))))
-found = memory.estimate(target)
+found = estimate(target)
 seen = audit.audit(target)
 print(seen.facts["model"].value, found.bytes, len(seen.findings))
 """
