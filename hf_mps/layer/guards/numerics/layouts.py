@@ -242,14 +242,11 @@ def _loose(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_contiguous()
 
 
-def _of(name: str, *rest: Any, backward: bool = True) -> Callable[[Any, Any], Any]:
-    def run(grad: Any, values: Any) -> Any:
-        # prelu's weight is a tensor, and its backward pass has a gradient of that too.
-        weight = (values.new_full((1, 1, 1, 1), 0.25),) * ("prelu" in name)
-        found = getattr(torch.ops.aten, name)(*(grad,) * backward, values, *weight, *rest)
-        return found if isinstance(found, torch.Tensor) else found[0]
-
-    return run
+def _of_activation(name: str, rest: tuple[float, ...], grad: Any, values: Any) -> Any:
+    # prelu's weight is a tensor, and its backward pass has a gradient of that too.
+    weight = (values.new_full((1, 1, 1, 1), 0.25),) * ("prelu" in name)
+    found = getattr(torch.ops.aten, name)(*(grad,) * name.endswith("_backward"), values, *weight, *rest)
+    return found if isinstance(found, torch.Tensor) else found[0]
 
 
 def _of_batch_norm(grad: Any, values: Any) -> Any:
@@ -261,21 +258,15 @@ def _of_batch_norm(grad: Any, values: Any) -> Any:
     return torch.cat([of_input.flatten(), of_weight])
 
 
+_ARGUMENTS: dict[str, tuple[float, ...]] = {
+    "tanh_backward": (), "sigmoid_backward": (), "silu_backward": (), "softplus_backward": (1, 20), "mish_backward": (),
+    "threshold_backward": (0.5,), "logit_backward": (), "softplus": (1, 20), "threshold": (0.5, 0),
+    "_prelu_kernel": (), "_prelu_kernel_backward": (),
+}  # fmt: skip
 # Operator -> its result for gradients and values; values lie between 0 and 1, as results of tanh and sigmoid do.
 TRIALS: dict[str, Callable[[Any, Any], Any]] = {
-    "tanh_backward": _of("tanh_backward"),
-    "sigmoid_backward": _of("sigmoid_backward"),
-    "silu_backward": _of("silu_backward"),
-    "softplus_backward": _of("softplus_backward", 1, 20),
-    "mish_backward": _of("mish_backward"),
-    "threshold_backward": _of("threshold_backward", 0.5),
-    "logit_backward": _of("logit_backward"),
-    "softplus": _of("softplus", 1, 20, backward=False),
-    "threshold": _of("threshold", 0.5, 0, backward=False),
-    "_prelu_kernel": _of("_prelu_kernel", backward=False),
-    "_prelu_kernel_backward": _of("_prelu_kernel_backward"),
-    NORM: _of_batch_norm,
-}
+    name: partial(_of_activation, name, rest) for name, rest in _ARGUMENTS.items()
+} | {NORM: _of_batch_norm}
 
 
 def _right(run: Callable[[Any, Any], Any]) -> bool:
