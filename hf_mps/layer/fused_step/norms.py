@@ -123,13 +123,7 @@ class Norms(ModelCode):
         return found
 
     def concerns_layer_norm(
-        self,
-        given: Tensor,
-        shape: list[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        epsilon: float = 1e-5,
-        cudnn: bool = True,
+        self, given: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, *_: Any
     ) -> bool:
         """Return whether the kernel computes such a call, which autograd will ask for gradients of."""
         return weight is not None and len(shape) == 1 and self._ours("layer-norm", given, weight, bias)
@@ -152,16 +146,9 @@ class Norms(ModelCode):
             and trial.may_act(kernel)
         )
 
-    def _layer_norm(
-        self,
-        stock: OriginalCall,
-        given: Tensor,
-        shape: list[int],
-        weight: Tensor,
-        bias: Tensor | None = None,
-        epsilon: float = 1e-5,
-        cudnn: bool = True,
-    ) -> Tensor:
+    def _layer_norm(self, stock: OriginalCall, given: Tensor, shape: list[int], weight: Tensor, *rest: Any) -> Tensor:
+        """`rest` are the bias, epsilon, and what concerns cuDNN, as far as they are no defaults."""
+        bias, epsilon = (*rest, *(None, 1e-5)[len(rest) :])[:2]
         self.acts()
         return cast(Tensor, stock.foreign(norms.normed, "layer_norm", epsilon, given, weight, bias)[0])
 

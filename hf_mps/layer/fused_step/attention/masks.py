@@ -41,8 +41,7 @@ class Span(NamedTuple):
 
 
 def _least(first: int | None, second: int | None) -> int | None:
-    known = [each for each in (first, second) if each is not None]
-    return min(known) if known else None
+    return min((each for each in (first, second) if each is not None), default=None)
 
 
 class Shape(NamedTuple):
