@@ -13,7 +13,7 @@ from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import Notice
 from hf_mps.core.original_call import REFUSALS, described, is_late
-from hf_mps.core.patching import Patcher
+from hf_mps.core.patching import Patch, Patcher
 from hf_mps.metal.device import faults
 from hf_mps.metal.device.no_modes import no_modes
 
@@ -31,6 +31,20 @@ TRIED = "tried on the device"
 def tried(wrong: bool, faulty: str, right: str) -> Choice[bool]:
     """Return what a trial found: whether the device is wrong, in the words for that or for a device that is right."""
     return Choice(wrong, f"{TRIED}: {faulty if wrong else right}")
+
+
+def then(method: str, **settings: Any) -> Patch:
+    """Have `method(*arguments)` called once the library's function is through, whose result stands; as a patch."""
+
+    def through(ours: Callable[..., Any]) -> Callable[..., Any]:
+        def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = stock(*args, **kwargs)
+            ours(*args, **kwargs)
+            return result
+
+        return called
+
+    return Patch(method, through=through, **settings)
 
 
 class Safeguard(Patcher):

@@ -24,7 +24,7 @@ from torch import Tensor
 from hf_mps.core.notices import overriding
 from hf_mps.metal.kernels.runtime import Kernel, recording
 from hf_mps.metal.kernels.values import NoRule
-from hf_mps.metal.operators.calls import call_of, text_of
+from hf_mps.metal.operators.calls import call_of, on_device, text_of
 from hf_mps.metal.operators.dispatcher import registered_kernel
 from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
 
@@ -150,7 +150,7 @@ class Dispatch:
         places = {at for at, each in enumerate(overload._schema.arguments) if str(each.type) == "Tensor"}
 
         def kernel(*arguments: Any, **options: Any) -> Any:
-            device.begin_launch(tensors((arguments, tuple(options.values()))))
+            device.begin_launch(on_device(arguments, options))
             with recording() as launched:
                 try:
                     result = form(rule, arguments, options)
@@ -218,7 +218,7 @@ def _fill(
     if rule.outputs is not None and rule.outputs is not by_meta:
         outputs = rule.outputs(written[0] if written else None, *arguments, **options)
     elif written:
-        inputs = tensors(arguments if names else arguments[1:])
+        inputs = on_device(arguments if names else arguments[1:])
         for spec, target in zip(_specs(first, arguments, options), written, strict=False):
             refuse_shared(target, inputs)
             refuse_misfit(target, spec.shape if target.numel() else target.shape, spec.dtype)
@@ -272,13 +272,6 @@ def refuse_repeated(target: Tensor) -> None:
     """Raise NoRule where a tensor that is written holds an element more than once."""
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         raise NoRule("what is written to holds elements more than once")
-
-
-def tensors(values: Any) -> list[Tensor]:
-    """Return the device's tensors in nested lists and tuples."""
-    if isinstance(values, torch.Tensor):
-        return [values] if values.is_mps else []
-    return [each for value in values for each in tensors(value)] if isinstance(values, list | tuple) else []
 
 
 @dataclass

@@ -15,7 +15,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import in_lightning
 from hf_mps.layer.guards import training_hooks
-from hf_mps.layer.guards.base import TRIED, Guard
+from hf_mps.layer.guards.base import TRIED, Guard, then
 from hf_mps.layer.guards.kernel_overrides import Kernel
 from hf_mps.metal.device import faults
 
@@ -90,8 +90,8 @@ class IndexRange(Guard):
     patches = {
         # Batches before they are moved, the models that they go to, and lookups while there is a suspicion.
         **training_hooks.batches("_look"),
-        training_hooks.MODEL_PREPARED: "_prepared",
-        **in_lightning({training_hooks.MODEL_SET_UP: "_set_up"}),
+        training_hooks.MODEL_PREPARED: then("_prepared"),
+        **in_lightning({training_hooks.MODEL_SET_UP: then("_set_up")}),
         **{f"aten::{name}": Kernel("_looks_up", where, late=True) for name, where in LOOKUPS.items()},
     }
 
@@ -117,13 +117,10 @@ class IndexRange(Guard):
             found = "an error later, without the place"
         return Choice(found != "an error at once", f"{TRIED}: the row behind the last is {found}")
 
-    def _prepared(self, stock: OriginalCall, accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = stock(accelerator, model, *args, **kwargs)
+    def _prepared(self, accelerator: Any, model: Any, *_: Any, **__: Any) -> None:
         self._know(model)
-        return prepared
 
-    def _set_up(self, stock: OriginalCall, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        stock(strategy, *args, **kwargs)
+    def _set_up(self, strategy: Any, *_: Any, **__: Any) -> None:
         if strategy.model is not None:
             self._know(strategy.model)
 

@@ -20,7 +20,7 @@ import torch
 from hf_mps.core import extras, notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, then
 from hf_mps.metal.operators import dispatcher
 
 ASKED = 'torch.autocast("cuda") does nothing on mps, and this computes in the dtype of its inputs'
@@ -57,9 +57,9 @@ class CudaWords(Guard):
 
     def applies(self) -> Choice[bool]:
         """Return whether there is no CUDA."""
-        if _cuda():
-            return Choice(False, "there is CUDA")
-        return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
+        return Choice(
+            not _cuda(), "there is CUDA" if _cuda() else "there is no CUDA: what is asked of its autocast does nothing"
+        )
 
     def _made(
         self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
@@ -156,9 +156,9 @@ class CudaOptimizer(Guard):
     issue = "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2069"
     until = "bitsandbytes has its paged and 8-bit optimizers for mps"
     patches = {
-        "torch.optim:Optimizer.__init__": "_made",
+        "torch.optim:Optimizer.__init__": then("_made"),
         "accelerate.accelerator:Accelerator.prepare_optimizer": "_prepared",
-        "transformers.trainer:Trainer.__init__": "_trainer",
+        "transformers.trainer:Trainer.__init__": then("_trainer"),
     }
 
     def applies(self) -> Choice[bool]:
@@ -167,8 +167,7 @@ class CudaOptimizer(Guard):
         reason = "; ".join(filter(None, lacking))
         return Choice(bool(reason), reason or "the installed bitsandbytes has all of its optimizers for mps")
 
-    def _made(self, stock: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        stock(optimizer, *args, **kwargs)
+    def _made(self, optimizer: Any, *_: Any, **__: Any) -> None:
         if _from_bitsandbytes(optimizer):
             self._look(optimizer)
             # optim_bits=8 and is_paged=True stand in the optimizer once all of its __init__ has run. The hook stays: no
@@ -189,8 +188,7 @@ class CudaOptimizer(Guard):
             self._refuse(type(optimizer).__name__, *_kind(optimizer))
         return stock(accelerator, optimizer, *args, **kwargs)
 
-    def _trainer(self, stock: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        stock(trainer, *args, **kwargs)
+    def _trainer(self, trainer: Any, *_: Any, **__: Any) -> None:
         optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
         if trainer.args.device.type == "mps" and _bitsandbytes(optim):
             self._refuse(optim, *_named(optim), asked="optim=")
@@ -231,15 +229,14 @@ def _lacks(bits: int, *, paged: bool) -> str:
 
     if paged and not _pages():
         return "paged optimizers of the installed bitsandbytes need CUDA's managed memory, which Metal does not have"
+    without = f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
     try:
-        if not dispatcher.is_missing(UPDATES[bits]) and not dispatcher.has_no_kernel(UPDATES[bits]):
-            return ""
+        lacks = dispatcher.is_missing(UPDATES[bits]) or dispatcher.has_no_kernel(UPDATES[bits])
     except RuntimeError:  # an older bitsandbytes, whose step is no operator of torch's
-        return f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
-    if bits == 8:
+        return without
+    if lacks and bits == 8:
         _give()
-        return ""
-    return f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
+    return without if lacks and bits != 8 else ""
 
 
 _given: list[Any] = []

@@ -28,7 +28,7 @@ from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
-from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in
+from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in, then
 
 TRAINER_LAST = "trainer_state.json"
 ACCELERATE_LAST = "random_states_*.pkl"
@@ -366,7 +366,7 @@ class NodeWeights(LibraryGuard):
     faulty = "this transformers writes weights on rank 0 alone"
     cured = "this transformers writes weights where Trainer says so"
     patches = {
-        "transformers.training_args:TrainingArguments.__post_init__": "_made",
+        "transformers.training_args:TrainingArguments.__post_init__": then("_made"),
         "transformers.distributed.mixin:DistributedMixin.should_save_on_this_rank": Patch("_saves", optional=True),
     }
 
@@ -381,8 +381,7 @@ class NodeWeights(LibraryGuard):
         super().reset()
         self._each_node = False
 
-    def _made(self, stock: Callable[..., None], arguments: Any) -> None:
-        stock(arguments)
+    def _made(self, arguments: Any) -> None:
         self._each_node = self._each_node or bool(arguments.save_on_each_node)
 
     def _saves(self, stock: Callable[..., bool], model: Any, is_main_process: bool) -> bool:

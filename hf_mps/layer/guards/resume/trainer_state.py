@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
-from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in
+from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in, then
 from hf_mps.layer.guards.resume import exact_on, in_recipe, random_numbers
 
 FILE = "unlogged_loss.json"
@@ -40,8 +40,8 @@ class ResumeLoss(LibraryGuard):
     faulty = "this transformers begins a new mean of the losses wherever it resumes"
     cured = "this transformers keeps the step of the last log entry in its checkpoints"
     patches = {
-        "transformers.trainer:Trainer._save_rng_state": "_saved",
-        "transformers.trainer:Trainer._load_rng_state": "_loaded",
+        "transformers.trainer:Trainer._save_rng_state": then("_saved"),
+        "transformers.trainer:Trainer._load_rng_state": then("_loaded"),
         "transformers.trainer:Trainer.log": "_logged",
     }
 
@@ -49,8 +49,7 @@ class ResumeLoss(LibraryGuard):
         """Return whether Trainer's saving function names the step of the last log entry."""
         return "_globalstep_last_logged" in names_in(module.Trainer._save_checkpoint)
 
-    def _saved(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
-        stock(trainer, output_dir)
+    def _saved(self, trainer: Any, output_dir: str) -> None:
         since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_tr_loss", None)
         new = since < trainer.state.global_step or in_recipe()
         if exact_on(trainer.args.device.type) and unlogged is not None and new:
@@ -58,8 +57,7 @@ class ResumeLoss(LibraryGuard):
             write_atomic(random_numbers.own(Path(output_dir) / FILE), json.dumps(rest))
             self.acted(f"checkpoints also hold the loss since the last log entry, in {FILE}", aloud=False)
 
-    def _loaded(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
-        stock(trainer, checkpoint)
+    def _loaded(self, trainer: Any, checkpoint: str | None) -> None:
         file = random_numbers.own(Path(checkpoint or "") / FILE)
         if checkpoint is None or not exact_on(trainer.args.device.type) or not file.is_file():
             return

@@ -56,8 +56,7 @@ def embedding_bag(
     }
     reported = errors()
     bound = [weight, indices, offsets, per_sample_weights, output, offset2bag, bag_size, largest, parameters]
-    if output.numel():
-        kernel.launch([*bound, reported.tensor], output.numel())
+    kernel.launch([*bound, reported.tensor], output.numel())
     refuse(reported.any(), "an index out of range")
     return output, offset2bag, bag_size, largest
 
@@ -88,9 +87,7 @@ def backward(
         **_shared(largest, mode, per_sample_weights, size, padding_idx),
     }
     threads = grad.numel() if mode == _MAX else offset2bag.numel() * size
-    bound = [grad, indices, offset2bag, bag_size, largest, per_sample_weights, found, parameters]
-    if threads:
-        kernel.launch(bound, threads)
+    kernel.launch([grad, indices, offset2bag, bag_size, largest, per_sample_weights, found, parameters], threads)
     return found
 
 
@@ -113,8 +110,7 @@ def weights_backward(
         "feature_size": u32(size),
         "padding_idx": i64(padding_idx),
     }
-    if len(indices) * size:
-        kernel.launch([grad, weight, indices, offset2bag, found, parameters], len(indices) * size)
+    kernel.launch([grad, weight, indices, offset2bag, found, parameters], len(indices) * size)
     return found
 
 

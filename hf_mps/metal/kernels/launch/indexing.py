@@ -138,8 +138,6 @@ def _whole(tensor: Tensor, indices: Indices) -> Indices:
     given = [each for each in found if each is not None]
     refuse(not given or len(found) > tensor.dim(), "PyTorch refuses the indices")
     shape = broadcast(*(tuple(each.shape) for each in given))
-    if shape is None:
-        raise NoRule("PyTorch refuses the shapes")
     shared = iter([each.expand(shape) for each in given])
     found = [None if each is None else _on_device(next(shared), tensor) for each in found]
     return [*found, *(None for _ in range(tensor.dim() - len(found)))]
@@ -220,10 +218,7 @@ def nonzero_into(self: Tensor, *, out: Tensor) -> Tensor:
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     """Mask and tensor broadcast, and the mask becomes indices."""
     refuse(mask.dtype != torch.bool or not mask.is_mps, "PyTorch refuses the mask")
-    shape = broadcast(tuple(self.shape), tuple(mask.shape))
-    if shape is None:
-        raise NoRule("PyTorch refuses the shapes")
-    shape = shape or (1,)
+    shape = broadcast(tuple(self.shape), tuple(mask.shape)) or (1,)
     return self.expand(shape)[mask.expand(shape)]
 
 

@@ -148,8 +148,7 @@ def _one_by_one(kernel: Kernel, grads: list[Tensor], found_inf: Tensor, inv_scal
     if any(each.untyped_storage().nbytes() // each.itemsize < each.storage_offset() + each.numel() for each in grads):
         raise NoRule("a gradient that holds elements more than once")
     for grad in grads:
-        if grad.numel():
-            kernel.launch([grad, found_inf, inv_scale], grad.numel(), 256)
+        kernel.launch([grad, found_inf, inv_scale], grad.numel(), 256)
 
 
 @rule("_amp_update_scale_")

@@ -254,10 +254,9 @@ def _outer(places: Places, blocks: Blocks) -> None:
 
 
 def _columns(places: Places, blocks: Blocks, kernel: str, segments: int, outer: int, **found: Tensor) -> None:
-    strides = u32(blocks.dim_stride, blocks.inner_stride, blocks.outer_stride, 0)
     grid = (math.ceil(blocks.inner / reduce.OUTER), segments, outer)
     sizes = (blocks.dim, blocks.inner, segments, 0)
-    places.launch(kernel, sizes, grid, (reduce.OUTER, reduce.OUTER, 1), strides=strides, **found)
+    places.launch(kernel, sizes, grid, (reduce.OUTER, reduce.OUTER, 1), strides=blocks.strides, **found)
 
 
 def _inner(places: Places, length: int) -> None:
