@@ -44,9 +44,7 @@ class JointProjections(ModelCode):
 
     def pays(self, device_type: str) -> str:
         """On Metal where one operator has all gradients of a linear layer; on CUDA, measured (docs/benchmarks.md)."""
-        if device_type == "cuda":
-            return self.on_cuda
-        return super().pays(device_type)
+        return self.on_cuda if device_type == "cuda" else super().pays(device_type)
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model without such layers."""

@@ -72,12 +72,7 @@ class Kernel(Patch):
     way = "before the kernel of"
 
     def __init__(
-        self,
-        method: Any,
-        *given: Any,
-        when: Function | None = None,
-        late: bool = False,
-        faults: tuple[str, ...] = (),
+        self, method: Any, *given: Any, when: Function | None = None, late: bool = False, faults: tuple[str, ...] = ()
     ) -> None:
         super().__init__(method, *given, where=(lambda: possible(*faults)) if faults else None, late=late)
         self.when, self.faults = when, faults

@@ -122,9 +122,7 @@ def download(release: str, work: Path) -> Path:
 
 
 def _requirement(release: str) -> str:
-    if release.startswith(store.MLX):
-        return f"mlx-metal=={release.removeprefix(store.MLX)}"
-    return f"torch=={release}"
+    return f"mlx-metal=={release.removeprefix(store.MLX)}" if release.startswith(store.MLX) else f"torch=={release}"
 
 
 def _refusal(release: str, said: str) -> UserError | RunError:

@@ -155,11 +155,12 @@ class Dispatch:
                 try:
                     result = form(rule, arguments, options)
                 except NoRule as reason:
-                    ledger.without(short, str(reason))
+                    ledger.reasons[short, str(reason)] += 1
                 else:
                     given = (arguments, options)
                     device.launched(name, text_of(call_of(name, given, ())) if device.recording() else "")
-                    ledger.ran(short, launched)
+                    ledger.operators[short] += 1
+                    ledger.kernels.update(launched)
                     return result
             boxed = tuple(
                 device.wrapped_number(each) if at in places and isinstance(each, int | float | complex) else each
@@ -284,15 +285,6 @@ class Ledger:
     """Launches of a kernel by its name."""
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Calls of an operator that has a rule, and that the rule did not cover: the operator and the reason."""
-
-    def ran(self, operator: str, kernels: list[str]) -> None:
-        """An operator's rule ran, and launched these kernels."""
-        self.operators[operator] += 1
-        self.kernels.update(kernels)
-
-    def without(self, operator: str, reason: str) -> None:
-        """An operator's rule did not cover a call, and the simulated device ran it."""
-        self.reasons[operator, reason] += 1
 
     def clear(self) -> None:
         """Forget all counts."""

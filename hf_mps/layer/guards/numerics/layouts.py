@@ -8,6 +8,7 @@ permuted-activations: some activations and the backward passes of others are giv
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -175,21 +176,16 @@ class NonContiguous(Guard):
         loose = [parameter for parameter in parameters if not parameter.is_contiguous()]
         if not loose or not self.needed:
             return
-        owners: dict[int, int] = {}
-        for parameter in parameters:
-            place = parameter.untyped_storage().data_ptr()
-            owners[place] = owners.get(place, 0) + 1
-        shared = [parameter for parameter in loose if owners[parameter.untyped_storage().data_ptr()] > 1]
-        for parameter in loose:
-            if not any(parameter is other for other in shared):
-                # In the user's model: the kernel of each update reads and writes the parameter itself.
-                parameter.data = parameter.data.contiguous()
-        if len(loose) > len(shared):
-            line = f"{len(loose) - len(shared)} parameters were made contiguous: {self.verdict().reason}"
-            self.acted(line, aloud=False)
-        if shared:
+        owners = Counter(parameter.untyped_storage().data_ptr() for parameter in parameters)
+        alone = [parameter for parameter in loose if owners[parameter.untyped_storage().data_ptr()] == 1]
+        for parameter in alone:
+            # In the user's model: the kernel of each update reads and writes the parameter itself.
+            parameter.data = parameter.data.contiguous()
+        if alone:
+            self.acted(f"{len(alone)} parameters were made contiguous: {self.verdict().reason}", aloud=False)
+        if shared := len(loose) - len(alone):
             self.acted(
-                f"{len(shared)} parameters are views of others and stay as they are, so they may not be trained rightly"
+                f"{shared} parameters are views of others and stay as they are, so they may not be trained rightly"
             )
 
 

@@ -62,15 +62,9 @@ LEARNING_RATE = "a learning rate of another dtype or size"
 
 # Host: operations/FusedSgdKernel.mm.
 @rule("_fused_sgd_", "_fused_sgd_.tensor_lr")
-def sgd(
-    parameters: list[Tensor],
-    grads: list[Tensor],
-    momenta: list[Tensor],
-    *,
-    momentum: float,
-    **values: float | Tensor | None,
-) -> None:
+def sgd(*given: list[Tensor], momentum: float, **values: float | Tensor | None) -> None:
     """SGD, with another kernel for momentum."""
+    parameters, grads, momenta = given
     if not parameters:
         return
     refuse(bool(momenta) != (momentum > 0), "momentum without its buffers, or buffers without momentum")
