@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,20 @@ TRIED = "tried on the device"
 def tried(wrong: bool, faulty: str, right: str) -> Choice[bool]:
     """Return what a trial found: whether the device is wrong, in the words for that or for a device that is right."""
     return Choice(wrong, f"{TRIED}: {faulty if wrong else right}")
+
+
+def first(method: str, **settings: Any) -> Patch:
+    """Have `method(*arguments)` called before the library's function, whose result stands; as a patch."""
+
+    def through(ours: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(ours)
+        def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            ours(*args, **kwargs)
+            return stock(*args, **kwargs)
+
+        return called
+
+    return Patch(method, through=through, **settings)
 
 
 def then(method: str, **settings: Any) -> Patch:

@@ -303,11 +303,8 @@ def _attention(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     if width != value.shape[-1]:
         return Choice("graph", f"values of another width than queries ({OPERATIONS}/Attention.mm)")
     short, few = query.shape[-2] <= SHORT_QUERY, query.shape[-2] <= min(SHORT_QUERY, key.shape[-2])
-    if not masks <= {"bool", query.dtype}:
-        kernel = False
-    else:
-        kernel = (few and width in VECTOR_SIZES and not (causal and masks)) or (not short and width in TILES)
-    if kernel:
+    fits = (few and width in VECTOR_SIZES and not (causal and masks)) or (not short and width in TILES)
+    if fits and masks <= {"bool", query.dtype}:
         return Choice("metal", f"attention of {query.shape[-2]} queries of {width} ({OPERATIONS}/Attention.mm)")
     return Choice("graph", f"no kernel takes {query.shape[-2]} queries of {width} so ({OPERATIONS}/Attention.mm)")
 

@@ -68,16 +68,11 @@ def _in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
 
 # Operator -> what takes its place, and which argument is the first of the two matrices.
 PRODUCTS: dict[str, tuple[Callable[..., Any], int]] = {
-    "mm": (_product, 0),
-    "mm.out": (partial(_into, _product), 0),
-    "bmm": (_product, 0),
-    "bmm.out": (partial(_into, _product), 0),
-    "addmm": (_added, 1),
-    "addmm.out": (partial(_into, _added), 1),
-    "addmm_": (_in_place, 1),
-    "baddbmm": (_added, 1),
-    "baddbmm.out": (partial(_into, _added), 1),
-    "baddbmm_": (_in_place, 1),
+    **dict.fromkeys(("mm", "bmm"), (_product, 0)),
+    **dict.fromkeys(("mm.out", "bmm.out"), (partial(_into, _product), 0)),
+    **dict.fromkeys(("addmm", "baddbmm"), (_added, 1)),
+    **dict.fromkeys(("addmm.out", "baddbmm.out"), (partial(_into, _added), 1)),
+    **dict.fromkeys(("addmm_", "baddbmm_"), (_in_place, 1)),
 }
 
 

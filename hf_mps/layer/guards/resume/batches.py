@@ -21,7 +21,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in, then
+from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
 from hf_mps.layer.guards.resume import in_recipe, random_numbers
 from hf_mps.layer.guards.resume.random_numbers import States
 
@@ -309,8 +309,8 @@ class ResumeBatches(Guard):
     issue = "https://github.com/huggingface/transformers/issues/39215"
     until = "accelerate stores the state that an epoch began with, and Trainer restores it before the first batch"
     patches = {
-        "accelerate.data_loader:DataLoaderShard.__iter__": "_epoch",
-        "accelerate.data_loader:DataLoaderDispatcher.__iter__": "_epoch",
+        "accelerate.data_loader:DataLoaderShard.__iter__": first("_epoch"),
+        "accelerate.data_loader:DataLoaderDispatcher.__iter__": first("_epoch"),
         "torch.utils.data:DataLoader.__iter__": Patch("_begun", after="accelerate.data_loader"),
         "accelerate.data_loader:skip_first_batches": "_skipped",
         "accelerate.accelerator:save_accelerator_state": then("_accelerator_saves"),
@@ -326,10 +326,9 @@ class ResumeBatches(Guard):
         """Return whether prepared loaders are generators that make one batch ahead, as all so far are."""
         return Choice(True, "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from")
 
-    def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:
+    def _epoch(self, loader: Any) -> None:
         if exact():
             share(loader)
-        return stock(loader)
 
     def _begun(self, stock: OriginalCall, base: Any) -> Any:
         return begin(stock, base)

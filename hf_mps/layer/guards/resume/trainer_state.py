@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
-from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in, then
+from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
 from hf_mps.layer.guards.resume import exact_on, in_recipe, random_numbers
 
 FILE = "unlogged_loss.json"
@@ -42,7 +42,7 @@ class ResumeLoss(LibraryGuard):
     patches = {
         "transformers.trainer:Trainer._save_rng_state": then("_saved"),
         "transformers.trainer:Trainer._load_rng_state": then("_loaded"),
-        "transformers.trainer:Trainer.log": "_logged",
+        "transformers.trainer:Trainer.log": first("_logged"),
     }
 
     def is_cured(self, module: ModuleType) -> bool | None:
@@ -70,12 +70,9 @@ class ResumeLoss(LibraryGuard):
             trainer._total_loss_scalar -= rest["sum"]  # train_loss is the mean of this call's steps alone
         trainer._tr_loss += rest["sum"]
 
-    def _logged(
-        self, stock: Callable[..., None], trainer: Any, logs: dict[str, float], *args: Any, **kwargs: Any
-    ) -> None:
+    def _logged(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
         if "train_loss" in logs and in_recipe():
             self.safely(self._cover_run, trainer, logs)
-        stock(trainer, logs, *args, **kwargs)
 
     def _cover_run(self, trainer: Any, logs: dict[str, float]) -> None:
         total = trainer._total_loss_scalar if trainer.__dict__.pop(_WHOLE, False) else None
