@@ -93,7 +93,7 @@ class FixedPositions(ModelCode):
         first: Any = args[0] if args else kwargs.get("input_ids")
         given: Any = first if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
         free = len(args) <= 2 and kwargs.get("position_ids") is None and kwargs.get("past_key_values") is None
-        if free and runs(given) and given.device.type in self.devices and torch.is_grad_enabled() and given.dim() > 1:
+        if free and self.trains(given) and given.dim() > 1:
             kwargs["position_ids"] = self._of_length(given.shape[1], given.device)
         return stock(model, *args, **kwargs)
 

@@ -179,8 +179,7 @@ class Norms(ModelCode):
         return _block(names, self._beside, stock.foreign, module, *given, **named)
 
     def _computes(self, hidden: Tensor) -> bool:
-        there = runs(hidden) and hidden.device.type in self.devices and torch.is_grad_enabled()
-        return there and not torch.is_autocast_enabled(hidden.device.type)
+        return self.trains(hidden) and not torch.is_autocast_enabled(hidden.device.type)
 
     def _beside(self, call: Any, norm: Any, drops: Any, given: Tensor, residual: Tensor | None = None) -> Any:
         """Return the norm of `given`, or of what dropout leaves of it and a residual, and what that is made of."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from types import TracebackType
 
 from hf_mps.core.choice import Choice
 from hf_mps.metal.device import machine
@@ -168,9 +167,7 @@ class Peak:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

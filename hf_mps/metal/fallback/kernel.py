@@ -71,11 +71,10 @@ class Kernel:
         share = lent and any(nbytes(tensor) > self.largest_copied for tensor in tensors)
         try:
             result, view = self._run(args, kwargs, tensors, share=share)
-        except NotShared:
-            result, view = self._run(args, kwargs, tensors, share=False)
         except RuntimeError as error:
             # An `out=` of the wrong size must grow, and cannot in memory that it shares; nothing was written yet.
-            if "resiz" not in str(error) or not self.schema.written:
+            grows = "resiz" in str(error) and self.schema.written
+            if not grows and not isinstance(error, NotShared):
                 raise
             result, view = self._run(args, kwargs, tensors, share=False)
         if view.became_float32:

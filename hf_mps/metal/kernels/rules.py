@@ -73,8 +73,7 @@ class Kernels:
 
     def need(self, name: str) -> None:
         """Raise NoRule where the release has no such kernel: it computes the operator with MPSGraph."""
-        if name not in self:
-            raise NoRule(GRAPH)
+        refuse(name not in self, GRAPH)
 
 
 kernels = Kernels()
@@ -258,8 +257,7 @@ MISFIT = "the result has another shape or dtype than what it is written to"
 
 def refuse_misfit(target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
     """Raise NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
-    if tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype):
-        raise NoRule(MISFIT)
+    refuse(tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype), MISFIT)
 
 
 def refuse_shared(target: Tensor, inputs: Sequence[Tensor]) -> None:
@@ -333,5 +331,4 @@ def refuse_outside(index: torch.Tensor, size: int) -> None:
         return
     kind = ctypes.c_int64 if flat.dtype == torch.int64 else ctypes.c_int32
     there = torch.frombuffer((kind * count).from_address(flat.data_ptr()), dtype=flat.dtype)
-    if there.min() < -size or there.max() >= size:
-        raise NoRule(OUTSIDE)
+    refuse(there.min() < -size or there.max() >= size, OUTSIDE)

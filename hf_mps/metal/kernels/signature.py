@@ -91,10 +91,8 @@ class Signature:
 
     def at(self, location: int, *, threadgroup: bool = False) -> Binding | None:
         """The buffer bound at a location, or the threadgroup memory there; None where the kernel has none."""
-        for binding in self.bindings:
-            if binding.location == location and (binding.space == THREADGROUP) == threadgroup:
-                return binding
-        return None
+        there = (each for each in self.bindings if each.location == location)
+        return next((each for each in there if (each.space == THREADGROUP) == threadgroup), None)
 
     @property
     def dimensions(self) -> int:

@@ -179,6 +179,13 @@ def _uneven(given: Any, sizes: Any) -> bool:
     return alike and all(wanted > 0 for _, wanted in pairs) and any(size % wanted for size, wanted in pairs)
 
 
+POOLS = {
+    "adaptive_max_pool2d": _uneven,
+    "adaptive_max_pool2d_backward": lambda grad, given, indices: _uneven(given, grad.shape[-2:]),
+}
+"""Operator -> which calls of it Metal's windows are wrong for."""
+
+
 class AdaptiveMaxPool(Tried):
     """Computes such a pool, and its gradient, by the CPU's kernels, below autograd."""
 
@@ -188,15 +195,8 @@ class AdaptiveMaxPool(Tried):
     given = "sizes that do not divide"
 
     patches = {
-        "aten::adaptive_max_pool2d": Kernel(
-            "_on_cpu", "adaptive_max_pool2d", when=_uneven, faults=("adaptive-max-pool",)
-        ),
-        "aten::adaptive_max_pool2d_backward": Kernel(
-            "_on_cpu",
-            "adaptive_max_pool2d_backward",
-            when=lambda grad, given, indices: _uneven(given, grad.shape[-2:]),
-            faults=("adaptive-max-pool",),
-        ),
+        f"aten::{name}": Kernel("_on_cpu", name, when=wrong, faults=("adaptive-max-pool",))
+        for name, wrong in POOLS.items()
     }
 
     def _on_cpu(self, name: str, stock: OriginalCall, *args: Any) -> Any:

@@ -232,8 +232,7 @@ def _single(value: Any, name: str, names: list[str]) -> Any:
         if all(inside[key] is value[key] for key in inside):
             return value
         changed: Any = copy.copy(value)  # a BatchEncoding keeps more than its columns
-        for key, each in inside.items():
-            changed[key] = each
+        changed.update(inside)
         return changed
     if isinstance(value, tuple | list):
         items = [_single(each, name, names) for each in value]

@@ -311,7 +311,7 @@ class ResumeBatches(Guard):
     patches = {
         "accelerate.data_loader:DataLoaderShard.__iter__": first("_epoch"),
         "accelerate.data_loader:DataLoaderDispatcher.__iter__": first("_epoch"),
-        "torch.utils.data:DataLoader.__iter__": Patch("_begun", after="accelerate.data_loader"),
+        "torch.utils.data:DataLoader.__iter__": Patch(begin, after="accelerate.data_loader"),
         "accelerate.data_loader:skip_first_batches": "_skipped",
         "accelerate.accelerator:save_accelerator_state": then("_accelerator_saves"),
         "accelerate.accelerator:load_accelerator_state": then("_accelerator_loads"),
@@ -329,9 +329,6 @@ class ResumeBatches(Guard):
     def _epoch(self, loader: Any) -> None:
         if exact():
             share(loader)
-
-    def _begun(self, stock: OriginalCall, base: Any) -> Any:
-        return begin(stock, base)
 
     def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
         rest = stock(dataloader, num_batches)

@@ -99,7 +99,7 @@ class LightningRng(LibraryGuard):
             }
         ),
         "torch.utils.data:DataLoader.__iter__": Patch(
-            "_begun", after=tuple(f"{package}.loops.fetchers" for package in LIGHTNING)
+            batches.begin, after=tuple(f"{package}.loops.fetchers" for package in LIGHTNING)
         ),
     }
 
@@ -119,10 +119,6 @@ class LightningRng(LibraryGuard):
         loaders = [each for each in combined_loader.flattened if type(each) is DataLoader]
         for number, loader in enumerate(loaders):
             batches.notes(loader).replay = waiting[number] if len(waiting) == len(loaders) else None
-
-    def _begun(self, stock: Any, loader: Any) -> Any:
-
-        return batches.begin(stock, loader)
 
     def _dump(self, stock: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
         checkpoint = stock(connector, *args, **kwargs)

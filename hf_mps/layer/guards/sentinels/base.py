@@ -17,8 +17,8 @@ from hf_mps.layer.guards.sentinels.stream import STREAM
 GO_ON = f"HF_MPS_SENTINELS without {settings.STOP} to go on regardless"
 STOPS = f"HF_MPS_SENTINELS={settings.STOP} ends a run there, before a checkpoint is written over a good one"
 BEFORE_CHECKPOINTS: dict[str, str | Patch] = {
-    "transformers.trainer:Trainer._save_checkpoint": first("_trainer_saves"),
-    "accelerate.accelerator:Accelerator.save_state": first("_accelerator_saves"),
+    "transformers.trainer:Trainer._save_checkpoint": first("_read_trainers"),
+    "accelerate.accelerator:Accelerator.save_state": first("_read_accelerators"),
 }
 """Where a `StoppingSentinel` has all read that there is, so that no checkpoint holds what it would stop for."""
 
@@ -85,9 +85,9 @@ class StoppingSentinel(Sentinel):
             self._told.add(training)
             self.acted(f"{line}, and the training goes on; next: {advice}; {STOPS}")
 
-    def _trainer_saves(self, trainer: Any, *_: Any, **__: Any) -> None:
+    def _read_trainers(self, trainer: Any, *_: Any, **__: Any) -> None:
         STREAM.read(trainer.optimizer)
 
-    def _accelerator_saves(self, accelerator: Any, *_: Any, **__: Any) -> None:
+    def _read_accelerators(self, accelerator: Any, *_: Any, **__: Any) -> None:
         for optimizer in accelerator._optimizers:
             STREAM.read(optimizer)

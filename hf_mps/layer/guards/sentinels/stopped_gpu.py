@@ -42,7 +42,7 @@ class StoppedGpu(StoppingSentinel):
     why = f"warns once for each training, which goes on as without it; {STOPS}"
     patches = {
         **BEFORE_CHECKPOINTS,
-        "transformers.trainer:Trainer.train": then("_trained"),
+        "transformers.trainer:Trainer.train": then("_read_trainers"),
         "transformers.trainer:Trainer.prediction_step": then("_predicted"),
         "transformers.trainer:Trainer.evaluation_loop": then("_evaluated"),
     }
@@ -103,9 +103,6 @@ class StoppedGpu(StoppingSentinel):
         number = self.unread()
         if number is not None:
             self.judge(training, number.item(), seen)
-
-    def _trained(self, trainer: Any, *_: Any, **__: Any) -> None:
-        STREAM.read(trainer.optimizer)
 
     def _predicted(self, trainer: Any, *_: Any, **__: Any) -> None:
         if trainer.args.device.type == "mps":

@@ -152,18 +152,12 @@ def _on_device(index: Tensor, tensor: Tensor) -> Tensor:
 
 def _one_mask(tensor: Tensor, indices: Indices) -> Tensor | None:
     """Return the mask that all indices are together, of the tensor's dimensions (canDispatchToMaskedFill); or None."""
-    mask: Tensor | None = None
-    dims = 0
-    for each in indices:
-        if each is None:
-            dims += 1
-        elif mask is not None or each.dtype not in (torch.bool, torch.uint8) or each.device != tensor.device:
-            return None
-        else:
-            refuse(each.shape != tensor.shape[dims : dims + each.dim()], "PyTorch refuses the mask's shape")
-            mask = each
-            dims += each.dim()
-    return None if mask is None else mask.reshape(*mask.shape, *(1 for _ in range(tensor.dim() - dims)))
+    given = [(place, each) for place, each in enumerate(indices) if each is not None]
+    if len(given) != 1 or given[0][1].dtype not in (torch.bool, torch.uint8) or given[0][1].device != tensor.device:
+        return None
+    ((before, mask),) = given
+    refuse(mask.shape != tensor.shape[before : before + mask.dim()], "PyTorch refuses the mask's shape")
+    return mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim() - len(indices) + 1))
 
 
 def _bits(tensor: Tensor) -> str:

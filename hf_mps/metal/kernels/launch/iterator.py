@@ -114,10 +114,8 @@ def _ordered(shape: tuple[int, ...], operands: Sequence[Lying]) -> tuple[list[in
 
 def _broadcast_strides(shape: tuple[int, ...], mine: tuple[int, ...], strides: tuple[int, ...], size: int) -> list[int]:
     missing = len(shape) - len(mine)
-    found = [0] * missing
-    for whole, own, stride in zip(shape[missing:], mine, strides, strict=True):
-        found.append(0 if own == 1 and whole != 1 else stride * size)
-    return found
+    own = zip(shape[missing:], mine, strides, strict=True)
+    return [0] * missing + [0 if each == 1 and whole != 1 else stride * size for whole, each, stride in own]
 
 
 def _compare(shape: tuple[int, ...], strides: list[list[int]], first: int, second: int) -> int:
@@ -137,17 +135,14 @@ def _merge(sizes: list[int], steps: list[list[int]]) -> int:
     """Merge neighbouring dimensions in place; the number that is left."""
     last = 0
     for dim in range(1, len(sizes)):
-        one = sizes[last] == 1
-        if one or sizes[dim] == 1 or all(sizes[last] * each[last] == each[dim] for each in steps):
-            if one:
-                for each in steps:
-                    each[last] = each[dim]
-            sizes[last] *= sizes[dim]
-        else:
+        size = sizes[dim]
+        if 1 not in (sizes[last], size) and any(sizes[last] * each[last] != each[dim] for each in steps):
             last += 1
-            sizes[last] = sizes[dim]
+            sizes[last] = 1
+        if sizes[last] == 1:
             for each in steps:
                 each[last] = each[dim]
+        sizes[last] *= size
     return last + 1
 
 

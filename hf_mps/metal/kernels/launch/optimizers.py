@@ -124,10 +124,9 @@ def unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     dense = [each for each in grads if each.is_contiguous() or walk(each).contiguous]
     dtype = metal(grads[0].dtype)
     many = kernels[f"ampNonFiniteCheckAndUnscale_{dtype}"]
-    one = kernels[f"ampNonFiniteCheckAndUnscaleSingle_{dtype}"] if len(dense) < len(grads) else many
-    if one is not many:
-        done = {id(each) for each in dense}
-        _one_by_one(one, [each for each in grads if id(each) not in done], found_inf, inv_scale)
+    done = {id(each) for each in dense}
+    if gapped := [each for each in grads if id(each) not in done]:
+        _one_by_one(kernels[f"ampNonFiniteCheckAndUnscaleSingle_{dtype}"], gapped, found_inf, inv_scale)
     for batch in batches((each.numel() for each in dense), alone=True):
         arguments = [_addresses(batch, [dense]), _metadata(batch, dense), found_inf, inv_scale]
         groups = len(batch.chunks)

@@ -311,8 +311,7 @@ def permutation(n: int, *, generator: Generator | None = None, out: Tensor) -> T
         kernel.launch(arguments, n)
         return out.copy_(order)
     keys = torch.empty(n, dtype=torch.float32, device=out.device)
-    order = torch.argsort(fill(keys, "uniform_dist", f32(0.0, 1.0), generator))
-    return out.copy_(order)
+    return out.copy_(torch.argsort(fill(keys, "uniform_dist", f32(0.0, 1.0), generator)))
 
 
 def _most(dtype: torch.dtype) -> int:
