@@ -62,16 +62,11 @@ class GradientClip(Part):
         """Return whether there are several, each once: stock scales one that is named twice two times."""
         if not len(set(map(id, tensors))) == len(tensors) > 1 or torch.compiler.is_compiling():
             return False
-        first = tensors[0]
-        return (
-            first.device.type in self.devices
-            and first.dtype in TYPES
-            and all(
-                spans.plain(each) and spans.dense(each) and (each.dtype, each.device) == (first.dtype, first.device)
-                for each in tensors
-            )
-            and trial.may_act(KERNEL)
-        )
+        kind = tensors[0].dtype, tensors[0].device
+        if kind[1].type not in self.devices or kind[0] not in TYPES:
+            return False
+        alike = all(spans.plain(each) and spans.dense(each) and (each.dtype, each.device) == kind for each in tensors)
+        return alike and trial.may_act(KERNEL)
 
 
 GRADIENT_CLIP = GradientClip()

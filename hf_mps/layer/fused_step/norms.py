@@ -136,15 +136,9 @@ class Norms(ModelCode):
 
     def _ours(self, kernel: str, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         there = [each for each in (given, weight, bias) if each is not None]
-        return (
-            torch.is_grad_enabled()
-            and any(each.requires_grad for each in there)
-            and given.device.type in self.devices
-            and weight.shape == given.shape[-1:]
-            and weight.numel() <= norms.WIDEST
-            and ordinary(*there)
-            and trial.may_act(kernel)
-        )
+        learns = torch.is_grad_enabled() and any(each.requires_grad for each in there)
+        fits = learns and weight.shape == given.shape[-1:] and weight.numel() <= norms.WIDEST
+        return fits and given.device.type in self.devices and ordinary(*there) and trial.may_act(kernel)
 
     def _layer_norm(self, stock: OriginalCall, given: Tensor, shape: list[int], weight: Tensor, *rest: Any) -> Tensor:
         """`rest` are the bias, epsilon, and what concerns cuDNN, as far as they are no defaults."""

@@ -72,13 +72,8 @@ BUFFER = 2**25
 
 def plain(tensor: Any) -> bool:
     """Whether it is an ordinary dense tensor, whose elements may lie anywhere: no DTensor, sparse or meta tensor."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout == torch.strided
-        and not tensor.is_meta
-        and not tensor.requires_grad
-        and tensor.numel() > 0
-    )
+    ordinary = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_meta
+    return ordinary and not tensor.requires_grad and tensor.numel() > 0
 
 
 def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

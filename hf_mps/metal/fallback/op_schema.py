@@ -51,9 +51,9 @@ class OpSchema:
             if str(argument.type) in ONE_TENSOR and not argument.is_out and not argument.kwarg_only
         )
         # An argument or result that needs more than `tensor.cpu()` is for the general kernel.
-        simple = all(str(value.type) == "Tensor" for value in schema.returns) and all(
-            argument.is_out or index in takes_tensor or _plain(argument.type)
-            for index, argument in enumerate(schema.arguments)
+        others = (each for at, each in enumerate(schema.arguments) if not each.is_out and at not in takes_tensor)
+        simple = all(str(each.type) == "Tensor" for each in schema.returns) and all(
+            _plain(each.type) for each in others
         )
         return cls(
             op=op,

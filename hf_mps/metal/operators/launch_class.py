@@ -263,11 +263,8 @@ def _copy(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
 
 def _cat(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """cat and stack before 2.14: Shape.mm, `cat_out_mps`."""
-    if (
-        not _given(call, 1)
-        and len({each.dtype for each in call.inputs}) == 1
-        and all(each.dense for each in call.inputs)
-    ):
+    alike = len({each.dtype for each in call.inputs}) == 1 and all(each.dense for each in call.inputs)
+    if alike and not _given(call, 1):
         return Choice("blit", f"dense tensors one behind the other ({OPERATIONS}/Shape.mm)")
     return Choice("metal", f"along another dimension, of several dtypes or strided ({OPERATIONS}/Shape.mm)")
 

@@ -161,13 +161,8 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 def movable(tensor: Any) -> bool:
     """Return whether it is a plain tensor of numbers on the host, and small enough that a copy of it there pays."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and not tensor.requires_grad
-        and 0 < tensor.numel() * tensor.element_size() <= LARGEST
-    )
+    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return plain and not tensor.requires_grad and 0 < tensor.nbytes <= LARGEST
 
 
 def _needless(

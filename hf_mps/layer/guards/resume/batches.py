@@ -54,9 +54,8 @@ class LoaderState:
 
     def store(self) -> dict[str, Any]:
         """In types that torch.load reads with weights_only."""
-        before = None if self.before is None else self.before.plain()
-        states = {"begun": self.begun.plain(), "before": before, "after": self.after.plain()}
-        return {"number": self.number, "skip": self.skip, **states}
+        states = {"begun": self.begun, "before": self.before, "after": self.after}
+        return {"number": self.number, "skip": self.skip, **{at: each and each.plain() for at, each in states.items()}}
 
     @classmethod
     def of(cls, stored: dict[str, Any]) -> LoaderState:

@@ -181,11 +181,8 @@ class AtomicCheckpoint(LibraryGuard):
             target = Path(accelerator.project_dir) / "checkpoints" / f"checkpoint_{accelerator.save_iteration}"
         else:
             target = Path(os.path.realpath(output_dir or "."))
-        if (
-            accelerator.num_processes > 1
-            or (target.exists() if numbered else output_dir is None)  # refused, in accelerate's words
-            or not checkpoint_files.can_stage(target)
-        ):
+        refused = target.exists() if numbered else output_dir is None  # in accelerate's words
+        if accelerator.num_processes > 1 or refused or not checkpoint_files.can_stage(target):
             return stock(accelerator, output_dir, *args, **kwargs)
         with checkpoint_files.staged(target, ACCELERATE_LAST, levels=2 if numbered else 1) as stage:
             if numbered:  # in a project that holds no checkpoint to number or to remove

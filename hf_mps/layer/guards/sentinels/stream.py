@@ -268,12 +268,8 @@ def gradients(optimizer: Any) -> Iterator[Any]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
-            if (
-                gradient is not None
-                and gradient.device.type == "mps"
-                and gradient.layout == torch.strided
-                and gradient.is_floating_point()
-            ):
+            there = gradient is not None and gradient.device.type == "mps" and gradient.layout == torch.strided
+            if there and gradient.is_floating_point():
                 yield gradient.detach()
 
 
