@@ -208,7 +208,7 @@ class PaddingMasks(Part):
         plain = said.get("allow_is_causal_skip") is False and not (said.get("kv_offset") or said.get("q_offset"))
         if not plain or not runs(mask) or mask.device.type not in self.devices or not torch.is_grad_enabled():
             return False
-        return mask.dtype == torch.bool and mask.shape == (said.get("batch_size"), said.get("kv_length"))
+        return bool(mask.dtype == torch.bool and mask.shape == (said.get("batch_size"), said.get("kv_length")))
 
 
 PADDING_MASKS = PaddingMasks()

@@ -136,6 +136,7 @@ class Norms(ModelCode):
 
     def _ours(self, kernel: str, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         there = [each for each in (given, weight, bias) if each is not None]
+        # The cheapest question first: every call of the operator comes here.
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in there)
         fits = learns and weight.shape == given.shape[-1:] and weight.numel() <= norms.WIDEST
         return fits and given.device.type in self.devices and ordinary(*there) and trial.may_act(kernel)

@@ -237,6 +237,7 @@ class ShortAttention(Part):
     def concerns_call(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> bool:
         """Whether it trains, on a device that is ours, with as many heads of each and at most a mask of bools."""
         tensors, (mask, dropout, causal), scale = (query, key, value), _given(rest), named.get("scale")
+        grouped = bool(named.get("enable_gqa"))
         return (
             query.device.type in self.devices
             and torch.is_grad_enabled()
@@ -246,7 +247,7 @@ class ShortAttention(Part):
             and query.is_floating_point()
             and query.shape[0] == key.shape[0] == value.shape[0]
             and key.shape[1] == value.shape[1]
-            and (query.shape[1] == key.shape[1] or (named.get("enable_gqa") and query.shape[1] % key.shape[1] == 0))
+            and (query.shape[1] == key.shape[1] or (grouped and query.shape[1] % key.shape[1] == 0))
             and (query.shape[3], key.shape[2]) == (key.shape[3], value.shape[2])
             and query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] < LARGEST
             and 0 <= dropout < 1
@@ -299,7 +300,7 @@ class ShortAttention(Part):
 
 def _given(rest: tuple[Any, ...]) -> tuple[Tensor | None, float, bool]:
     """Return the mask, dropout and whether a call is causal, of which the dispatcher leaves out what is the default."""
-    mask, dropout, causal = (*rest, *(None, 0.0, False)[len(rest) :])
+    mask, dropout, causal = [*rest, *(None, 0.0, False)[len(rest) :]]
     return mask, dropout, causal
 
 

@@ -38,6 +38,7 @@ def first(method: str, **settings: Any) -> Patch:
     """Have `method(*arguments)` called before the library's function, whose result stands; as a patch."""
 
     def through(ours: Callable[..., Any]) -> Callable[..., Any]:
+        # Under the method's name, by which whoever lists the wrappers around a function knows it.
         @functools.wraps(ours)
         def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             ours(*args, **kwargs)

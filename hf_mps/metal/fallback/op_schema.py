@@ -51,10 +51,8 @@ class OpSchema:
             if str(argument.type) in ONE_TENSOR and not argument.is_out and not argument.kwarg_only
         )
         # An argument or result that needs more than `tensor.cpu()` is for the general kernel.
-        others = (each for at, each in enumerate(schema.arguments) if not each.is_out and at not in takes_tensor)
-        simple = all(str(each.type) == "Tensor" for each in schema.returns) and all(
-            _plain(each.type) for each in others
-        )
+        others = (each.type for at, each in enumerate(schema.arguments) if not each.is_out and at not in takes_tensor)
+        simple = all(map(_plain, others)) and all(str(each.type) == "Tensor" for each in schema.returns)
         return cls(
             op=op,
             names=tuple(argument.name for argument in schema.arguments),

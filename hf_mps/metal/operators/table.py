@@ -188,10 +188,9 @@ def loader() -> Any:
 def _stored(path: Path) -> Table | None:
     """Return what `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
     try:
-        kept = json.loads(path.read_bytes())
-        return Table(
-            **{name: frozenset(kept[name]) if name in SETS else dict(kept[name]) for name in Table.__dataclass_fields__}
-        )
+        kept: dict[str, Any] = json.loads(path.read_bytes())
+        kept |= {kind: frozenset(kept[kind]) for kind in SETS}
+        return Table(**{name: kept[name] for name in Table.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -163,9 +163,9 @@ def cases(_: str) -> Iterator[Case]:
 def _case(label: str, inputs: list[Tensor], call: Call) -> Case:
     dropped = kept(inputs[0], inputs[1], call)
 
-    def ours(query: Tensor, key: Tensor, value: Tensor, compute: Callable[..., Tensor] = attention) -> Tensor:
-        seen = None if call.seen is None else call.seen.to(query.device)
-        return compute(query, key, value, replace(call, seen=seen))
+    def ours(*given: Tensor, compute: Callable[..., Tensor] = attention) -> Tensor:
+        seen = None if call.seen is None else call.seen.to(given[0].device)
+        return compute(*given, replace(call, seen=seen))
 
     def stock(*given: Tensor) -> Tensor:
         there = None if dropped is None else dropped.to(given[0].device)

@@ -11,7 +11,7 @@ mixed-dtypes: a layer norm of float32 weights may take half-precision inputs, th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -179,7 +179,7 @@ def _uneven(given: Any, sizes: Any) -> bool:
     return alike and all(wanted > 0 for _, wanted in pairs) and any(size % wanted for size, wanted in pairs)
 
 
-POOLS = {
+POOLS: dict[str, Callable[..., bool]] = {
     "adaptive_max_pool2d": _uneven,
     "adaptive_max_pool2d_backward": lambda grad, given, indices: _uneven(given, grad.shape[-2:]),
 }

@@ -447,10 +447,8 @@ def _huge_in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
 
 # Operator -> what takes its place, and which argument is the first of the two that are multiplied.
 HUGE: dict[str, tuple[Callable[..., Any], int]] = {
-    "bmm": (_bmm, 0),
-    "bmm.out": (_bmm, 0),
-    "baddbmm": (_baddbmm, 1),
-    "baddbmm.out": (_baddbmm, 1),
+    **dict.fromkeys(("bmm", "bmm.out"), (_bmm, 0)),
+    **dict.fromkeys(("baddbmm", "baddbmm.out"), (_baddbmm, 1)),
     "baddbmm_": (_huge_in_place, 1),
 }
 

@@ -157,6 +157,7 @@ def _one_mask(tensor: Tensor, indices: Indices) -> Tensor | None:
         return None
     ((before, mask),) = given
     refuse(mask.shape != tensor.shape[before : before + mask.dim()], "PyTorch refuses the mask's shape")
+    # The host counts what stands behind the mask as dimensions too, and adds ones for the others alone.
     return mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim() - len(indices) + 1))
 
 

@@ -138,7 +138,7 @@ def _merge(sizes: list[int], steps: list[list[int]]) -> int:
         size = sizes[dim]
         if 1 not in (sizes[last], size) and any(sizes[last] * each[last] != each[dim] for each in steps):
             last += 1
-            sizes[last] = 1
+            sizes[last] = 1  # as one that is still to take the next dimension's strides
         if sizes[last] == 1:
             for each in steps:
                 each[last] = each[dim]

@@ -100,7 +100,7 @@ class Reduction:
         middle = f"_{layout}" if layout else ""
         return f"{prefix or self.family.prefix}_reduction{middle}_{source or self.source}_{target or self.target}"
 
-    def launch(self, layout: str, given: Tensor, output: Tensor, groups: Grid, group: Grid, **bound: bytes) -> None:
+    def launch(self, layout: str, given: Tensor, output: Tensor, groups: Grid, group: Grid, /, **bound: bytes) -> None:
         """Launch a pass from one tensor to another; sums that bind a divisor divide where they write the output.
 
         The first pass has the kernels of the family's name, the second those of what reduces its partial results.
