@@ -42,7 +42,7 @@ class GradientClip(Part):
     def _norm(self, stock: Callable[..., Any], tensors: Any, norm_type: float = 2.0, *rest: Any, **named: Any) -> Any:
         """The others say whether a norm that is no number is an error, and which way PyTorch is to take."""
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        raises, foreach = [*rest, *(named.get(name) for name in ("error_if_nonfinite", "foreach")[len(rest) :])]
+        raises, foreach = (*rest, *map(named.get, ("error_if_nonfinite", "foreach")[len(rest) :]))[:2]
         if foreach is None and not raises and float(norm_type) == 2.0 and self._ours(given):
             self.acts()
             return clip.total_norm(given)

@@ -300,7 +300,7 @@ class ShortAttention(Part):
 
 def _given(rest: tuple[Any, ...]) -> tuple[Tensor | None, float, bool]:
     """Return the mask, dropout and whether a call is causal, of which the dispatcher leaves out what is the default."""
-    mask, dropout, causal = [*rest, *(None, 0.0, False)[len(rest) :]]
+    mask, dropout, causal = (*rest, *(None, 0.0, False)[len(rest) :])[:3]
     return mask, dropout, causal
 
 
