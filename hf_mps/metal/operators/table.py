@@ -199,6 +199,7 @@ def _store(fresh: Table, name: str) -> None:
     """Keep `fresh` for the next process, all or nothing. A cache that cannot be written costs time and no error."""
     with contextlib.suppress(OSError):
         folder, _ = cache.writable("")
+        # JSON has no sets: `sorted` makes lists of them, in one order for every process.
         write_atomic(folder / name, json.dumps(vars(fresh), default=sorted))
 
 

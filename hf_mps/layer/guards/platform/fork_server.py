@@ -231,6 +231,7 @@ def _within(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 def _bound(block: ast.If) -> Iterator[str]:
     """Return the names that a block of a module binds, which are the module's globals."""
+    # As a module of its own, so that its symbols are this block's alone.
     table = symtable.symtable("\n".join(map(ast.unparse, block.body)), "", "exec")
     return (each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported())
 
