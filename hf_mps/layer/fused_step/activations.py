@@ -128,14 +128,7 @@ class Activations(ModelCode):
 
     def _trains(self, kernel: str, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
         """Return whether a layer is called with one tensor, where gradients are wanted, and its kernel may act."""
-        return (
-            len(given) == 1
-            and not named
-            and runs(given[0])
-            and given[0].device.type in self.devices
-            and torch.is_grad_enabled()
-            and trial.may_act(kernel)
-        )
+        return len(given) == 1 and not named and self.trains(given[0]) and trial.may_act(kernel)
 
 
 def _kind(act: Any) -> str:

@@ -205,15 +205,10 @@ class PaddingMasks(Part):
         return mask[:, None, None, :].expand(-1, 1, said["q_length"], -1)
 
     def _ours(self, mask: Any, said: Mapping[str, Any]) -> bool:
-        return (
-            runs(mask)
-            and mask.device.type in self.devices
-            and torch.is_grad_enabled()
-            and mask.dtype == torch.bool
-            and mask.shape == (said.get("batch_size"), said.get("kv_length"))
-            and said.get("allow_is_causal_skip") is False
-            and not (said.get("kv_offset") or said.get("q_offset"))
-        )
+        plain = said.get("allow_is_causal_skip") is False and not (said.get("kv_offset") or said.get("q_offset"))
+        if not plain or not runs(mask) or mask.device.type not in self.devices or not torch.is_grad_enabled():
+            return False
+        return bool(mask.dtype == torch.bool and mask.shape == (said.get("batch_size"), said.get("kv_length")))
 
 
 PADDING_MASKS = PaddingMasks()

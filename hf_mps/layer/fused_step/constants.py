@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,12 +29,20 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     What was handed out stays as it is: only new callers are given the new one.
     """
     place = (value, dtype, *place_of(device))
-    found = _known.get(place)
+    return kept(_known, place, lambda: torch.full((), value, dtype=dtype, device=device), KEPT)
+
+
+def kept(known: dict[Any, Tensor], place: Any, make: Callable[[], Tensor], most: int) -> Tensor:
+    """Return the tensor that `known` has for a place, made anew where it has none, or one that was written into.
+
+    Of `most` places; the oldest goes first.
+    """
+    found = known.get(place)
     # A version above 0 says that somebody has written into it.
     if found is None or found._version:
-        _known.pop(place, None)
-        while len(_known) >= KEPT:
-            del _known[next(iter(_known))]
+        known.pop(place, None)
+        while len(known) >= most:
+            del known[next(iter(known))]
         with no_modes():
-            found = _known[place] = torch.full((), value, dtype=dtype, device=device)
+            found = known[place] = make()
     return found

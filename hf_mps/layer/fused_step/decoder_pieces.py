@@ -12,7 +12,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import constants, spans
-from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
 from hf_mps.metal.training_kernels import rotary, trial
 
@@ -71,8 +70,7 @@ class DecoderPieces(ModelCode):
         """Return whether these train, and their whole width is rotated, at the places that the cosines are of."""
         pair = (query, key)
         return (
-            all(runs(each) and each.device.type in self.devices and each.dim() == 4 for each in pair)
-            and torch.is_grad_enabled()
+            all(self.trains(each) and each.dim() == 4 for each in pair)
             and (query.requires_grad or key.requires_grad)
             and not (cos.requires_grad or sin.requires_grad)
             and cos.shape == sin.shape

@@ -17,7 +17,6 @@ from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
-from hf_mps.metal.device.no_modes import no_modes
 
 ROTARY = "llama.modeling_llama:LlamaRotaryEmbedding.forward"
 COUNTED = """
@@ -94,38 +93,29 @@ class FixedPositions(ModelCode):
         first: Any = args[0] if args else kwargs.get("input_ids")
         given: Any = first if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
         free = len(args) <= 2 and kwargs.get("position_ids") is None and kwargs.get("past_key_values") is None
-        if free and runs(given) and given.device.type in self.devices and torch.is_grad_enabled() and given.dim() > 1:
+        if free and self.trains(given) and given.dim() > 1:
             kwargs["position_ids"] = self._of_length(given.shape[1], given.device)
         return stock(model, *args, **kwargs)
 
     def _of_length(self, length: int, device: torch.device) -> Tensor:
         place = (length, *constants.place_of(device))
-        found = self._positions.get(place)
-        if found is None or found._version:
-            self._positions.pop(place, None)
-            while len(self._positions) >= KEPT:
-                del self._positions[next(iter(self._positions))]
-            with no_modes():
-                found = self._positions[place] = torch.arange(length, device=device)[None].clone()
-        return found
+        return constants.kept(self._positions, place, lambda: torch.arange(length, device=device)[None].clone(), KEPT)
 
     def _rotation(self, stock: OriginalCall, module: Any, given: Tensor, position_ids: Tensor) -> Any:
         length = position_ids.shape[-1]
         place = (length, *constants.place_of(position_ids.device))
         known = self._positions.get(place) is position_ids and position_ids._version == 0
         kind = str(getattr(module, "rope_type", "dynamic"))
-        if not (known and runs(given) and given.device == position_ids.device and torch.is_grad_enabled()):
-            return stock(module, given, position_ids)
-        if "dynamic" in kind or kind == "longrope":
+        fixed = known and "dynamic" not in kind and kind != "longrope"
+        if not (fixed and runs(given) and given.device == position_ids.device and torch.is_grad_enabled()):
             return stock(module, given, position_ids)
         kept = self._rotations.setdefault(module, {})
         found = kept.get((given.dtype, place))
         if found is None or not found.holds(module):
-            cos, sin = stock(module, given, position_ids)
-            frequencies = module.inv_freq
+            made, frequencies = stock(module, given, position_ids), module.inv_freq
             if len(kept) >= KEPT:
                 kept.clear()
-            found = Rotation(frequencies, frequencies._version, module.attention_scaling, cos, sin)
+            found = Rotation(frequencies, frequencies._version, module.attention_scaling, *made)
             kept[given.dtype, place] = found
         self.acts()
         return found.cos, found.sin

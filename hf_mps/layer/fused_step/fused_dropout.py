@@ -43,14 +43,8 @@ class FusedDropout(Part):
 
     def concerns_call(self, given: Tensor, p: float, train: bool) -> bool:
         """Return whether stock would draw a mask, for a tensor whose order in memory the kernel keeps."""
-        return (
-            train
-            and 0 < p < 1
-            and given.device.type in self.devices
-            and given.is_floating_point()
-            and given.numel() > 0
-            and given.is_contiguous()
-        )
+        draws = train and 0 < p < 1 and given.device.type in self.devices
+        return draws and given.is_floating_point() and given.numel() > 0 and given.is_contiguous()
 
     def _dropped(self, stock: OriginalCall, given: Tensor, p: float, train: bool) -> Tensor:
         self.acts()

@@ -39,19 +39,14 @@ class GradientClip(Part):
         count = sum(each.requires_grad for each in model.parameters())
         return f"{count} {self.what}" if count > 1 and trial.may_act(KERNEL) else ""
 
-    def _norm(
-        self,
-        stock: Callable[..., Any],
-        tensors: Any,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> Any:
+    def _norm(self, stock: Callable[..., Any], tensors: Any, norm_type: float = 2.0, *rest: Any, **named: Any) -> Any:
+        """The others say whether a norm that is no number is an error, and which way PyTorch is to take."""
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if foreach is None and not error_if_nonfinite and float(norm_type) == 2.0 and self._ours(given):
+        raises, foreach = (*rest, *map(named.get, ("error_if_nonfinite", "foreach")[len(rest) :]))[:2]
+        if foreach is None and not raises and float(norm_type) == 2.0 and self._ours(given):
             self.acts()
             return clip.total_norm(given)
-        return stock(given, norm_type, error_if_nonfinite, foreach)
+        return stock(given, norm_type, *rest, **named)
 
     def _scale(
         self, stock: Callable[..., Any], parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
@@ -65,18 +60,13 @@ class GradientClip(Part):
 
     def _ours(self, tensors: list[Any]) -> bool:
         """Return whether there are several, each once: stock scales one that is named twice two times."""
-        if not len(set(map(id, tensors))) == len(tensors) > 1:
+        if not len(set(map(id, tensors))) == len(tensors) > 1 or torch.compiler.is_compiling():
             return False
-        first = tensors[0]
-        alike = first.device.type in self.devices and first.dtype in TYPES and not torch.compiler.is_compiling()
-        return (
-            alike
-            and all(
-                spans.plain(each) and spans.dense(each) and (each.dtype, each.device) == (first.dtype, first.device)
-                for each in tensors
-            )
-            and trial.may_act(KERNEL)
-        )
+        kind = tensors[0].dtype, tensors[0].device
+        if kind[1].type not in self.devices or kind[0] not in TYPES:
+            return False
+        alike = all(spans.plain(each) and spans.dense(each) and (each.dtype, each.device) == kind for each in tensors)
+        return alike and trial.may_act(KERNEL)
 
 
 GRADIENT_CLIP = GradientClip()

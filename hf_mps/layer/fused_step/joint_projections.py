@@ -44,9 +44,7 @@ class JointProjections(ModelCode):
 
     def pays(self, device_type: str) -> str:
         """On Metal where one operator has all gradients of a linear layer; on CUDA, measured (docs/benchmarks.md)."""
-        if device_type == "cuda":
-            return self.on_cuda
-        return super().pays(device_type)
+        return self.on_cuda if device_type == "cuda" else super().pays(device_type)
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model without such layers."""
@@ -110,21 +108,12 @@ class JointProjections(ModelCode):
 
     def _fits(self, given: Tensor, layers: list[Any]) -> bool:
         """Return whether stock would compute the same with each layer, on a device that is ours."""
-        weights = [each.weight for each in layers]
-        alike = {(each.dtype, each.device, each.shape[1]) for each in weights} == {
-            (weights[0].dtype, given.device, given.shape[-1])
-        }
+        kinds = {(each.weight.dtype, each.weight.device, each.weight.shape[1]) for each in layers}
+        dtype = layers[0].weight.dtype
+        alike = given.device.type in self.devices and kinds == {(dtype, given.device, given.shape[-1])}
         biases = {None if each.bias is None else each.bias.dtype for each in layers}
-        cast = torch.is_autocast_enabled(given.device.type)
-        return (
-            given.device.type in self.devices
-            and alike
-            and biases <= {None} | {weights[0].dtype}
-            and len(biases) == 1
-            and given.is_floating_point()
-            and (cast or given.dtype == weights[0].dtype)
-            and given.numel() > 0
-        )
+        cast = torch.is_autocast_enabled(given.device.type) or given.dtype == dtype
+        return alike and biases in ({None}, {dtype}) and cast and given.is_floating_point() and given.numel() > 0
 
 
 def _handed(layer: Any, given: Tensor, out: Tensor, asked: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch, located
+from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.base import Part
 from hf_mps.metal.device.no_modes import no_modes
 
@@ -74,6 +75,10 @@ class ModelCode(Part):
             for place, name in _named_alike(module, piece.partition(":")[2]):
                 if self.is_copy(vars(place)[name], piece):
                     self.around(place, name, self.attribute(method))
+
+    def trains(self, given: Any) -> bool:
+        """Return whether a call computes with a tensor of a device that is ours, where gradients are wanted."""
+        return runs(given) and given.device.type in self.devices and torch.is_grad_enabled()
 
     def is_copy(self, function: Any, piece: str) -> bool:
         """Return whether a function computes what a piece does."""

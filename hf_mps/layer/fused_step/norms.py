@@ -123,13 +123,7 @@ class Norms(ModelCode):
         return found
 
     def concerns_layer_norm(
-        self,
-        given: Tensor,
-        shape: list[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        epsilon: float = 1e-5,
-        cudnn: bool = True,
+        self, given: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, *_: Any
     ) -> bool:
         """Return whether the kernel computes such a call, which autograd will ask for gradients of."""
         return weight is not None and len(shape) == 1 and self._ours("layer-norm", given, weight, bias)
@@ -142,26 +136,14 @@ class Norms(ModelCode):
 
     def _ours(self, kernel: str, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         there = [each for each in (given, weight, bias) if each is not None]
-        return (
-            torch.is_grad_enabled()
-            and any(each.requires_grad for each in there)
-            and given.device.type in self.devices
-            and weight.shape == given.shape[-1:]
-            and weight.numel() <= norms.WIDEST
-            and ordinary(*there)
-            and trial.may_act(kernel)
-        )
+        # The cheapest question first: every call of the operator comes here.
+        learns = torch.is_grad_enabled() and any(each.requires_grad for each in there)
+        fits = learns and weight.shape == given.shape[-1:] and weight.numel() <= norms.WIDEST
+        return fits and given.device.type in self.devices and ordinary(*there) and trial.may_act(kernel)
 
-    def _layer_norm(
-        self,
-        stock: OriginalCall,
-        given: Tensor,
-        shape: list[int],
-        weight: Tensor,
-        bias: Tensor | None = None,
-        epsilon: float = 1e-5,
-        cudnn: bool = True,
-    ) -> Tensor:
+    def _layer_norm(self, stock: OriginalCall, given: Tensor, shape: list[int], weight: Tensor, *rest: Any) -> Tensor:
+        """`rest` are the bias, epsilon, and what concerns cuDNN, as far as they are no defaults."""
+        bias, epsilon = (*rest, *(None, 1e-5)[len(rest) :])[:2]
         self.acts()
         return cast(Tensor, stock.foreign(norms.normed, "layer_norm", epsilon, given, weight, bias)[0])
 
@@ -192,8 +174,7 @@ class Norms(ModelCode):
         return _block(names, self._beside, stock.foreign, module, *given, **named)
 
     def _computes(self, hidden: Tensor) -> bool:
-        there = runs(hidden) and hidden.device.type in self.devices and torch.is_grad_enabled()
-        return there and not torch.is_autocast_enabled(hidden.device.type)
+        return self.trains(hidden) and not torch.is_autocast_enabled(hidden.device.type)
 
     def _beside(self, call: Any, norm: Any, drops: Any, given: Tensor, residual: Tensor | None = None) -> Any:
         """Return the norm of `given`, or of what dropout leaves of it and a residual, and what that is made of."""

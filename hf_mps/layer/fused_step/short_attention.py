@@ -234,20 +234,10 @@ class ShortAttention(Part):
         asked = getattr(getattr(model, "config", None), "_attn_implementation", None)
         return self.what if asked == "sdpa" else ""
 
-    def concerns_call(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        dropout: float = 0.0,
-        causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> bool:
+    def concerns_call(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> bool:
         """Whether it trains, on a device that is ours, with as many heads of each and at most a mask of bools."""
-        tensors = (query, key, value)
+        tensors, (mask, dropout, causal), scale = (query, key, value), _given(rest), named.get("scale")
+        grouped = bool(named.get("enable_gqa"))
         return (
             query.device.type in self.devices
             and torch.is_grad_enabled()
@@ -257,7 +247,7 @@ class ShortAttention(Part):
             and query.is_floating_point()
             and query.shape[0] == key.shape[0] == value.shape[0]
             and key.shape[1] == value.shape[1]
-            and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0))
+            and (query.shape[1] == key.shape[1] or (grouped and query.shape[1] % key.shape[1] == 0))
             and (query.shape[3], key.shape[2]) == (key.shape[3], value.shape[2])
             and query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] < LARGEST
             and 0 <= dropout < 1
@@ -266,17 +256,9 @@ class ShortAttention(Part):
         )
 
     def _attended(
-        self,
-        stock: OriginalCall,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        dropout: float = 0.0,
-        causal: bool = False,
-        **named: Any,
+        self, stock: OriginalCall, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any
     ) -> Tensor:
-        scale = named.get("scale")
+        (mask, dropout, causal), scale = _given(rest), named.get("scale")
         scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
         self.acts()
         # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
@@ -309,17 +291,17 @@ class ShortAttention(Part):
         return found
 
     def _of_causal(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        place = (queries, keys, *constants.place_of(device))
-        found = self._causal.get(place)
-        if found is None:
-            with no_modes():
-                seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_()
-                found = hidden(seen, 1)[0][0]
-            if len(self._causal) >= CAUSAL:
-                self._causal.clear()
-            if found.numel() <= KEPT:
-                self._causal[place] = found
-        return found
+        def made() -> Tensor:
+            return hidden(torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(), 1)[0][0]
+
+        known = self._causal if queries * keys <= KEPT else {}
+        return constants.kept(known, (queries, keys, *constants.place_of(device)), made, CAUSAL)
+
+
+def _given(rest: tuple[Any, ...]) -> tuple[Tensor | None, float, bool]:
+    """Return the mask, dropout and whether a call is causal, of which the dispatcher leaves out what is the default."""
+    mask, dropout, causal = (*rest, *(None, 0.0, False)[len(rest) :])[:3]
+    return mask, dropout, causal
 
 
 def _all_see(mask: Tensor, batch: Tensor) -> bool:

@@ -52,20 +52,12 @@ def brought_together(parameters: Sequence[Tensor]) -> Tensor | None:
     object that it was, and its values what they were.
     """
     found = joined(parameters, 0)
-    if found is None and all(map(alone, parameters)):
+    if found is None and all(_fill([each]) for each in parameters):
         with torch.no_grad():
             found = torch.cat([each.detach() for each in parameters])
             for each, part in zip(parameters, pieces(found, [len(each) for each in parameters], 0), strict=True):
                 each.data = part
     return found
-
-
-def alone(tensor: Tensor) -> bool:
-    """Return whether nothing else looks into its storage, and it fills that in order."""
-    storage = tensor.untyped_storage()
-    # Two: the tensor, and the object that was made for this question.
-    single = torch._C._storage_Use_Count(storage._cdata) == 2
-    return single and storage.nbytes() == tensor.nbytes and tensor.is_contiguous()
 
 
 SMALL = 2**20
@@ -80,13 +72,8 @@ BUFFER = 2**25
 
 def plain(tensor: Any) -> bool:
     """Whether it is an ordinary dense tensor, whose elements may lie anywhere: no DTensor, sparse or meta tensor."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout == torch.strided
-        and not tensor.is_meta
-        and not tensor.requires_grad
-        and tensor.numel() > 0
-    )
+    ordinary = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_meta
+    return ordinary and not tensor.requires_grad and tensor.numel() > 0
 
 
 def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -95,18 +82,17 @@ def spans(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     `tensors` are plain ones. What overlaps, or has gaps, is returned as it is. Storages come in the order of their
     first tensors, and not of their addresses: a sum over all of them is the same in every process, to the last bit.
     """
-    found: list[torch.Tensor] = []
-    neighbours: list[torch.Tensor] = []
-    reached: tuple[int, int, Any] | None = None
-    for storage, offset, tensor in _places(tensors):
-        filled = dense(tensor)
-        if not filled or reached != (storage, offset, tensor.dtype):
-            _join(neighbours, found)
-            neighbours = []
-        neighbours.append(tensor)
-        reached = (storage, offset + tensor.numel(), tensor.dtype) if filled else None
-    _join(neighbours, found)
-    return found
+    runs: list[list[torch.Tensor]] = []
+    for several in _by_storage(tensors):
+        reached: tuple[int, torch.dtype] | None = None
+        for tensor in sorted(several, key=lambda each: int(each.storage_offset())):
+            filled, offset = dense(tensor), int(tensor.storage_offset())
+            if filled and reached == (offset, tensor.dtype):
+                runs[-1].append(tensor)
+            else:
+                runs.append([tensor])
+            reached = (offset + tensor.numel(), tensor.dtype) if filled else None
+    return [run[0] if len(run) == 1 else run[0].as_strided((sum(each.numel() for each in run),), (1,)) for run in runs]
 
 
 def gather(tensors: Sequence[torch.Tensor], small: int = SMALL, buffer: int = BUFFER) -> list[torch.Tensor]:
@@ -132,23 +118,6 @@ def gather(tensors: Sequence[torch.Tensor], small: int = SMALL, buffer: int = BU
     return found + spans(rest)
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield each tensor with its storage's number and its offset there, those of a storage as they lie in it."""
-    for storage, several in enumerate(_by_storage(tensors)):
-        offsets = [(int(tensor.storage_offset()), tensor) for tensor in several]
-        for offset, tensor in sorted(offsets, key=lambda one: one[0]):
-            yield storage, offset, tensor
-
-
-def _join(neighbours: list[torch.Tensor], found: list[torch.Tensor]) -> None:
-    if len(neighbours) < 2:
-        found += neighbours
-        return
-    first = neighbours[0]
-    size = sum(each.numel() for each in neighbours)
-    found.append(first.as_strided((size,), (1,), int(first.storage_offset())))
-
-
 def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
     found: dict[int, list[torch.Tensor]] = {}
     for each in tensors:
@@ -158,16 +127,13 @@ def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]
 
 def _fill(tensors: list[torch.Tensor]) -> bool:
     """Return whether tensors of one storage fill it side by side in their order, and nothing else looks into it."""
-    if len(tensors) == 1:
-        return alone(tensors[0])
     storage = tensors[0].untyped_storage()
     if torch._C._storage_Use_Count(storage._cdata) != len(tensors) + 1:  # one is the object made for this question
         return False
     reached = 0
     for each in tensors:
-        if not each.is_contiguous() or each.dtype != tensors[0].dtype:
-            return False
-        if each.storage_offset() * each.element_size() != reached:
+        begins_here = each.storage_offset() * each.element_size() == reached
+        if not begins_here or not each.is_contiguous() or each.dtype != tensors[0].dtype:
             return False
         reached += each.nbytes
     return reached == storage.nbytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import Notice
 from hf_mps.core.original_call import REFUSALS, described, is_late
-from hf_mps.core.patching import Patcher
+from hf_mps.core.patching import Patch, Patcher
 from hf_mps.metal.device import faults
 from hf_mps.metal.device.no_modes import no_modes
 
@@ -31,6 +32,35 @@ TRIED = "tried on the device"
 def tried(wrong: bool, faulty: str, right: str) -> Choice[bool]:
     """Return what a trial found: whether the device is wrong, in the words for that or for a device that is right."""
     return Choice(wrong, f"{TRIED}: {faulty if wrong else right}")
+
+
+def first(method: str, **settings: Any) -> Patch:
+    """Have `method(*arguments)` called before the library's function, whose result stands; as a patch."""
+
+    def through(ours: Callable[..., Any]) -> Callable[..., Any]:
+        # Under the method's name, by which whoever lists the wrappers around a function knows it.
+        @functools.wraps(ours)
+        def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            ours(*args, **kwargs)
+            return stock(*args, **kwargs)
+
+        return called
+
+    return Patch(method, through=through, **settings)
+
+
+def then(method: str, **settings: Any) -> Patch:
+    """Have `method(*arguments)` called once the library's function is through, whose result stands; as a patch."""
+
+    def through(ours: Callable[..., Any]) -> Callable[..., Any]:
+        def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = stock(*args, **kwargs)
+            ours(*args, **kwargs)
+            return result
+
+        return called
+
+    return Patch(method, through=through, **settings)
 
 
 class Safeguard(Patcher):

@@ -72,12 +72,7 @@ class Kernel(Patch):
     way = "before the kernel of"
 
     def __init__(
-        self,
-        method: Any,
-        *given: Any,
-        when: Function | None = None,
-        late: bool = False,
-        faults: tuple[str, ...] = (),
+        self, method: Any, *given: Any, when: Function | None = None, late: bool = False, faults: tuple[str, ...] = ()
     ) -> None:
         super().__init__(method, *given, where=(lambda: possible(*faults)) if faults else None, late=late)
         self.when, self.faults = when, faults
@@ -123,29 +118,26 @@ class _Place:
     def __init__(self, name: str) -> None:
         self._name = name
         self.stock = registered_kernel(f"aten::{name}")
-        self._layers: list[Around] = []
+        self.layers: list[Around] = []
         # A kernel lives as long as the library object that it was registered with.
         self._library: Any = None
 
-    def add(self, around: Around) -> Callable[[], None]:
-        self._layers.append(around)
-        self._register()
-
-        def back() -> None:
-            self._layers.remove(around)
-            self._register()
-
-        return back
-
-    def _register(self) -> None:
+    def register(self) -> None:
+        """Have the operator call the layers that there are now."""
         if self._library is not None:
-            _reset(self._name, self._library)
+            _running.append(torch.library.get_kernel(f"aten::{self._name}", "MPS"))
+            self._library.reset()
+            self._library = None
         # The first guard is innermost: each calls the one that was put there before it, or the device.
         call = self.stock
-        for around in self._layers:
+        for around in self.layers:
             around.stock = call
             call = around.replacement()
-        self._library = _registered(self._name, call) if self._layers else None
+        if self.layers:
+            self._library = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
+            # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
+            with overriding():
+                self._library.impl(self._name, "MPS", call)
 
 
 _places: dict[str, _Place] = {}
@@ -160,26 +152,17 @@ def before(guard: Guard, name: str, wrapper: Function, *, when: Function | None 
     """
     if name not in _places:
         _places[name] = _Place(name)
-    named = guard, f"aten::{name}", _places[name].stock, wrapper
+    place = _places[name]
+    named = guard, f"aten::{name}", place.stock, wrapper
     around = Around(*named) if when is None else _Asked(*named, when)
-    take_away = _places[name].add(around)
-    guard.arounds.append(around)
+    lists = place.layers, guard.arounds
+    for each in lists:
+        each.append(around)
+    place.register()
 
     def back() -> None:
-        take_away()
-        guard.arounds.remove(around)
+        for each in lists:
+            each.remove(around)
+        place.register()
 
     return back
-
-
-def _registered(name: str, function: Function) -> Any:
-    library: Any = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
-    # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
-    with overriding():
-        library.impl(name, "MPS", function)
-    return library
-
-
-def _reset(name: str, library: Any) -> None:
-    _running.append(torch.library.get_kernel(f"aten::{name}", "MPS"))
-    library.reset()

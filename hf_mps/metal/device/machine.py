@@ -6,6 +6,7 @@ import ctypes
 import platform
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 # Stands behind each fact of a device that hf_mps.metal.simulator simulates.
@@ -44,7 +45,6 @@ class Machine:
 
 
 _overridden: Machine | None = None
-_read: Machine | None = None
 
 
 def present() -> Machine:
@@ -52,12 +52,10 @@ def present() -> Machine:
     return _overridden if _overridden is not None else real()
 
 
+@cache
 def real() -> Machine:
     """Return the machine that computes, whatever `present` answers; read once a process on the first call."""
-    global _read
-    if _read is None:
-        _read = _read_mac() if sys.platform == "darwin" else _read_other()
-    return _read
+    return _read_mac() if sys.platform == "darwin" else _read_other()
 
 
 def override(machine: Machine | None) -> None:
@@ -110,8 +108,7 @@ def _linux_chip() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _sysctl(name: str) -> bytes | None:

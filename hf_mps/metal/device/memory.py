@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from types import TracebackType
 
 from hf_mps.core.choice import Choice
 from hf_mps.metal.device import machine
@@ -76,30 +75,22 @@ def refused(error: BaseException) -> bool:
 
 def current(device: str) -> int:
     """Return the bytes that tensors hold on a GPU now; on the CPU the resident memory of the process."""
-    import torch
-
-    if device == "mps":
-        return int(torch.mps.current_allocated_memory())
-    if device == "cuda":
-        return int(torch.cuda.memory_allocated())
-    return _resident()
+    return _figure(device, mps="current_allocated_memory", cuda="memory_allocated")
 
 
 def driver(device: str) -> int:
     """Return the bytes the process holds of the device now, free blocks and Metal's graphs included."""
+    return _figure(device, mps="driver_allocated_memory", cuda="memory_reserved")
+
+
+def _figure(device: str, **functions: str) -> int:
+    if device not in functions:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
     import torch
 
-    if device == "mps":
-        return int(torch.mps.driver_allocated_memory())
-    if device == "cuda":
-        return int(torch.cuda.memory_reserved())
-    return _resident()
-
-
-def _resident() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
+    return int(getattr(getattr(torch, device), functions[device])())
 
 
 def release(device: str) -> None:
@@ -176,9 +167,7 @@ class Peak:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
 

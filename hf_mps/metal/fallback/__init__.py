@@ -67,9 +67,8 @@ def report() -> Report:
     return ledger.report()
 
 
-def mark_reported() -> None:
-    """Print no table at the end of the process of what fell back up to now: the caller has reported it."""
-    ledger.mark_reported()
+mark_reported = ledger.mark_reported
+"""Print no table at the end of the process of what fell back up to now: the caller has reported it."""
 
 
 def reset() -> None:

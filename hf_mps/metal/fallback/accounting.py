@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -75,33 +74,25 @@ def _warn(key: str, text: str) -> None:
 
 def _shapes(values: tuple[Any, ...]) -> str:
     """Return dtypes and shapes of the tensors in words: " of float32[4, 10], int64[4]"."""
-    shown = list(_tensors(values))
+    from hf_mps.metal.operators.calls import tensors_of  # here, as this file imports no torch
+
+    shown = tensors_of(values)
     words = ", ".join(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for value in shown[:4])
     return "" if not words else f" of {words}{', …' if len(shown) > 4 else ''}"
-
-
-def _tensors(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-        elif hasattr(value, "dtype") and hasattr(value, "shape"):
-            yield value
 
 
 WINDOW = 5.0  # seconds over which the share is judged
 
 
+@dataclass(slots=True)
 class OpStats:
     """The running figures of one operator."""
 
-    __slots__ = ("bytes", "calls", "name", "seconds", "shared")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.calls = 0
-        self.seconds = 0.0
-        self.bytes = 0
-        self.shared = 0
+    name: str
+    calls: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    shared: int = 0
 
     def book(self, start: float, copied: int, *, shared: bool = False) -> None:
         """Add a call that began at `start` (perf_counter), copied so many bytes, and may have shared memory."""

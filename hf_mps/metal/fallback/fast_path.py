@@ -37,9 +37,7 @@ def kernel(schema: OpSchema, stats: OpStats, general: Function, largest: float) 
     """
     if schema.tensors is None or schema.generator is not None:
         return None
-    if schema.written:
-        return _writing(schema, stats, general, largest)
-    return _several(schema, stats, general, largest)
+    return (_writing if schema.written else _several)(schema, stats, general, largest)
 
 
 def _direct(op: Any) -> Function:

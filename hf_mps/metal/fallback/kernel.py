@@ -18,6 +18,7 @@ from hf_mps.metal.fallback import fast_path
 from hf_mps.metal.fallback.accounting import OpStats, warn_float32, warn_operator
 from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, nbytes, overlapping_storages
 from hf_mps.metal.fallback.op_schema import OpSchema
+from hf_mps.metal.operators.calls import on_device
 from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
 
 # Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
@@ -64,17 +65,16 @@ class Kernel:
 
     def run(self, start: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call that began at `start` (perf_counter) and book it."""
-        tensors = _tensors((args, kwargs))
+        tensors = on_device(args, kwargs)
         args = self._with_tensors_for_numbers(args, tensors)
         lent = not (self.followed and any(tensor.requires_grad for tensor in tensors))
         share = lent and any(nbytes(tensor) > self.largest_copied for tensor in tensors)
         try:
             result, view = self._run(args, kwargs, tensors, share=share)
-        except NotShared:
-            result, view = self._run(args, kwargs, tensors, share=False)
         except RuntimeError as error:
             # An `out=` of the wrong size must grow, and cannot in memory that it shares; nothing was written yet.
-            if "resiz" not in str(error) or not self.schema.written:
+            grows = "resiz" in str(error) and self.schema.written
+            if not grows and not isinstance(error, NotShared):
                 raise
             result, view = self._run(args, kwargs, tensors, share=False)
         if view.became_float32:
@@ -92,7 +92,7 @@ class Kernel:
         limit = self.largest_copied if share else float("inf")
         if self.schema.written:
             given = dict(zip(self.schema.names, args, strict=False)) | kwargs
-            written = _tensors([given.get(name) for name in self.schema.written])
+            written = on_device([given.get(name) for name in self.schema.written])
             view = HostView(limit, overlapping_storages(tensors, written))
             result = self._writing(view, args, kwargs)
         else:
@@ -169,14 +169,3 @@ class Kernel:
         if position < len(args):
             return (*args[:position], host, *args[position + 1 :]), kwargs
         return args, {**kwargs, name: host}
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    """Return the device tensors in nested lists, tuples and dicts of arguments."""
-    if isinstance(tree, Tensor):
-        return [tree] if tree.is_mps else []
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, (list, tuple)):
-        return []
-    return [tensor for item in tree for tensor in _tensors(item)]

@@ -45,17 +45,21 @@ class OpSchema:
         # A library's out= form may do more than overwrite.
         plain = op.namespace == "aten" and not op.name().startswith(ADDS_TO_ITS_OUT)
         out_overload, out_names = _out_overload(op) if plain and not written else (None, ())
+        takes_tensor = tuple(
+            index
+            for index, argument in enumerate(schema.arguments)
+            if str(argument.type) in ONE_TENSOR and not argument.is_out and not argument.kwarg_only
+        )
+        # An argument or result that needs more than `tensor.cpu()` is for the general kernel.
+        others = (each.type for at, each in enumerate(schema.arguments) if not each.is_out and at not in takes_tensor)
+        simple = all(map(_plain, others)) and all(str(each.type) == "Tensor" for each in schema.returns)
         return cls(
             op=op,
             names=tuple(argument.name for argument in schema.arguments),
             written=frozenset(written),
             returns=tuple(_returned(value, sets) for value in schema.returns),
-            tensors=_tensors(schema),
-            takes_tensor=tuple(
-                index
-                for index, argument in enumerate(schema.arguments)
-                if str(argument.type) in ONE_TENSOR and not argument.is_out and not argument.kwarg_only
-            ),
+            tensors=takes_tensor if simple and schema.returns else None,
+            takes_tensor=takes_tensor,
             out_arguments=tuple(argument.name for argument in schema.arguments if argument.is_out),
             generator=generator,
             out_overload=out_overload,
@@ -68,24 +72,6 @@ def _returned(value: Any, sets: dict[str, str]) -> str | None:
     if value.alias_info is None:
         return None
     return next((sets[name] for name in value.alias_info.after_set if name in sets), None)
-
-
-def _tensors(schema: Any) -> tuple[int, ...] | None:
-    """Positions of the tensors but out= ones, or None where an argument or result needs more than `tensor.cpu()`."""
-    if not schema.returns or any(str(value.type) != "Tensor" for value in schema.returns):
-        return None
-    positions = []
-    for index, argument in enumerate(schema.arguments):
-        kind = str(argument.type)
-        if kind in ONE_TENSOR:
-            if argument.is_out:
-                continue
-            if argument.kwarg_only:
-                return None
-            positions.append(index)
-        elif not _plain(argument.type):
-            return None
-    return tuple(positions)
 
 
 def _plain(kind: Any) -> bool:
@@ -120,7 +106,7 @@ def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
 
 def _functional_overload(op: Any) -> Any | None:
     """Return the overload with the same arguments but the out= ones, where the CPU has a kernel for it."""
-    for other in _siblings(op):
-        if not any(argument.alias_info is not None for argument in other._schema.arguments):
-            return other
-    return None
+    pure = (
+        other for other in _siblings(op) if not any(each.alias_info is not None for each in other._schema.arguments)
+    )
+    return next(pure, None)

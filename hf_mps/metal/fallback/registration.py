@@ -209,13 +209,8 @@ def _decompose(name: str) -> None:
     Metal has most of those, and each that is missing is named and counted. And only so has it a gradient: with a kernel
     under MPS the dispatcher gives it none under AutogradMPS, and autograd warns of wrong results.
     """
-    op = dispatcher.overload(name)
-
-    def composite(*args: Any, **kwargs: Any) -> Any:
-        return op.decompose(*args, **kwargs)
-
-    put(name, "AutogradMPS", composite)
-    put(name, "MPS", composite)
+    for key in ("AutogradMPS", "MPS"):
+        put(name, key, dispatcher.overload(name).decompose)
 
 
 def watch() -> None:

@@ -134,8 +134,7 @@ def kernel_lines(known: dict[str, Any]) -> Iterator[str]:
     yield f"{known['kernel']}  {store.named(known['release'])}, family {known['family']}, {known['bitcode']:,} bytes"
     rows = [("location", "name", "address space", "access", "type", "bytes"), *_binding_rows(known["bindings"])]
     yield from aligned(rows, right=(0, 5))
-    for each in known["attributes"]:
-        yield f"thread  {each['name']} ({each['type']})"
+    yield from (f"thread  {each['name']} ({each['type']})" for each in known["attributes"])
     for each in known["threadgroup_memory"]:
         yield f"threadgroup memory  {each['name']}: {each['size']:,} bytes, {each['type']}"
     yield f"largest threadgroup  {known['largest_threadgroup']} threads"

@@ -122,9 +122,7 @@ def download(release: str, work: Path) -> Path:
 
 
 def _requirement(release: str) -> str:
-    if release.startswith(store.MLX):
-        return f"mlx-metal=={release.removeprefix(store.MLX)}"
-    return f"torch=={release}"
+    return f"mlx-metal=={release.removeprefix(store.MLX)}" if release.startswith(store.MLX) else f"torch=={release}"
 
 
 def _refusal(release: str, said: str) -> UserError | RunError:
@@ -167,27 +165,36 @@ def fetch(release: str, say: Say) -> store.Fetched:
     The wheel is removed, whatever ends this. Raises UserError and RunError.
     """
     name = store.canonical(release)
-    with _alone(name, say) as here:
-        if here is not None:
-            return here
-        with _work(name) as work:
-            start = time.monotonic()
-            say(f"{store.named(name)}: downloading its macOS wheel with pip")
-            with status.shown(f"{store.named(name)}: downloading"):
-                file = download(name, work)
-            size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
-            say(f"{store.named(name)}: {file.name}, {size} in {seconds}")
-            return _keep(file, work, say)
+
+    def wheel(work: Path) -> Path:
+        start = time.monotonic()
+        say(f"{store.named(name)}: downloading its macOS wheel with pip")
+        with status.shown(f"{store.named(name)}: downloading"):
+            file = download(name, work)
+        size, seconds = memory(file.stat().st_size), duration(time.monotonic() - start)
+        say(f"{store.named(name)}: {file.name}, {size} in {seconds}")
+        return file
+
+    return _once(name, wheel, say)
 
 
 def from_wheel(path: Path, say: Say) -> store.Fetched:
     """Take the kernels of a wheel that the user has; the file stays. Raises UserError and RunError in one line."""
-    name = store.canonical(read_wheel(path).release)
-    with _alone(name, say) as here:
+    return _once(store.canonical(read_wheel(path).release), lambda _: path, say)
+
+
+def _once(release: str, wheel: Callable[[Path], Path], say: Say) -> store.Fetched:
+    """Keep the kernels of `wheel(folder for a download)`, unless they are here, or another process fetches them."""
+    here = _whole(release, say)
+    if here is not None:  # needs no lock, and so no cache that can be written
+        return here
+    words = f"{store.named(release)}: another process fetches it; waiting …"
+    with cache.alone(store.made() / f".{release}.lock", lambda: say(words)) as waited:
+        here = _whole(release, say) if waited else None
         if here is not None:
             return here
-        with _work(name) as work:
-            return _keep(path, work, say)
+        with _work(release) as work:
+            return _keep(wheel(work), work, say)
 
 
 def _keep(file: Path, work: Path, say: Say) -> store.Fetched:
@@ -249,18 +256,6 @@ def _cut_out(dylib: Path, target: Path, release: str) -> int:
         finally:
             for view in (*chosen, *found):
                 view.release()
-
-
-@contextlib.contextmanager
-def _alone(release: str, say: Say) -> Iterator[store.Fetched | None]:
-    """Keep other processes from fetching the same release meanwhile; yields what is here already and whole, or None."""
-    here = _whole(release, say)
-    if here is not None:  # needs no lock, and so no cache that can be written
-        yield here
-        return
-    words = f"{store.named(release)}: another process fetches it; waiting …"
-    with cache.alone(store.made() / f".{release}.lock", lambda: say(words)) as waited:
-        yield _whole(release, say) if waited else None
 
 
 def _whole(release: str, say: Say) -> store.Fetched | None:

@@ -121,8 +121,7 @@ def libraries(data: Buffer) -> list[memoryview]:
     search = data if isinstance(data, bytes | mmap.mmap) else bytes(data)
     while (at := search.find(MAGIC, at)) >= 0:
         if len(whole) - at >= _HEADER and bytes(whole[at + 4 : at + 6]) == _MACOS:
-            (size,) = struct.unpack_from("<Q", whole, at + 16)
-            (first,) = struct.unpack_from("<Q", whole, at + 24)
+            size, first = struct.unpack_from("<2Q", whole, at + 16)
             if first == _HEADER and at + size <= len(whole):
                 found.append(whole[at : at + size])
         at += len(MAGIC)

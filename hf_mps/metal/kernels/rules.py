@@ -24,7 +24,7 @@ from torch import Tensor
 from hf_mps.core.notices import overriding
 from hf_mps.metal.kernels.runtime import Kernel, recording
 from hf_mps.metal.kernels.values import NoRule
-from hf_mps.metal.operators.calls import call_of, text_of
+from hf_mps.metal.operators.calls import call_of, on_device, text_of
 from hf_mps.metal.operators.dispatcher import registered_kernel
 from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
 
@@ -73,8 +73,7 @@ class Kernels:
 
     def need(self, name: str) -> None:
         """Raise NoRule where the release has no such kernel: it computes the operator with MPSGraph."""
-        if name not in self:
-            raise NoRule(GRAPH)
+        refuse(name not in self, GRAPH)
 
 
 kernels = Kernels()
@@ -150,16 +149,17 @@ class Dispatch:
         places = {at for at, each in enumerate(overload._schema.arguments) if str(each.type) == "Tensor"}
 
         def kernel(*arguments: Any, **options: Any) -> Any:
-            device.begin_launch(tensors((arguments, tuple(options.values()))))
+            device.begin_launch(on_device(arguments, options))
             with recording() as launched:
                 try:
                     result = form(rule, arguments, options)
                 except NoRule as reason:
-                    ledger.without(short, str(reason))
+                    ledger.reasons[short, str(reason)] += 1
                 else:
                     given = (arguments, options)
                     device.launched(name, text_of(call_of(name, given, ())) if device.recording() else "")
-                    ledger.ran(short, launched)
+                    ledger.operators[short] += 1
+                    ledger.kernels.update(launched)
                     return result
             boxed = tuple(
                 device.wrapped_number(each) if at in places and isinstance(each, int | float | complex) else each
@@ -218,7 +218,7 @@ def _fill(
     if rule.outputs is not None and rule.outputs is not by_meta:
         outputs = rule.outputs(written[0] if written else None, *arguments, **options)
     elif written:
-        inputs = tensors(arguments if names else arguments[1:])
+        inputs = on_device(arguments if names else arguments[1:])
         for spec, target in zip(_specs(first, arguments, options), written, strict=False):
             refuse_shared(target, inputs)
             refuse_misfit(target, spec.shape if target.numel() else target.shape, spec.dtype)
@@ -257,8 +257,7 @@ MISFIT = "the result has another shape or dtype than what it is written to"
 
 def refuse_misfit(target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
     """Raise NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
-    if tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype):
-        raise NoRule(MISFIT)
+    refuse(tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype), MISFIT)
 
 
 def refuse_shared(target: Tensor, inputs: Sequence[Tensor]) -> None:
@@ -274,13 +273,6 @@ def refuse_repeated(target: Tensor) -> None:
         raise NoRule("what is written to holds elements more than once")
 
 
-def tensors(values: Any) -> list[Tensor]:
-    """Return the device's tensors in nested lists and tuples."""
-    if isinstance(values, torch.Tensor):
-        return [values] if values.is_mps else []
-    return [each for value in values for each in tensors(value)] if isinstance(values, list | tuple) else []
-
-
 @dataclass
 class Ledger:
     """Counts since it was made, of all threads."""
@@ -291,15 +283,6 @@ class Ledger:
     """Launches of a kernel by its name."""
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Calls of an operator that has a rule, and that the rule did not cover: the operator and the reason."""
-
-    def ran(self, operator: str, kernels: list[str]) -> None:
-        """An operator's rule ran, and launched these kernels."""
-        self.operators[operator] += 1
-        self.kernels.update(kernels)
-
-    def without(self, operator: str, reason: str) -> None:
-        """An operator's rule did not cover a call, and the simulated device ran it."""
-        self.reasons[operator, reason] += 1
 
     def clear(self) -> None:
         """Forget all counts."""
@@ -348,5 +331,4 @@ def refuse_outside(index: torch.Tensor, size: int) -> None:
         return
     kind = ctypes.c_int64 if flat.dtype == torch.int64 else ctypes.c_int32
     there = torch.frombuffer((kind * count).from_address(flat.data_ptr()), dtype=flat.dtype)
-    if there.min() < -size or there.max() >= size:
-        raise NoRule(OUTSIDE)
+    refuse(there.min() < -size or there.max() >= size, OUTSIDE)

@@ -88,7 +88,8 @@ class Kernel:
         Pointers, or None for a buffer that is left unbound: by the name that the kernel gives each binding, or all of
         them in the order of their locations. The
         grid is `threads` (Metal's dispatchThreads: the last group may be smaller) or `groups` of whole groups
-        (dispatchThreadgroups); a number is the x of a line. `threadgroup` is bytes of threadgroup memory by location.
+        (dispatchThreadgroups); a number is the x of a line, and an empty grid launches nothing. `threadgroup` is bytes
+        of threadgroup memory by location.
         `work` is the elements that are computed, where a thread computes many: whether it pays to use every core.
 
         Raises:
@@ -112,6 +113,8 @@ class Kernel:
         if at > entry.SHARED_BYTES:
             raise NoRule(f"{self.name} asks for {at:,} bytes of threadgroup memory; {entry.SHARED_BYTES:,} are there")
         grid = _grid(threads, group, groups)
+        if 0 in grid[6:]:
+            return
         watch = Watch(buffers, bound) if self.checked else None
         self._run(buffers, grid, max(work, grid[0] * grid[1] * grid[2]))
         if watch is not None:
@@ -161,8 +164,6 @@ class Kernel:
     def _run(self, buffers: Any, grid: tuple[int, ...], work: int) -> None:
         sizes = (ctypes.c_uint32 * 9)(*grid)
         total = grid[6] * grid[7] * grid[8]
-        if total == 0:
-            return
         if len(self._seconds) > GRIDS:
             self._seconds.clear()
         # The first run of a grid counts as worth sharing. A pool takes no work any more when the interpreter ends.

@@ -8,6 +8,7 @@ index at which the host binds it), address space, access, size and type, or an a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -90,10 +91,8 @@ class Signature:
 
     def at(self, location: int, *, threadgroup: bool = False) -> Binding | None:
         """The buffer bound at a location, or the threadgroup memory there; None where the kernel has none."""
-        for binding in self.bindings:
-            if binding.location == location and (binding.space == THREADGROUP) == threadgroup:
-                return binding
-        return None
+        there = (each for each in self.bindings if each.location == location)
+        return next((each for each in there if (each.space == THREADGROUP) == threadgroup), None)
 
     @property
     def dimensions(self) -> int:
@@ -126,9 +125,7 @@ def _signature(name: str, text: str, nodes: dict[int, str], limits: Node, parame
             bindings.append(_binding(atoms, nodes))
         else:
             attributes.append(Attribute(atoms[0], atoms[1].removeprefix("air."), _after(atoms, "air.arg_type_name")))
-    largest = 1024
-    for line in re.findall(r'!\{!"air\.max_work_group_size", i32 (\d+)\}', text):
-        largest = min(largest, int(line))
+    largest = min([1024, *map(int, re.findall(r'!\{!"air\.max_work_group_size", i32 (\d+)\}', text))])
     return Signature(name, tuple(bindings), tuple(attributes), frozenset(_CALLED.findall(text)), largest)
 
 
@@ -175,16 +172,10 @@ def _after(atoms: list[Any], tag: str, otherwise: Any = None) -> Any:
     return atoms[atoms.index(tag) + 1] if tag in atoms else otherwise
 
 
+_MADE: tuple[Callable[[str], Any], ...] = (str, lambda node: Node(int(node)), lambda name: name.strip('"'), int)
+"""What becomes of each group of _ATOM, one of which has matched; none has where the atom is null."""
+
+
 def _atoms(body: str) -> list[Any]:
-    found: list[Any] = []
-    for match in _ATOM.finditer(body):
-        word, node, function, number = match.groups()
-        if word is not None:
-            found.append(word)
-        elif node is not None:
-            found.append(Node(int(node)))
-        elif function is not None:
-            found.append(function.strip('"'))
-        else:
-            found.append(None if number is None else int(number))
-    return found
+    places = ((match, match.lastindex) for match in _ATOM.finditer(body))
+    return [_MADE[place - 1](match[place]) if place else None for match, place in places]

@@ -49,6 +49,11 @@ def tensors_of(*trees: Any) -> list[torch.Tensor]:
     return found
 
 
+def on_device(*trees: Any) -> list[torch.Tensor]:
+    """Return those of them that are the device's."""
+    return [each for each in tensors_of(*trees) if each.is_mps]
+
+
 def _number(argument: Any) -> int | tuple[int, ...] | None:
     if isinstance(argument, (list, tuple)) and all(isinstance(each, int) for each in argument):
         return tuple(map(int, argument))

@@ -263,11 +263,8 @@ def _copy(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
 
 def _cat(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """cat and stack before 2.14: Shape.mm, `cat_out_mps`."""
-    if (
-        not _given(call, 1)
-        and len({each.dtype for each in call.inputs}) == 1
-        and all(each.dense for each in call.inputs)
-    ):
+    alike = len({each.dtype for each in call.inputs}) == 1 and all(each.dense for each in call.inputs)
+    if alike and not _given(call, 1):
         return Choice("blit", f"dense tensors one behind the other ({OPERATIONS}/Shape.mm)")
     return Choice("metal", f"along another dimension, of several dtypes or strided ({OPERATIONS}/Shape.mm)")
 
@@ -303,11 +300,8 @@ def _attention(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     if width != value.shape[-1]:
         return Choice("graph", f"values of another width than queries ({OPERATIONS}/Attention.mm)")
     short, few = query.shape[-2] <= SHORT_QUERY, query.shape[-2] <= min(SHORT_QUERY, key.shape[-2])
-    if not masks <= {"bool", query.dtype}:
-        kernel = False
-    else:
-        kernel = (few and width in VECTOR_SIZES and not (causal and masks)) or (not short and width in TILES)
-    if kernel:
+    fits = (few and width in VECTOR_SIZES and not (causal and masks)) or (not short and width in TILES)
+    if fits and masks <= {"bool", query.dtype}:
         return Choice("metal", f"attention of {query.shape[-2]} queries of {width} ({OPERATIONS}/Attention.mm)")
     return Choice("graph", f"no kernel takes {query.shape[-2]} queries of {width} so ({OPERATIONS}/Attention.mm)")
 

@@ -44,7 +44,7 @@ SETS: tuple[TableKind, ...] = ("native", "composite", "missing", "python", "cpu"
 # "Sparse"; the compressed layouts (CSR, CSC, BSR, BSC) are "SparseCsr", and torch 2.13 makes none on Metal.
 SPARSE = {"SparseMPS": "SparseCPU", "SparseCsrMPS": "SparseCsrCPU"}
 # Raise it when what is stored means something else than before.
-FORMAT = 5
+FORMAT = 6
 
 
 @dataclass(frozen=True)
@@ -188,19 +188,19 @@ def loader() -> Any:
 def _stored(path: Path) -> Table | None:
     """Return what `_store` wrote, or None where the file cannot be read or is not whole: then it is made anew."""
     try:
-        sets = json.loads(path.read_bytes())
-        kinds = {kind: frozenset(sets[kind]) for kind in SETS}
-        return Table(**kinds, kernel_owners=dict(sets["ends_in"]), sparse=dict(sets["sparse"]))
+        kept: dict[str, Any] = json.loads(path.read_bytes())
+        kept |= {kind: frozenset(kept[kind]) for kind in SETS}
+        return Table(**{name: kept[name] for name in Table.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _store(fresh: Table, name: str) -> None:
     """Keep `fresh` for the next process, all or nothing. A cache that cannot be written costs time and no error."""
-    sets = {kind: sorted(getattr(fresh, kind)) for kind in SETS}
     with contextlib.suppress(OSError):
         folder, _ = cache.writable("")
-        write_atomic(folder / name, json.dumps({**sets, "ends_in": fresh.kernel_owners, "sparse": fresh.sparse}))
+        # JSON has no sets: `sorted` makes lists of them, in one order for every process.
+        write_atomic(folder / name, json.dumps(vars(fresh), default=sorted))
 
 
 Kind = Literal["native", "composite", "fallback", "refused", "unknown"]

@@ -59,20 +59,15 @@ def install_shaders(device: Any) -> None:
     """Give torch._C what a wheel with Metal has: what compiles Metal source, and what loads a compiled library."""
     import torch
 
-    def compile_source(source: str) -> Any:
-        from hf_mps.metal.source.library import Library
+    def library() -> Any:
+        from hf_mps.metal.source.library import Library  # here, as few programs compile Metal source
 
-        return Library.compiled(source, device)
-
-    def load(content: bytes | Path) -> Any:
-        from hf_mps.metal.source.library import Library
-
-        return Library.loaded(content, device)
+        return Library
 
     core: Any = torch._C
-    core._mps_compileShader = compile_source
-    core._mps_loadMetalllib = load  # as PyTorch spells it
-    core._mps_loadMetallibFromPath = lambda path: load(Path(path))
+    core._mps_compileShader = lambda source: library().compiled(source, device)
+    core._mps_loadMetalllib = lambda content: library().loaded(content, device)  # as PyTorch spells it
+    core._mps_loadMetallibFromPath = lambda path: library().loaded(Path(path), device)
 
 
 def _missing() -> str | None:

@@ -132,13 +132,12 @@ class _Facts:
         """Whether a struct's members, or an array's elements, are pointers: an argument buffer."""
         node, _ = self._plain(node)
         fields = self._nodes.get(node, {})
-        if fields.get("tag") == "DW_TAG_array_type":
+        tag = fields.get("tag")
+        if tag == "DW_TAG_array_type":
             return self._holds_pointers(fields["baseType"])
-        members = (
-            self._elements.get(fields.get("elements", ""), []) if fields.get("tag") == "DW_TAG_structure_type" else []
-        )
+        members = self._elements.get(fields.get("elements", ""), []) if tag == "DW_TAG_structure_type" else []
         kinds = [each for each in members if self._nodes.get(each, {}).get("tag") == "DW_TAG_member"]
-        return fields.get("tag") == "DW_TAG_pointer_type" or any(map(self._holds_pointers, kinds))
+        return tag == "DW_TAG_pointer_type" or any(map(self._holds_pointers, kinds))
 
     def _position(self, kind: str, name: str) -> str:
         """A position's type in Metal's words: "uint3"."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_mps.metal.training_kernels import library
 from hf_mps.metal.training_kernels.library import TYPES, Source, by_place
-from hf_mps.metal.training_kernels.trial import Case
+from hf_mps.metal.training_kernels.trial import Case, both_ways
 
 SOURCE = Source("attention.metal", needs="random.metal")
 WIDTHS = (32, 64, 128)
@@ -163,13 +163,12 @@ def cases(_: str) -> Iterator[Case]:
 def _case(label: str, inputs: list[Tensor], call: Call) -> Case:
     dropped = kept(inputs[0], inputs[1], call)
 
-    def both_ways(compute: Callable[..., Tensor], *given: Tensor) -> Sequence[Tensor]:
-        *leaves, upstream = (each.detach().requires_grad_() for each in given)
-        seen = None if call.seen is None else call.seen.to(upstream.device)
-        found = compute(*leaves, replace(call, seen=seen))
-        return found.detach(), *torch.autograd.grad(found, leaves, upstream.detach())
+    def ours(*given: Tensor, compute: Callable[..., Tensor] = attention) -> Tensor:
+        seen = None if call.seen is None else call.seen.to(given[0].device)
+        return compute(*given, replace(call, seen=seen))
 
-    def stock(query: Tensor, key: Tensor, value: Tensor, there: Call) -> Tensor:
-        return written_out(query, key, value, there, None if dropped is None else dropped.to(query.device))
+    def stock(*given: Tensor) -> Tensor:
+        there = None if dropped is None else dropped.to(given[0].device)
+        return ours(*given, compute=functools.partial(written_out, kept=there))
 
-    return Case(label, inputs, functools.partial(both_ways, attention), functools.partial(both_ways, stock))
+    return Case(label, inputs, functools.partial(both_ways, ours), functools.partial(both_ways, stock))

@@ -197,9 +197,7 @@ def _grouped(block: Block) -> tuple[int, int]:
 
 def _by_group(mask: Tensor, block: Block, group: int) -> Tensor:
     """(batch or 1, query heads or 1, queries, keys) as (…, key heads or 1, group or 1, queries, keys)."""
-    if mask.shape[1] == 1:
-        return mask.unsqueeze(1)
-    return _by_head(mask, (-1, group))[:, block.heads]
+    return mask.unsqueeze(1) if mask.shape[1] == 1 else _by_head(mask, (-1, group))[:, block.heads]
 
 
 def _over_keys(weights: Tensor, values: Tensor) -> Tensor:

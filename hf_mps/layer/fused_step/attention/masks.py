@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -41,8 +42,7 @@ class Span(NamedTuple):
 
 
 def _least(first: int | None, second: int | None) -> int | None:
-    known = [each for each in (first, second) if each is not None]
-    return min(known) if known else None
+    return min((each for each in (first, second) if each is not None), default=None)
 
 
 class Shape(NamedTuple):
@@ -102,8 +102,7 @@ def _reach(span: Span) -> int | None:
 
 
 def _ranges(whole: int, size: int) -> Iterator[slice]:
-    for start in range(0, whole, size):
-        yield slice(start, min(start + size, whole))
+    return (slice(start, min(start + size, whole)) for start in range(0, whole, size))
 
 
 def _keys(queries: slice, keys: int, span: Span, size: int) -> slice:
@@ -246,24 +245,20 @@ def span_of(function: Callable[..., Any]) -> Span:
     Source: transformers' masking_utils.py. In a packed row positions and places differ by the same within an example,
     and none is seen from another, so that the bounds hold there too.
     """
-    name = getattr(function, "__qualname__", "")
-    if name == "causal_mask_function":
-        return Span(after=0)
-    inside = _closure(function)
-    if name == "and_masks.<locals>.and_mask":
-        found = Span()
-        for one in inside.get("mask_functions", ()):
-            found = found.within(span_of(one))
-        return found
-    if name == "remap_positions_for_packed_sequence.<locals>.inner_mask":
-        return span_of(inside["mask_function"])
-    if name == "sliding_window_overlay.<locals>.inner_mask":
-        return Span(before=inside["sliding_window"] - 1)
-    if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
-        return Span(inside["sliding_window"], inside["sliding_window"])
-    if name == "chunked_overlay.<locals>.inner_mask":
-        return Span(inside["chunk_size"] - 1, inside["chunk_size"] - 1)
-    return Span()
+    # A function within another keeps what that was called with.
+    of_name = _SPANS.get(getattr(function, "__qualname__", "").replace(".<locals>.inner_mask", ""))
+    return of_name(_closure(function)) if of_name else Span()
+
+
+_SPANS: dict[str, Callable[[Mapping[str, Any]], Span]] = {
+    "causal_mask_function": lambda inside: Span(after=0),
+    "and_masks.<locals>.and_mask": lambda inside: reduce(Span.within, map(span_of, inside["mask_functions"]), Span()),
+    "remap_positions_for_packed_sequence": lambda inside: span_of(inside["mask_function"]),
+    "sliding_window_overlay": lambda inside: Span(before=inside["sliding_window"] - 1),
+    "sliding_window_bidirectional_overlay": lambda inside: Span(inside["sliding_window"], inside["sliding_window"]),
+    "chunked_overlay": lambda inside: Span(inside["chunk_size"] - 1, inside["chunk_size"] - 1),
+}
+"""Name of a mask function, or of what made it -> its span, by what it keeps."""
 
 
 def _closure(function: Any) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel
+from hf_mps.layer.guards.numerics.ordered_sums import ORDERED
 
 # Those that stay as they are: kernels of these names in the macOS wheels of torch 2.13 to 2.15 add with atomic
 # operations. F.interpolate has no use for bicubic's under the flag.
@@ -26,13 +27,6 @@ UNORDERED = (
     "grid_sampler_3d_backward",
 )
 
-
-# What adds in one order under the flag; `ordered_sums.ORDERED` has what takes the place of each.
-ORDERED = (
-    *("embedding_dense_backward", "_index_put_impl_", "index_add_", "index_add", "index_add.out"),
-    *("scatter_add_", "scatter_add", "scatter_add.out"),
-    *("scatter_reduce_.two", "scatter_reduce.two", "scatter_reduce.two_out"),
-)
 
 PASSES = 8
 
@@ -93,10 +87,8 @@ class AtomicOrder(Guard):
     def _ordered(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         if not torch.are_deterministic_algorithms_enabled():
             return stock(*args, **kwargs)
-        from hf_mps.layer.guards.numerics import ordered_sums  # few programs ask for it
-
-        run = ordered_sums.ORDERED[name]
-        found = stock.foreign(run, *args, **kwargs)  # what it raises is the device's: no memory, a late error
+        # What it raises is the device's: no memory, a late error.
+        found = stock.foreign(ORDERED[name], *args, **kwargs)
         if found is None:
             return stock(*args, **kwargs)
         self.acted("rows that share an index are added in one order: use_deterministic_algorithms(True)", aloud=False)

@@ -12,12 +12,15 @@ import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel
 
 LARGEST = 65535
 """Rows of a batch that are counted in 16 bits."""
+
+
+def _large(rows: Any, *_: Any) -> bool:
+    return bool(rows.shape[0] > LARGEST and rows.dim() == 4)
 
 
 class ConvBatch(Guard):
@@ -30,11 +33,11 @@ class ConvBatch(Guard):
     what = "the gradient of a 1-D or 2-D convolution's weight is wrong for a batch of 65,536 or more"
     until = "pytorch#96225 is closed and the oldest supported torch has its fix"
 
-    @property
-    def patches(self) -> dict[str, str | Patch]:
-        """Return its kernels before the device's two; where batches are small a call costs 4 µs more."""
-        names = ("mps_convolution_backward", "mps_convolution_transpose_backward")
-        return {f"aten::{name}": Kernel("_in_parts", when=_large) for name in names}
+    # Where batches are small a call costs 4 µs more.
+    patches = {
+        f"aten::{name}": Kernel("_in_parts", when=_large)
+        for name in ("mps_convolution_backward", "mps_convolution_transpose_backward")
+    }
 
     def trial(self) -> Choice[bool]:
         """Return whether the gradient of a weight is the sum over 65,536 rows."""
@@ -62,12 +65,12 @@ class ConvBatch(Guard):
         return tuple(found)
 
 
-def _large(rows: Any, *_: Any) -> bool:
-    return bool(rows.shape[0] > LARGEST and rows.dim() == 4)
-
-
 OPERATORS = {"_mps_convolution": 0, "mps_convolution_transpose_backward": 1}
 """Operator -> which argument the convolution reads; the second one is the gradient of a transposed convolution."""
+
+
+def _volumes(*args: Any) -> bool:
+    return bool(args[0].dim() == 5)
 
 
 class Conv3dLayout(Guard):
@@ -81,10 +84,7 @@ class Conv3dLayout(Guard):
     what = "3-D convolutions give other values without an error on macOS 26.0 to 26.2"
     until = "macOS 26.2 is out of use"
 
-    @property
-    def patches(self) -> dict[str, str | Patch]:
-        """Return its kernels before the device's."""
-        return {f"aten::{name}": Kernel("_channels_last", reads, when=_volumes) for name, reads in OPERATORS.items()}
+    patches = {f"aten::{name}": Kernel("_channels_last", reads, when=_volumes) for name, reads in OPERATORS.items()}
 
     _helps = True
 
@@ -109,10 +109,6 @@ class Conv3dLayout(Guard):
             first = first if first is None else first.contiguous()
             found = first if torch.is_tensor(found) else (first, *found[1:])
         return found
-
-
-def _volumes(*args: Any) -> bool:
-    return bool(args[0].dim() == 5)
 
 
 def _right(layout: Any) -> bool:

@@ -13,9 +13,9 @@ import torch
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch, in_lightning
+from hf_mps.core.patching import in_lightning
 from hf_mps.layer.guards import training_hooks
-from hf_mps.layer.guards.base import TRIED, Guard
+from hf_mps.layer.guards.base import TRIED, Guard, then
 from hf_mps.layer.guards.kernel_overrides import Kernel
 from hf_mps.metal.device import faults
 
@@ -29,6 +29,23 @@ TYPES = ("token_type_embeddings",)
 
 
 Where = Callable[..., tuple[Any, int, int | None]]
+
+
+def _in_rows(table: Any, dim: int, index: Any, *rest: Any) -> tuple[Any, int, None]:
+    return index, table.shape[dim] if table.dim() else 1, None
+
+
+def _in_classes(logits: Any, target: Any, weight: Any, reduction: int, ignored: int) -> tuple[Any, int, int]:
+    return target, logits.shape[min(1, logits.dim() - 1)], ignored
+
+
+# Embeddings end in index_select, cross-entropy in nll_loss; label smoothing and the recipes' loss in chunks gather.
+LOOKUPS: dict[str, Where] = {
+    "index_select": _in_rows,
+    "gather": _in_rows,
+    "nll_loss_forward": _in_classes,
+    "nll_loss2d_forward": _in_classes,
+}
 
 
 @dataclass(frozen=True)
@@ -70,15 +87,13 @@ class IndexRange(Guard):
     what = "ids and labels out of range raise nothing: zeros are read, the loss leaves them out, and training goes on"
     until = "the oldest supported torch is 2.14 and its late error names the place"
 
-    @property
-    def patches(self) -> dict[str, str | Patch]:
-        """Batches before they are moved, the models that they go to, and lookups while there is a suspicion."""
-        return {
-            **training_hooks.batches("_look"),
-            training_hooks.MODEL_PREPARED: "_prepared",
-            **in_lightning({training_hooks.MODEL_SET_UP: "_set_up"}),
-            **{f"aten::{name}": Kernel("_looks_up", where, late=True) for name, where in LOOKUPS.items()},
-        }
+    patches = {
+        # Batches before they are moved, the models that they go to, and lookups while there is a suspicion.
+        **training_hooks.batches("_look"),
+        training_hooks.MODEL_PREPARED: then("_prepared"),
+        **in_lightning({training_hooks.MODEL_SET_UP: then("_set_up")}),
+        **{f"aten::{name}": Kernel("_looks_up", where, late=True) for name, where in LOOKUPS.items()},
+    }
 
     def reset(self) -> None:
         """Also forget the models, and watch no lookups."""
@@ -102,13 +117,10 @@ class IndexRange(Guard):
             found = "an error later, without the place"
         return Choice(found != "an error at once", f"{TRIED}: the row behind the last is {found}")
 
-    def _prepared(self, stock: OriginalCall, accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = stock(accelerator, model, *args, **kwargs)
+    def _prepared(self, accelerator: Any, model: Any, *_: Any, **__: Any) -> None:
         self._know(model)
-        return prepared
 
-    def _set_up(self, stock: OriginalCall, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        stock(strategy, *args, **kwargs)
+    def _set_up(self, strategy: Any, *_: Any, **__: Any) -> None:
         if strategy.model is not None:
             self._know(strategy.model)
 
@@ -187,22 +199,6 @@ class IndexRange(Guard):
             self._cleared.update((each.column, each.limit) for each in self._suspects)
             self._suspects.clear()
 
-
-def _in_rows(table: Any, dim: int, index: Any, *rest: Any) -> tuple[Any, int, None]:
-    return index, table.shape[dim] if table.dim() else 1, None
-
-
-def _in_classes(logits: Any, target: Any, weight: Any, reduction: int, ignored: int) -> tuple[Any, int, int]:
-    return target, logits.shape[min(1, logits.dim() - 1)], ignored
-
-
-# Embeddings end in index_select, cross-entropy in nll_loss; label smoothing and the recipes' loss in chunks gather.
-LOOKUPS: dict[str, Where] = {
-    "index_select": _in_rows,
-    "gather": _in_rows,
-    "nll_loss_forward": _in_classes,
-    "nll_loss2d_forward": _in_classes,
-}
 
 IDS = (
     "the model's embedding has {limit:,} rows: Metal reads zeros there; next: model.resize_token_embeddings("

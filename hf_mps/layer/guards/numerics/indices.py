@@ -14,7 +14,6 @@ import torch
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
@@ -57,6 +56,10 @@ GRAD_LIMIT = 2**31 - 1
 """Elements of the weight, and of the gradients that come in, that Metal's kernel takes (Embedding.mm)."""
 
 
+def _huge(grad: Any, indices: Any, rows: int, *_: Any) -> bool:
+    return bool(max(rows, indices.numel()) * grad.shape[-1] > GRAD_LIMIT)
+
+
 class EmbeddingGrad(Guard):
     """Stands before the backward pass of embeddings, below autograd; `huge-embedding` refuses such weights before 2.14.
 
@@ -68,21 +71,13 @@ class EmbeddingGrad(Guard):
     until = "PyTorch's kernel takes larger tensors and the oldest supported torch has it"
     untried = "a trial would take 8 GB"
 
-    @property
-    def patches(self) -> dict[str, str | Patch]:
-        """Return its kernel before the device's."""
-        return {"aten::embedding_dense_backward": Kernel("_in_parts", when=_huge)}
+    patches = {"aten::embedding_dense_backward": Kernel("_in_parts", when=_huge)}
 
     def _in_parts(self, stock: OriginalCall, *args: Any) -> Any:
         if not self.needed:
             return stock(*args)
         self.acted(f"an embedding's gradient of more than {GRAD_LIMIT:,} elements is computed in parts", aloud=False)
         return stock.foreign(_gradient, stock.function, *args)
-
-
-def _huge(grad: Any, indices: Any, rows: int, *_: Any) -> bool:
-    width = grad.shape[-1]
-    return bool(rows * width > GRAD_LIMIT or indices.numel() * width > GRAD_LIMIT)
 
 
 def _gradient(whole: Callable[..., Any], grad: Any, indices: Any, rows: int, padding: int, scaled: bool) -> Any:

@@ -8,6 +8,7 @@ permuted-activations: some activations and the backward passes of others are giv
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -175,21 +176,16 @@ class NonContiguous(Guard):
         loose = [parameter for parameter in parameters if not parameter.is_contiguous()]
         if not loose or not self.needed:
             return
-        owners: dict[int, int] = {}
-        for parameter in parameters:
-            place = parameter.untyped_storage().data_ptr()
-            owners[place] = owners.get(place, 0) + 1
-        shared = [parameter for parameter in loose if owners[parameter.untyped_storage().data_ptr()] > 1]
-        for parameter in loose:
-            if not any(parameter is other for other in shared):
-                # In the user's model: the kernel of each update reads and writes the parameter itself.
-                parameter.data = parameter.data.contiguous()
-        if len(loose) > len(shared):
-            line = f"{len(loose) - len(shared)} parameters were made contiguous: {self.verdict().reason}"
-            self.acted(line, aloud=False)
-        if shared:
+        owners = Counter(parameter.untyped_storage().data_ptr() for parameter in parameters)
+        alone = [parameter for parameter in loose if owners[parameter.untyped_storage().data_ptr()] == 1]
+        for parameter in alone:
+            # In the user's model: the kernel of each update reads and writes the parameter itself.
+            parameter.data = parameter.data.contiguous()
+        if alone:
+            self.acted(f"{len(alone)} parameters were made contiguous: {self.verdict().reason}", aloud=False)
+        if shared := len(loose) - len(alone):
             self.acted(
-                f"{len(shared)} parameters are views of others and stay as they are, so they may not be trained rightly"
+                f"{shared} parameters are views of others and stay as they are, so they may not be trained rightly"
             )
 
 
@@ -242,14 +238,11 @@ def _loose(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.is_contiguous()
 
 
-def _of(name: str, *rest: Any, backward: bool = True) -> Callable[[Any, Any], Any]:
-    def run(grad: Any, values: Any) -> Any:
-        # prelu's weight is a tensor, and its backward pass has a gradient of that too.
-        weight = (values.new_full((1, 1, 1, 1), 0.25),) * ("prelu" in name)
-        found = getattr(torch.ops.aten, name)(*(grad,) * backward, values, *weight, *rest)
-        return found if isinstance(found, torch.Tensor) else found[0]
-
-    return run
+def _of_activation(name: str, rest: tuple[float, ...], grad: Any, values: Any) -> Any:
+    # prelu's weight is a tensor, and its backward pass has a gradient of that too.
+    weight = (values.new_full((1, 1, 1, 1), 0.25),) * ("prelu" in name)
+    found = getattr(torch.ops.aten, name)(*(grad,) * name.endswith("_backward"), values, *weight, *rest)
+    return found if isinstance(found, torch.Tensor) else found[0]
 
 
 def _of_batch_norm(grad: Any, values: Any) -> Any:
@@ -261,21 +254,15 @@ def _of_batch_norm(grad: Any, values: Any) -> Any:
     return torch.cat([of_input.flatten(), of_weight])
 
 
+_ARGUMENTS: dict[str, tuple[float, ...]] = {
+    "tanh_backward": (), "sigmoid_backward": (), "silu_backward": (), "softplus_backward": (1, 20), "mish_backward": (),
+    "threshold_backward": (0.5,), "logit_backward": (), "softplus": (1, 20), "threshold": (0.5, 0),
+    "_prelu_kernel": (), "_prelu_kernel_backward": (),
+}  # fmt: skip
 # Operator -> its result for gradients and values; values lie between 0 and 1, as results of tanh and sigmoid do.
 TRIALS: dict[str, Callable[[Any, Any], Any]] = {
-    "tanh_backward": _of("tanh_backward"),
-    "sigmoid_backward": _of("sigmoid_backward"),
-    "silu_backward": _of("silu_backward"),
-    "softplus_backward": _of("softplus_backward", 1, 20),
-    "mish_backward": _of("mish_backward"),
-    "threshold_backward": _of("threshold_backward", 0.5),
-    "logit_backward": _of("logit_backward"),
-    "softplus": _of("softplus", 1, 20, backward=False),
-    "threshold": _of("threshold", 0.5, 0, backward=False),
-    "_prelu_kernel": _of("_prelu_kernel", backward=False),
-    "_prelu_kernel_backward": _of("_prelu_kernel_backward"),
-    NORM: _of_batch_norm,
-}
+    name: partial(_of_activation, name, rest) for name, rest in _ARGUMENTS.items()
+} | {NORM: _of_batch_norm}
 
 
 def _right(run: Callable[[Any, Any], Any]) -> bool:

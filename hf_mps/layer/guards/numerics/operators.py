@@ -11,7 +11,7 @@ mixed-dtypes: a layer norm of float32 weights may take half-precision inputs, th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,6 +76,11 @@ CAT_LIMIT = 2**31
 """Elements; offsets beyond are negative in the 32 bits that the kernel keeps them in."""
 
 
+def _huge(tensors: Any, dim: int = 0, *, out: Any = None) -> bool:
+    gapped = [each for each in tensors if not each.is_contiguous()] + ([] if out is None else [out])
+    return sum(each.numel() for each in tensors) > CAT_LIMIT or any(_span(each) > CAT_LIMIT for each in gapped)
+
+
 class HugeCat(Guard):
     """Stands before torch.cat, below autograd, on the releases that have the fault; stack and hstack come through it.
 
@@ -86,10 +91,7 @@ class HugeCat(Guard):
     what = "torch.cat to more than 2^31 elements, or of a view into as many, loses rows and writes over other tensors"
     untried = "a trial would take gigabytes, and could write over other tensors"
 
-    @property
-    def patches(self) -> dict[str, str | Patch]:
-        """Return its kernels before the device's."""
-        return {f"aten::{name}": Kernel("_in_parts", when=_huge) for name in ("cat", "cat.out")}
+    patches = {f"aten::{name}": Kernel("_in_parts", when=_huge) for name in ("cat", "cat.out")}
 
     def _in_parts(self, stock: OriginalCall, tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
         named = {} if out is None else {"out": out}
@@ -97,15 +99,6 @@ class HugeCat(Guard):
             return stock(tensors, dim, **named)
         self.acted(f"tensors of more than {CAT_LIMIT:,} elements are put together in parts", aloud=False)
         return stock.foreign(together, tensors, dim, **named)
-
-
-def _huge(tensors: Any, dim: int = 0, *, out: Any = None) -> bool:
-    count = 0
-    for tensor in tensors:
-        count += tensor.numel()
-        if not tensor.is_contiguous() and _span(tensor) > CAT_LIMIT:
-            return True
-    return count > CAT_LIMIT or (out is not None and _span(out) > CAT_LIMIT)
 
 
 def _span(tensor: Any) -> int:
@@ -131,39 +124,16 @@ def together(tensors: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
 
 
 def _fill(out: Any, tensors: list[Any], dim: int) -> None:
-    if len(tensors) == 1:
-        _copy(out, tensors[0])
-    elif dim == 0:
-        start = 0
-        for each in tensors:
-            _copy(out.narrow(0, start, each.shape[0]), each)
-            start += each.shape[0]
-    elif _small(out, *tensors):
+    if all(max(each.numel(), _span(each)) <= CAT_LIMIT for each in (out, *tensors)):
         torch.cat(tensors, dim, out=out)
-    elif out.shape[0] == 1:
-        _fill(out[0], [each[0] for each in tensors], dim - 1)
+    elif dim == 0 and len(tensors) > 1:
+        for part, each in zip(out.split([len(each) for each in tensors]), tensors, strict=True):
+            _fill(part, [each], 0)
+    elif len(out) == 1:
+        _fill(out[0], [each[0] for each in tensors], max(dim - 1, 0))
     else:
-        for half in _halves(out):
+        for half in (slice(0, len(out) // 2), slice(len(out) // 2, None)):
             _fill(out[half], [each[half] for each in tensors], dim)
-
-
-def _copy(into: Any, source: Any) -> None:
-    if _small(into, source) or into.dim() == 0:
-        into.copy_(source)
-    elif into.shape[0] == 1:
-        _copy(into[0], source[0])
-    else:
-        for half in _halves(into):
-            _copy(into[half], source[half])
-
-
-def _small(*tensors: Any) -> bool:
-    return all(max(each.numel(), _span(each)) <= CAT_LIMIT for each in tensors)
-
-
-def _halves(tensor: Any) -> tuple[slice, slice]:
-    middle = tensor.shape[0] // 2
-    return slice(0, middle), slice(middle, tensor.shape[0])
 
 
 def _misread(given: Any, end: Any, weight: Any) -> bool:
@@ -209,6 +179,13 @@ def _uneven(given: Any, sizes: Any) -> bool:
     return alike and all(wanted > 0 for _, wanted in pairs) and any(size % wanted for size, wanted in pairs)
 
 
+POOLS: dict[str, Callable[..., bool]] = {
+    "adaptive_max_pool2d": _uneven,
+    "adaptive_max_pool2d_backward": lambda grad, given, indices: _uneven(given, grad.shape[-2:]),
+}
+"""Operator -> which calls of it Metal's windows are wrong for."""
+
+
 class AdaptiveMaxPool(Tried):
     """Computes such a pool, and its gradient, by the CPU's kernels, below autograd."""
 
@@ -218,15 +195,8 @@ class AdaptiveMaxPool(Tried):
     given = "sizes that do not divide"
 
     patches = {
-        "aten::adaptive_max_pool2d": Kernel(
-            "_on_cpu", "adaptive_max_pool2d", when=_uneven, faults=("adaptive-max-pool",)
-        ),
-        "aten::adaptive_max_pool2d_backward": Kernel(
-            "_on_cpu",
-            "adaptive_max_pool2d_backward",
-            when=lambda grad, given, indices: _uneven(given, grad.shape[-2:]),
-            faults=("adaptive-max-pool",),
-        ),
+        f"aten::{name}": Kernel("_on_cpu", name, when=wrong, faults=("adaptive-max-pool",))
+        for name, wrong in POOLS.items()
     }
 
     def _on_cpu(self, name: str, stock: OriginalCall, *args: Any) -> Any:

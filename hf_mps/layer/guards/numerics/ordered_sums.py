@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,37 +137,21 @@ def _into(given: Any, view: Any, width: int, keys: Any, terms: Any, *, anew: boo
     return given
 
 
-def _fresh(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same operator without the underscore."""
-
-    def made(given: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(given.clone(), *args, **kwargs)
-
-    return made
-
-
-def _out(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same operator with `out=`."""
-
-    def filled(given: Any, *args: Any, out: Any, **kwargs: Any) -> Any:
-        found = run(given.clone(), *args, **kwargs)
-        return found if found is None else out.resize_(found.shape).copy_(found)
-
-    return filled
+def _anew(run: Callable[..., Any], given: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """As the operator without the underscore, or with `out=`."""
+    found = run(given.clone(), *args, **kwargs)
+    return found if found is None or out is None else out.resize_(found.shape).copy_(found)
 
 
 ORDERED: dict[str, Callable[..., Any]] = {
     "embedding_dense_backward": embedding_dense_backward,
     "_index_put_impl_": index_put,
     "index_add_": index_add_,
-    "index_add": _fresh(index_add_),
-    "index_add.out": _out(index_add_),
     "scatter_add_": scatter_add_,
-    "scatter_add": _fresh(scatter_add_),
-    "scatter_add.out": _out(scatter_add_),
     "scatter_reduce_.two": scatter_reduce_,
-    "scatter_reduce.two": _fresh(scatter_reduce_),
-    "scatter_reduce.two_out": _out(scatter_reduce_),
+    **dict.fromkeys(("index_add", "index_add.out"), partial(_anew, index_add_)),
+    **dict.fromkeys(("scatter_add", "scatter_add.out"), partial(_anew, scatter_add_)),
+    **dict.fromkeys(("scatter_reduce.two", "scatter_reduce.two_out"), partial(_anew, scatter_reduce_)),
 }
 """Operator -> what takes its place under the flag."""
 

@@ -19,7 +19,6 @@ import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
 from hf_mps.metal.device import faults, machine
@@ -29,6 +28,52 @@ LONGEST = 32766
 SIDE = 16
 """Rows and columns of a result from which on the kernel is used that has the fault (pytorch PR 183535)."""
 PART = 16384
+
+
+def _enough(which: int, *args: Any, **_: Any) -> bool:
+    """Return whether one argument, a factor of each sum or a gradient, has values enough for a sum that is too long."""
+    return bool(args[which].numel() > LONGEST)
+
+
+def _product(left: Any, other: Any) -> Any:
+    """`left @ other` for matrices or batches of them, added up over parts of the inner dimension."""
+    half = left.dtype in (torch.float16, torch.bfloat16)
+    total: Any = None
+    for start in range(0, left.shape[-1], PART):
+        part, beside = left[..., start : start + PART], other[..., start : start + PART, :]
+        if total is None:
+            total = part @ beside
+            total = total.float() if half else total
+        elif half:
+            total += part @ beside
+        else:
+            (total.addmm_ if total.dim() == 2 else total.baddbmm_)(part, beside)
+    return total.to(left.dtype)
+
+
+def _added(given: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    found = _product(one, other)
+    found = found if alpha == 1 else found * alpha
+    return found if beta == 0 else found + (given if beta == 1 else given * beta)
+
+
+def _into(function: Callable[..., Any], *args: Any, out: Any, **kwargs: Any) -> Any:
+    found = function(*args, **kwargs)
+    return out.resize_(found.shape).copy_(found)
+
+
+def _in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
+    return given.copy_(_added(given, *args, **kwargs))
+
+
+# Operator -> what takes its place, and which argument is the first of the two matrices.
+PRODUCTS: dict[str, tuple[Callable[..., Any], int]] = {
+    **dict.fromkeys(("mm", "bmm"), (_product, 0)),
+    **dict.fromkeys(("mm.out", "bmm.out"), (partial(_into, _product), 0)),
+    **dict.fromkeys(("addmm", "baddbmm"), (_added, 1)),
+    **dict.fromkeys(("addmm.out", "baddbmm.out"), (partial(_into, _added), 1)),
+    **dict.fromkeys(("addmm_", "baddbmm_"), (_in_place, 1)),
+}
 
 
 class LargeK(Guard):
@@ -47,15 +92,10 @@ class LargeK(Guard):
     )
     until = "the oldest supported torch is 2.14 and pytorch#195163 and #198182 are closed"
 
-    @property
-    def patches(self) -> dict[str, Kernel]:
-        """Return its kernels before the device's."""
-        products = {
-            f"aten::{name}": Kernel("_split", function, first, when=partial(_enough, first))
-            for name, (function, first) in PRODUCTS.items()
-        }
-        linear = {"aten::linear": "_linear", "aten::linear_backward": "_linear_backward"}
-        return products | {name: Kernel(method, when=partial(_enough, 1)) for name, method in linear.items()}
+    patches = {
+        f"aten::{name}": Kernel("_split", function, first, when=partial(_enough, first))
+        for name, (function, first) in PRODUCTS.items()
+    } | {f"aten::{name}": Kernel(f"_{name}", when=partial(_enough, 1)) for name in ("linear", "linear_backward")}
 
     def applies(self) -> Choice[bool]:
         """Return whether the chip has the fault, or is slow at such products because the release works around it."""
@@ -124,57 +164,6 @@ class LargeK(Guard):
         return stock.foreign(split)
 
 
-def _enough(which: int, *args: Any, **_: Any) -> bool:
-    """Return whether one argument, a factor of each sum or a gradient, has values enough for a sum that is too long."""
-    return bool(args[which].numel() > LONGEST)
-
-
-def _product(left: Any, other: Any) -> Any:
-    """`left @ other` for matrices or batches of them, added up over parts of the inner dimension."""
-    half = left.dtype in (torch.float16, torch.bfloat16)
-    total: Any = None
-    for start in range(0, left.shape[-1], PART):
-        part, beside = left[..., start : start + PART], other[..., start : start + PART, :]
-        if total is None:
-            total = part @ beside
-            total = total.float() if half else total
-        elif half:
-            total += part @ beside
-        else:
-            (total.addmm_ if total.dim() == 2 else total.baddbmm_)(part, beside)
-    return total.to(left.dtype)
-
-
-def _added(given: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    found = _product(one, other)
-    found = found if alpha == 1 else found * alpha
-    return found if beta == 0 else found + (given if beta == 1 else given * beta)
-
-
-def _into(function: Callable[..., Any], *args: Any, out: Any, **kwargs: Any) -> Any:
-    found = function(*args, **kwargs)
-    return out.resize_(found.shape).copy_(found)
-
-
-def _in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
-    return given.copy_(_added(given, *args, **kwargs))
-
-
-# Operator -> what takes its place, and which argument is the first of the two matrices.
-PRODUCTS: dict[str, tuple[Callable[..., Any], int]] = {
-    "mm": (_product, 0),
-    "mm.out": (partial(_into, _product), 0),
-    "bmm": (_product, 0),
-    "bmm.out": (partial(_into, _product), 0),
-    "addmm": (_added, 1),
-    "addmm.out": (partial(_into, _added), 1),
-    "addmm_": (_in_place, 1),
-    "baddbmm": (_added, 1),
-    "baddbmm.out": (partial(_into, _added), 1),
-    "baddbmm_": (_in_place, 1),
-}
-
-
 def _large_k_right(run: Callable[[Any, Any], Any]) -> bool:
     """Return whether a product over 40,009 values is the CPU's, right after other memory was filled and freed.
 
@@ -196,6 +185,12 @@ SLICED = {
 """Operator -> its faults in hf_mps/metal/device/faults.py."""
 
 
+def _sliced(*args: Any, out: Any = None, **_: Any) -> bool:
+    """Whether the result's memory has an offset or gaps; of another dtype it is an error of the operator's own."""
+    place = args[0] if out is None else out
+    return place.dtype == args[-1].dtype and (place.storage_offset() > 0 or not place.is_contiguous())
+
+
 class SlicedProducts(Tried):
     """Stands before the products that write into a given tensor, below autograd, until a trial finds them right.
 
@@ -212,24 +207,13 @@ class SlicedProducts(Tried):
     until = "baddbmm checks its result's memory as mm does since torch 2.14"
     given = "slices as results"
 
-    @property
-    def patches(self) -> dict[str, Kernel]:
-        """Return its kernels before the device's."""
-        return {
-            f"aten::{name}": Kernel("_copied", name, when=_sliced, faults=faults) for name, faults in SLICED.items()
-        }
+    patches = {f"aten::{name}": Kernel("_copied", name, when=_sliced, faults=faults) for name, faults in SLICED.items()}
 
     def _copied(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         self.acted("products into slices of a tensor are computed apart and copied there", aloud=False)
         place = kwargs.pop("out", args[0])
         found = stock.foreign(getattr(torch, name.removesuffix(".out").removesuffix("_")), *args, **kwargs)
         return place.resize_(found.shape).copy_(found)
-
-
-def _sliced(*args: Any, out: Any = None, **_: Any) -> bool:
-    """Whether the result's memory has an offset or gaps; of another dtype it is an error of the operator's own."""
-    place = args[0] if out is None else out
-    return place.dtype == args[-1].dtype and (place.storage_offset() > 0 or not place.is_contiguous())
 
 
 def _slices_right(name: str) -> bool:
@@ -258,6 +242,10 @@ EXPANDED = {
 operators."""
 
 
+def _expanded(first: int, *args: Any, **_: Any) -> bool:
+    return 0 in args[first].stride() or 0 in args[first + 1].stride()
+
+
 class ExpandedOperands(Tried):
     """Stands before products of two matrices, below autograd, on the systems whose MPSGraph misreads a stride of 0.
 
@@ -273,23 +261,16 @@ class ExpandedOperands(Tried):
     until = "PyTorch copies such operands on macOS 27 and in addmm"
     given = "expanded tensors"
 
-    @property
-    def patches(self) -> dict[str, Kernel]:
-        """Return its kernels before those of the operators that this release and macOS may get wrong."""
-        return {
-            f"aten::{name}": Kernel("_filled", first, when=partial(_expanded, first), faults=(fault,))
-            for fault, (first, names) in EXPANDED.items()
-            for name in names
-        }
+    patches = {
+        f"aten::{name}": Kernel("_filled", first, when=partial(_expanded, first), faults=(fault,))
+        for fault, (first, names) in EXPANDED.items()
+        for name in names
+    }
 
     def _filled(self, first: int, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
         self.acted("products of expanded tensors are given copies of them", aloud=False)
         pair = (each.contiguous() for each in args[first : first + 2])
         return stock(*args[:first], *pair, *args[first + 2 :], **kwargs)
-
-
-def _expanded(first: int, *args: Any, **_: Any) -> bool:
-    return 0 in args[first].stride() or 0 in args[first + 1].stride()
 
 
 def _expanded_right(run: Callable[[Any, Any], Any]) -> bool:
@@ -345,9 +326,9 @@ class LinearBias(Guard):
     def _linear(self, stock: OriginalCall, rows: Any, weight: Any, bias: Any = None) -> Any:
         shape = rows.shape
         single, many = len(shape) < 2 or shape[-2] == 1, len(shape) > 2 and shape[-3] > MATRICES
-        if bias is None or not (single or many) or not self.needed:
-            return stock(rows, weight, bias)
-        if not ((single and self._single) or (many and self._many)):
+        # `needed` is asked before what its trial found.
+        concerned = bias is not None and (single or many) and self.needed
+        if not concerned or not ((single and self._single) or (many and self._many)):
             return stock(rows, weight, bias)
         self.acted("linear layers add their bias in a separate step where Metal's kernel loses it", aloud=False)
         return stock.partial(rows, weight, None) + bias
@@ -397,47 +378,6 @@ Part = tuple[slice, slice, slice]
 """Which matrices of the batch, rows and columns of the result."""
 
 
-class HugeProducts(Guard):
-    """Stands before bmm and baddbmm, below autograd, on Macs whose memory holds so much in one tensor.
-
-    Attention scores that a model computes itself reach it: 384 heads in a batch at 4,096 tokens are 1.5 times 2^32
-    elements, and their gradients are products of them. Metal takes large results for products of tensors that lie in
-    the order of their dimensions, which transposed keys do not, and counts the elements of large inputs in 32 bits.
-    """
-
-    name = "huge-products"
-    what = (
-        "batched matrix products of more than 2^32 elements, as attention scores of large batches and long texts, are"
-        " wrong in both directions"
-    )
-    until = "pytorch#197636 is closed and the oldest supported torch has its fix"
-    untried = "a trial would take 9 GB"
-
-    @property
-    def patches(self) -> dict[str, str | Patch]:
-        """Return its kernels before the device's."""
-        return {
-            f"aten::{name}": Kernel("_in_parts", function, when=partial(_huge, first))
-            for name, (function, first) in HUGE.items()
-        }
-
-    def applies(self) -> Choice[bool]:
-        """Return whether this Mac can hold such a tensor; a trial would take 9 GB."""
-        if not _fits():
-            return Choice(False, "a tensor of so many elements does not fit into one buffer of this Mac's memory")
-        return super().applies()
-
-    def concerns(self, module: ModuleType) -> bool:
-        """Return whether a tensor of that size fits."""
-        return super().concerns(module) and _fits()
-
-    def _in_parts(self, function: Callable[..., Any], stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if not self.needed:
-            return stock(*args, **kwargs)
-        self.acted(f"batched products of more than {LIMIT:,} elements are computed in parts", aloud=False)
-        return stock.foreign(function, *args, **kwargs)
-
-
 def _fits() -> bool:
     """Whether a buffer can hold more elements of two bytes: MTLDevice.maxBufferLength is half of a small Mac's memory.
 
@@ -480,20 +420,24 @@ def _cut(one: Any, other: Any) -> Iterator[tuple[Part, Any, Any]]:
         yield (b, m, n), one[b, m], other[b, :, n]
 
 
-def _bmm(one: Any, other: Any, *, out: Any = None) -> Any:
+def _made(one: Any, other: Any, out: Any) -> Any:
+    """Return what the product goes to."""
     shape = one.shape[0], one.shape[1], other.shape[2]
-    out = one.new_empty(shape) if out is None else out.resize_(shape)
+    return one.new_empty(shape) if out is None else out.resize_(shape)
+
+
+def _bmm(one: Any, other: Any, *, out: Any = None) -> Any:
+    out = _made(one, other, out)
     for where, rows, columns in _cut(one, other):
         torch.bmm(rows, columns, out=out[where])
     return out
 
 
-def _baddbmm(given: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Any:
-    shape = one.shape[0], one.shape[1], other.shape[2]
-    out = one.new_empty(shape) if out is None else out.resize_(shape)
-    given = given.expand(shape)
+def _baddbmm(given: Any, one: Any, other: Any, *, out: Any = None, **scales: Any) -> Any:
+    out = _made(one, other, out)
+    given = given.expand(out.shape)
     for where, rows, columns in _cut(one, other):
-        torch.baddbmm(given[where], rows, columns, beta=beta, alpha=alpha, out=out[where])
+        torch.baddbmm(given[where], rows, columns, **scales, out=out[where])
     return out
 
 
@@ -503,9 +447,45 @@ def _huge_in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
 
 # Operator -> what takes its place, and which argument is the first of the two that are multiplied.
 HUGE: dict[str, tuple[Callable[..., Any], int]] = {
-    "bmm": (_bmm, 0),
-    "bmm.out": (_bmm, 0),
-    "baddbmm": (_baddbmm, 1),
-    "baddbmm.out": (_baddbmm, 1),
+    **dict.fromkeys(("bmm", "bmm.out"), (_bmm, 0)),
+    **dict.fromkeys(("baddbmm", "baddbmm.out"), (_baddbmm, 1)),
     "baddbmm_": (_huge_in_place, 1),
 }
+
+
+class HugeProducts(Guard):
+    """Stands before bmm and baddbmm, below autograd, on Macs whose memory holds so much in one tensor.
+
+    Attention scores that a model computes itself reach it: 384 heads in a batch at 4,096 tokens are 1.5 times 2^32
+    elements, and their gradients are products of them. Metal takes large results for products of tensors that lie in
+    the order of their dimensions, which transposed keys do not, and counts the elements of large inputs in 32 bits.
+    """
+
+    name = "huge-products"
+    what = (
+        "batched matrix products of more than 2^32 elements, as attention scores of large batches and long texts, are"
+        " wrong in both directions"
+    )
+    until = "pytorch#197636 is closed and the oldest supported torch has its fix"
+    untried = "a trial would take 9 GB"
+
+    patches = {
+        f"aten::{name}": Kernel("_in_parts", function, when=partial(_huge, first))
+        for name, (function, first) in HUGE.items()
+    }
+
+    def applies(self) -> Choice[bool]:
+        """Return whether this Mac can hold such a tensor; a trial would take 9 GB."""
+        if not _fits():
+            return Choice(False, "a tensor of so many elements does not fit into one buffer of this Mac's memory")
+        return super().applies()
+
+    def concerns(self, module: ModuleType) -> bool:
+        """Return whether a tensor of that size fits."""
+        return super().concerns(module) and _fits()
+
+    def _in_parts(self, function: Callable[..., Any], stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
+        if not self.needed:
+            return stock(*args, **kwargs)
+        self.acted(f"batched products of more than {LIMIT:,} elements are computed in parts", aloud=False)
+        return stock.foreign(function, *args, **kwargs)

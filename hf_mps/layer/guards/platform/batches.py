@@ -161,13 +161,8 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
 
 def movable(tensor: Any) -> bool:
     """Return whether it is a plain tensor of numbers on the host, and small enough that a copy of it there pays."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and not tensor.requires_grad
-        and 0 < tensor.numel() * tensor.element_size() <= LARGEST
-    )
+    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return plain and not tensor.requires_grad and 0 < tensor.nbytes <= LARGEST
 
 
 def _needless(
@@ -232,8 +227,7 @@ def _single(value: Any, name: str, names: list[str]) -> Any:
         if all(inside[key] is value[key] for key in inside):
             return value
         changed: Any = copy.copy(value)  # a BatchEncoding keeps more than its columns
-        for key, each in inside.items():
-            changed[key] = each
+        changed.update(inside)
         return changed
     if isinstance(value, tuple | list):
         items = [_single(each, name, names) for each in value]

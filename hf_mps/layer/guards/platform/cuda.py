@@ -20,7 +20,7 @@ import torch
 from hf_mps.core import extras, notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.layer.guards.base import Guard
+from hf_mps.layer.guards.base import Guard, first, then
 from hf_mps.metal.operators import dispatcher
 
 ASKED = 'torch.autocast("cuda") does nothing on mps, and this computes in the dtype of its inputs'
@@ -57,9 +57,9 @@ class CudaWords(Guard):
 
     def applies(self) -> Choice[bool]:
         """Return whether there is no CUDA."""
-        if _cuda():
-            return Choice(False, "there is CUDA")
-        return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
+        return Choice(
+            not _cuda(), "there is CUDA" if _cuda() else "there is no CUDA: what is asked of its autocast does nothing"
+        )
 
     def _made(
         self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
@@ -156,9 +156,9 @@ class CudaOptimizer(Guard):
     issue = "https://github.com/bitsandbytes-foundation/bitsandbytes/pull/2069"
     until = "bitsandbytes has its paged and 8-bit optimizers for mps"
     patches = {
-        "torch.optim:Optimizer.__init__": "_made",
-        "accelerate.accelerator:Accelerator.prepare_optimizer": "_prepared",
-        "transformers.trainer:Trainer.__init__": "_trainer",
+        "torch.optim:Optimizer.__init__": then("_made"),
+        "accelerate.accelerator:Accelerator.prepare_optimizer": first("_prepared"),
+        "transformers.trainer:Trainer.__init__": then("_trainer"),
     }
 
     def applies(self) -> Choice[bool]:
@@ -167,8 +167,7 @@ class CudaOptimizer(Guard):
         reason = "; ".join(filter(None, lacking))
         return Choice(bool(reason), reason or "the installed bitsandbytes has all of its optimizers for mps")
 
-    def _made(self, stock: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        stock(optimizer, *args, **kwargs)
+    def _made(self, optimizer: Any, *_: Any, **__: Any) -> None:
         if _from_bitsandbytes(optimizer):
             self._look(optimizer)
             # optim_bits=8 and is_paged=True stand in the optimizer once all of its __init__ has run. The hook stays: no
@@ -184,13 +183,11 @@ class CudaOptimizer(Guard):
         if any(parameter.device.type == "mps" for group in optimizer.param_groups for parameter in group["params"]):
             self._refuse(type(optimizer).__name__, *_kind(optimizer))
 
-    def _prepared(self, stock: Any, accelerator: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prepared(self, accelerator: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         if _from_bitsandbytes(optimizer) and accelerator.device.type == "mps":
             self._refuse(type(optimizer).__name__, *_kind(optimizer))
-        return stock(accelerator, optimizer, *args, **kwargs)
 
-    def _trainer(self, stock: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        stock(trainer, *args, **kwargs)
+    def _trainer(self, trainer: Any, *_: Any, **__: Any) -> None:
         optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
         if trainer.args.device.type == "mps" and _bitsandbytes(optim):
             self._refuse(optim, *_named(optim), asked="optim=")
@@ -208,10 +205,7 @@ class CudaOptimizer(Guard):
 
 def reason_against(optim: str) -> str:
     """Return why Trainer's `optim` of that name cannot train on mps, or an empty string."""
-    if not _bitsandbytes(optim):
-        return ""
-    bits, paged = _named(optim)
-    return _lacks(bits, paged=paged)
+    return _lacks(*_named(optim)) if _bitsandbytes(optim) else ""
 
 
 def unpaged(name: str) -> str:
@@ -220,7 +214,7 @@ def unpaged(name: str) -> str:
     return without if without != name and "8bit" in name and not _lacks(8, paged=False) else ""
 
 
-def _lacks(bits: int, *, paged: bool) -> str:
+def _lacks(bits: int, paged: bool) -> str:
     """Return why such an optimizer cannot step on mps itself, or an empty string."""
     if find_spec("bitsandbytes") is None:
         # For 32 bits transformers' own words are right: once installed, it trains.
@@ -231,15 +225,14 @@ def _lacks(bits: int, *, paged: bool) -> str:
 
     if paged and not _pages():
         return "paged optimizers of the installed bitsandbytes need CUDA's managed memory, which Metal does not have"
+    without = f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
     try:
-        if not dispatcher.is_missing(UPDATES[bits]) and not dispatcher.has_no_kernel(UPDATES[bits]):
-            return ""
+        lacks = dispatcher.is_missing(UPDATES[bits]) or dispatcher.has_no_kernel(UPDATES[bits])
     except RuntimeError:  # an older bitsandbytes, whose step is no operator of torch's
-        return f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
-    if bits == 8:
+        return without
+    if lacks and bits == 8:
         _give()
-        return ""
-    return f"the installed bitsandbytes has no kernel of {bits}-bit optimizers for mps"
+    return without if lacks and bits != 8 else ""
 
 
 _given: list[Any] = []
@@ -311,8 +304,8 @@ class Compile(Guard):
     until = "pytorch#150121 is closed and the oldest supported torch leaves layouts as they are on mps"
     patches = {
         # What hands a graph to torch's compiler, and the preparing of a model.
-        "torch:_TorchCompileInductorWrapper.__call__": "_compiles",
-        "accelerate.accelerator:Accelerator.prepare_model": "_prepare",
+        "torch:_TorchCompileInductorWrapper.__call__": first("_compiles"),
+        "accelerate.accelerator:Accelerator.prepare_model": first("_prepare"),
     }
 
     def applies(self) -> Choice[bool]:
@@ -323,16 +316,14 @@ class Compile(Guard):
             return Choice(True, "torch's compiler forces channels_last on convolutions by default")
         return Choice(True, "layouts stay as they are already; a graph that cannot be compiled still ends the run")
 
-    def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _compiles(self, backend: Any, graph: Any, inputs: Any, *_: Any, **__: Any) -> None:
         if on_metal(inputs):
             self._switch((LAYOUT,))
-        return stock(backend, graph, inputs, *args, **kwargs)
 
-    def _prepare(self, stock: Any, accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prepare(self, accelerator: Any, *_: Any, **__: Any) -> None:
         backend = getattr(accelerator.state.dynamo_plugin.backend, "value", "NO")
         if backend.upper() == "INDUCTOR" and accelerator.device.type == "mps":
             self._switch((LAYOUT, ERRORS))
-        return stock(accelerator, *args, **kwargs)
 
     def _switch(self, variables: tuple[str, ...]) -> None:
         """Set the switches behind those variables that the user has not, and say so where that changes something."""

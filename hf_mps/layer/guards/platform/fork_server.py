@@ -211,17 +211,14 @@ def _read(file: Path) -> _Read:
         body, table = ast.parse(text).body, symtable.symtable(text, str(file), "exec")
     except (OSError, SyntaxError, ValueError):
         return _Read()
-    guards = [
-        each
-        for each in body
-        if isinstance(each, ast.If) and "__name__" in ast.dump(each.test) and "__main__" in ast.dump(each.test)
-    ]
-    within = [*_within(table)]
+    tests = [(each, ast.dump(each.test)) for each in body if isinstance(each, ast.If)]
+    guards = [each for each, test in tests if "__name__" in test and "__main__" in test]
+    symbols = [symbol for scope in _within(table) for symbol in scope.get_symbols()]
     return _Read(
         bool(guards),
-        frozenset(each.get_name() for of in within for each in of.get_symbols() if _is_set_global(each)),
+        frozenset(each.get_name() for each in symbols if each.is_declared_global() and each.is_assigned()),
         frozenset(name for guard in guards for name in _bound(guard)),
-        frozenset(each.get_name() for of in within for each in of.get_symbols() if each.is_global()),
+        frozenset(each.get_name() for each in symbols if each.is_global()),
     )
 
 
@@ -232,25 +229,11 @@ def _within(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
         yield from _within(child)
 
 
-def _is_set_global(symbol: symtable.Symbol) -> bool:
-    return symbol.is_declared_global() and symbol.is_assigned()
-
-
 def _bound(block: ast.If) -> Iterator[str]:
-    """Yield the names that a block of a module binds, which are the module's globals."""
-    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    left: list[ast.AST] = [*block.body]
-    while left:
-        node = left.pop()
-        if isinstance(node, scopes):
-            yield node.name
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).partition(".")[0]
-        if not isinstance(node, ast.Lambda):
-            left += ast.iter_child_nodes(node)
+    """Return the names that a block of a module binds, which are the module's globals."""
+    # As a module of its own, so that its symbols are this block's alone.
+    table = symtable.symtable("\n".join(map(ast.unparse, block.body)), "", "exec")
+    return (each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported())
 
 
 class _Sink:

@@ -16,7 +16,7 @@ import torch
 from hf_mps.core.choice import Choice
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch, Put
-from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.base import Guard, names_in, then
 from hf_mps.layer.guards.explicit_args import TARGET, track, was_given
 
 STARTED = "_hf_mps_started"
@@ -43,8 +43,7 @@ class TrainersLoaders(Guard):
         with patch.object(self, "_trainers_own", self.by_default(trainer.args)):
             return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
 
-    def _loader_made(self, stock: OriginalCall, loader: Any, *args: Any, **kwargs: Any) -> None:
-        stock(loader, *args, **kwargs)
+    def _loader_made(self, loader: Any, *_: Any, **__: Any) -> None:
         if self._trainers_own and getattr(loader, self.argument):
             self._loaders.add(loader)
 
@@ -63,7 +62,7 @@ class ForkWorkers(TrainersLoaders):
     issue = "https://github.com/pytorch/pytorch/pull/178037"
     until = "the oldest supported transformers does not fork on mps by default"
     patches = {
-        "torch.utils.data:DataLoader.__init__": "_loader_made",
+        "torch.utils.data:DataLoader.__init__": then("_loader_made"),
         "torch.utils.data:DataLoader.__iter__": "_workers_start",
         TARGET: Put(track),
         **MADE,
@@ -145,7 +144,7 @@ class PinMemory(TrainersLoaders):
     patches = {
         TARGET: Put(track),
         **MADE,
-        "torch.utils.data:DataLoader.__init__": Patch("_loader_made", after="transformers.trainer"),
+        "torch.utils.data:DataLoader.__init__": then("_loader_made", after="transformers.trainer"),
         "torch.utils.data:DataLoader.__iter__": Patch("_epoch_begins", after="transformers.trainer"),
     }
 

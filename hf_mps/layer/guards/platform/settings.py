@@ -26,7 +26,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.patching import CONNECTORS, in_lightning
 from hf_mps.distributed.metal.claim import claim
 from hf_mps.distributed.world import World
-from hf_mps.layer.guards.base import Guard, names_in
+from hf_mps.layer.guards.base import Guard, first, names_in
 from hf_mps.metal.device.choice import metal
 
 
@@ -44,9 +44,9 @@ class OneDevice(Guard):
     until = "Accelerate refuses it"
     patches = {
         # notebook_launcher starts processes itself.
-        "accelerate.launchers:notebook_launcher": "_launch",
-        "accelerate.accelerator:PartialState.__init__": "_state_made",
-        **{f"{connector}._lazy_init_strategy": "_lightning_starts" for connector in CONNECTORS},
+        "accelerate.launchers:notebook_launcher": first("_launch"),
+        "accelerate.accelerator:PartialState.__init__": first("_state_made"),
+        **{f"{connector}._lazy_init_strategy": first("_lightning_starts") for connector in CONNECTORS},
     }
 
     def applies(self) -> Choice[bool]:
@@ -58,9 +58,7 @@ class OneDevice(Guard):
             return Choice(True, f"{world.size} processes were started, and each has to be on its own host")
         return Choice(False, "this process is alone")
 
-    def _launch(
-        self, stock: Any, function: Any, args: Any = (), num_processes: int | None = None, *more: Any, **kwargs: Any
-    ) -> Any:
+    def _launch(self, function: Any, args: Any = (), num_processes: int | None = None, *_: Any, **__: Any) -> None:
         if (num_processes or 1) > 1 and _takes_metal():
             self.acted("several processes on one Metal device were refused", aloud=False)
             raise UserError(
@@ -68,22 +66,19 @@ class OneDevice(Guard):
                 f"train the whole model on it; next: num_processes=1, and gradient_accumulation_steps="
                 f"{num_processes} for the same batch"
             )
-        return stock(function, args, num_processes, *more, **kwargs)
 
-    def _state_made(self, stock: Any, state: Any, cpu: bool = False, **kwargs: Any) -> None:
+    def _state_made(self, state: Any, cpu: bool = False, **_: Any) -> None:
         world = _world()
         if not world.alone and not cpu and not state._shared_state and _takes_metal():
             self._refuse_others(world)
-        stock(state, cpu, **kwargs)
 
-    def _lightning_starts(self, stock: Any, connector: Any) -> None:
+    def _lightning_starts(self, connector: Any) -> None:
         if type(connector.accelerator).__name__ == "MPSAccelerator":
             world, hosts = _world(), int(connector._num_nodes_flag)
             if world.alone and hosts > 1:  # started by hand on each host, with Lightning's own NODE_RANK
                 number = connector.cluster_environment.node_rank()
                 world = World(rank=number, size=hosts, node=number)
             self._refuse_others(world)
-        stock(connector)
 
     def _refuse_others(self, world: World) -> None:
         """Raise UserError where another process of `world` has this host's Metal device, or would have it."""

@@ -21,7 +21,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
-from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in
+from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
 from hf_mps.layer.guards.resume import in_recipe, random_numbers
 from hf_mps.layer.guards.resume.random_numbers import States
 
@@ -54,9 +54,8 @@ class LoaderState:
 
     def store(self) -> dict[str, Any]:
         """In types that torch.load reads with weights_only."""
-        before = None if self.before is None else self.before.plain()
-        states = {"begun": self.begun.plain(), "before": before, "after": self.after.plain()}
-        return {"number": self.number, "skip": self.skip, **states}
+        states = {"begun": self.begun, "before": self.before, "after": self.after}
+        return {"number": self.number, "skip": self.skip, **{at: each and each.plain() for at, each in states.items()}}
 
     @classmethod
     def of(cls, stored: dict[str, Any]) -> LoaderState:
@@ -243,8 +242,8 @@ class ResumeEpoch(LibraryGuard):
         "accelerate.data_loader:skip_first_batches": "_skipped",
         "accelerate.data_loader:DataLoaderShard.__iter__": "_epoch",
         "accelerate.data_loader:DataLoaderDispatcher.__iter__": "_epoch",
-        "accelerate.accelerator:save_accelerator_state": "_saved",
-        "accelerate.accelerator:load_accelerator_state": "_loaded",
+        "accelerate.accelerator:save_accelerator_state": then("_saved"),
+        "accelerate.accelerator:load_accelerator_state": then("_loaded"),
     }
 
     def is_cured(self, module: ModuleType) -> bool | None:
@@ -274,20 +273,16 @@ class ResumeEpoch(LibraryGuard):
             whole.iteration = loader.iteration
             self.acted("the epoch after a resumed one has its own order of rows", aloud=False)
 
-    def _saved(self, stock: Callable[..., Any], folder: Any, *args: Any, **kwargs: Any) -> Any:
-        saved = stock(folder, *args, **kwargs)
+    def _saved(self, folder: Any, *args: Any, **kwargs: Any) -> None:
         write_json(Path(folder) / EPOCH_FILE, [_epochs(loader) for loader in loaders_among(args, kwargs)])
         self.acted(f"checkpoints also hold how many epochs each loader has done, in {EPOCH_FILE}", aloud=False)
-        return saved
 
-    def _loaded(self, stock: Callable[..., Any], folder: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = stock(folder, *args, **kwargs)
+    def _loaded(self, folder: Any, *args: Any, **kwargs: Any) -> None:
         file, loaders = Path(folder) / EPOCH_FILE, loaders_among(args, kwargs)
         counts = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
         if len(counts) == len(loaders):  # else of another program
             for loader, count in zip(loaders, counts, strict=True):
                 loader.iteration = count
-        return loaded
 
 
 def _epochs(loader: Any) -> int:
@@ -313,14 +308,14 @@ class ResumeBatches(Guard):
     issue = "https://github.com/huggingface/transformers/issues/39215"
     until = "accelerate stores the state that an epoch began with, and Trainer restores it before the first batch"
     patches = {
-        "accelerate.data_loader:DataLoaderShard.__iter__": "_epoch",
-        "accelerate.data_loader:DataLoaderDispatcher.__iter__": "_epoch",
-        "torch.utils.data:DataLoader.__iter__": Patch("_begun", after="accelerate.data_loader"),
+        "accelerate.data_loader:DataLoaderShard.__iter__": first("_epoch"),
+        "accelerate.data_loader:DataLoaderDispatcher.__iter__": first("_epoch"),
+        "torch.utils.data:DataLoader.__iter__": Patch(begin, after="accelerate.data_loader"),
         "accelerate.data_loader:skip_first_batches": "_skipped",
-        "accelerate.accelerator:save_accelerator_state": "_accelerator_saves",
-        "accelerate.accelerator:load_accelerator_state": "_accelerator_loads",
-        "transformers.trainer:Trainer._save_rng_state": "_trainer_saves",
-        "transformers.trainer:Trainer._load_from_checkpoint": "_trainer_loads",
+        "accelerate.accelerator:save_accelerator_state": then("_accelerator_saves"),
+        "accelerate.accelerator:load_accelerator_state": then("_accelerator_loads"),
+        "transformers.trainer:Trainer._save_rng_state": then("_trainer_saves"),
+        "transformers.trainer:Trainer._load_from_checkpoint": then("_trainer_loads"),
         "transformers.trainer:Trainer._load_rng_state": "_trainer_synchronizes",
     }
 
@@ -330,13 +325,9 @@ class ResumeBatches(Guard):
         """Return whether prepared loaders are generators that make one batch ahead, as all so far are."""
         return Choice(True, "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from")
 
-    def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:
+    def _epoch(self, loader: Any) -> None:
         if exact():
             share(loader)
-        return stock(loader)
-
-    def _begun(self, stock: OriginalCall, base: Any) -> Any:
-        return begin(stock, base)
 
     def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
         rest = stock(dataloader, num_batches)
@@ -346,19 +337,14 @@ class ResumeBatches(Guard):
                 notes(rest).replay, self._waiting = self._waiting, None
         return rest
 
-    def _trainer_saves(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
-        stock(trainer, output_dir)
+    def _trainer_saves(self, trainer: Any, output_dir: str) -> None:
         self._waiting = None  # ignore_data_skip: nothing was skipped
         self._save(Path(output_dir), [])
 
-    def _trainer_loads(
-        self, stock: Callable[..., Any], trainer: Any, checkpoint: str, *rest: Any, **kwargs: Any
-    ) -> Any:
-        loaded = stock(trainer, checkpoint, *rest, **kwargs)
+    def _trainer_loads(self, trainer: Any, checkpoint: str, *_: Any, **__: Any) -> None:
         stored = _read(Path(checkpoint))
         self._waiting = LoaderState.of(stored["active"]) if stored and stored["active"] else None
         trainer.__dict__[_REPLAY] = self._waiting
-        return loaded
 
     def _trainer_synchronizes(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
         replay: LoaderState | None = trainer.__dict__.pop(_REPLAY, None)
@@ -367,16 +353,13 @@ class ResumeBatches(Guard):
         if kept is not None:  # Trainer restores when its first batches are there, and more may have been drawn since
             kept.put()
 
-    def _accelerator_saves(self, stock: Callable[..., Any], folder: Any, *args: Any, **kwargs: Any) -> Any:
-        saved = stock(folder, *args, **kwargs)
+    def _accelerator_saves(self, folder: Any, *args: Any, **kwargs: Any) -> None:
         self._save(Path(folder), loaders_among(args, kwargs))
-        return saved
 
-    def _accelerator_loads(self, stock: Callable[..., Any], folder: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = stock(folder, *args, **kwargs)
+    def _accelerator_loads(self, folder: Any, *args: Any, **kwargs: Any) -> None:
         stored, loaders = _read(Path(folder)), loaders_among(args, kwargs)
         if stored is None or len(stored["generators"]) != len(loaders):  # of another program
-            return loaded
+            return
         for loader, state in zip(loaders, stored["generators"], strict=True):
             notes(loader).replay = None
             own = generator(loader.base_dataloader)
@@ -384,7 +367,6 @@ class ResumeBatches(Guard):
                 own.set_state(state)
         if stored["active"] and stored["loader"] is not None:
             notes(loaders[stored["loader"]]).replay = LoaderState.of(stored["active"])
-        return loaded
 
     def _save(self, folder: Path, loaders: list[Any]) -> None:
         current = active()

@@ -28,7 +28,7 @@ from hf_mps.core.original_call import OriginalCall
 from hf_mps.core.patching import Patch
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
-from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in
+from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
 
 TRAINER_LAST = "trainer_state.json"
 ACCELERATE_LAST = "random_states_*.pkl"
@@ -63,7 +63,7 @@ class AtomicCheckpoint(LibraryGuard):
         "transformers.trainer:Trainer._get_output_dir": "_output_dir",
         "transformers.trainer:Trainer._push_from_checkpoint": "_pushed",
         "transformers.trainer:rotate_checkpoints": "_rotated",
-        "transformers.trainer:TrainerState.save_to_json": "_state_saved",
+        "transformers.trainer:TrainerState.save_to_json": first("_state_saved"),
         "transformers.trainer:Trainer._save_checkpoint": "_trainer_saves",
         "accelerate.accelerator:Accelerator.save_state": "_accelerator_saves",
     }
@@ -162,17 +162,15 @@ class AtomicCheckpoint(LibraryGuard):
         if saving is None:
             rotate()
         else:
-            saving.later.append(lambda: _date_last(saving.target))
-            saving.later.append(lambda: rotate(output_dir=saving.run))
+            saving.later += [lambda: _date_last(saving.target), lambda: rotate(output_dir=saving.run)]
 
-    def _state_saved(self, stock: Callable[..., None], state: Any, json_path: str) -> None:
+    def _state_saved(self, state: Any, json_path: str) -> None:
         saving, best = self._saving, getattr(state, "best_global_step", None)
         if saving is not None and best:
             # The stock function looked for the best checkpoint beside the one that it writes.
             place = os.path.join(saving.run, f"checkpoint-{best}")  # noqa: PTH118  as Trainer spells it
             if Path(place) == saving.target or Path(place).is_dir():
                 state.best_model_checkpoint = place
-        stock(state, json_path)
 
     def _accelerator_saves(
         self, stock: OriginalCall, accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any
@@ -183,11 +181,8 @@ class AtomicCheckpoint(LibraryGuard):
             target = Path(accelerator.project_dir) / "checkpoints" / f"checkpoint_{accelerator.save_iteration}"
         else:
             target = Path(os.path.realpath(output_dir or "."))
-        if (
-            accelerator.num_processes > 1
-            or (target.exists() if numbered else output_dir is None)  # refused, in accelerate's words
-            or not checkpoint_files.can_stage(target)
-        ):
+        refused = target.exists() if numbered else output_dir is None  # in accelerate's words
+        if accelerator.num_processes > 1 or refused or not checkpoint_files.can_stage(target):
             return stock(accelerator, output_dir, *args, **kwargs)
         with checkpoint_files.staged(target, ACCELERATE_LAST, levels=2 if numbered else 1) as stage:
             if numbered:  # in a project that holds no checkpoint to number or to remove
@@ -258,9 +253,8 @@ class TornCheckpoint(Guard):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "checkpoint-2").mkdir()
             taken = unwrap(get_last_checkpoint)(folder)
-        if taken is not None:
-            return Choice(True, "tried: get_last_checkpoint of this transformers returns an empty folder")
-        return Choice(False, "tried: get_last_checkpoint of this transformers does not return an empty folder")
+        does = "returns" if taken is not None else "does not return"
+        return Choice(taken is not None, f"tried: get_last_checkpoint of this transformers {does} an empty folder")
 
     def _last(self, stock: Callable[..., Any], folder: Any) -> Any:
         checkpoint_files.sweep(Path(folder))
@@ -340,14 +334,11 @@ def _whole_before(folder: Path, last: str) -> Path | None:
 def _before(folder: Path, *, above: bool = False) -> Iterator[Path]:
     """Return the folders beside this one that are called alike with a lower number, highest first; with `above` all."""
     own = NUMBERED.match(folder.name)
-    found = []
-    for each in folder.parent.iterdir() if own is not None and folder.parent.is_dir() else ():
-        name = NUMBERED.match(each.name)
-        if own is None or name is None or name["word"] != own["word"] or not each.is_dir():
-            continue
-        if above or int(name["number"]) < int(own["number"]):
-            found.append((int(name["number"]), each))
-    return (each for _, each in sorted(found, reverse=True))
+    if own is None or not folder.parent.is_dir():
+        return iter(())
+    named = ((NUMBERED.match(each.name), each) for each in folder.parent.iterdir() if each.is_dir())
+    alike = [(int(name["number"]), each) for name, each in named if name and name["word"] == own["word"]]
+    return (each for number, each in sorted(alike, reverse=True) if above or number < int(own["number"]))
 
 
 class NodeWeights(LibraryGuard):
@@ -366,7 +357,7 @@ class NodeWeights(LibraryGuard):
     faulty = "this transformers writes weights on rank 0 alone"
     cured = "this transformers writes weights where Trainer says so"
     patches = {
-        "transformers.training_args:TrainingArguments.__post_init__": "_made",
+        "transformers.training_args:TrainingArguments.__post_init__": then("_made"),
         "transformers.distributed.mixin:DistributedMixin.should_save_on_this_rank": Patch("_saves", optional=True),
     }
 
@@ -381,8 +372,7 @@ class NodeWeights(LibraryGuard):
         super().reset()
         self._each_node = False
 
-    def _made(self, stock: Callable[..., None], arguments: Any) -> None:
-        stock(arguments)
+    def _made(self, arguments: Any) -> None:
         self._each_node = self._each_node or bool(arguments.save_on_each_node)
 
     def _saves(self, stock: Callable[..., bool], model: Any, is_main_process: bool) -> bool:

@@ -6,7 +6,6 @@ lightning-rng: Lightning's checkpoints carry the random numbers, so that a resum
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.patching import LIGHTNING, Patch, in_lightning
-from hf_mps.layer.guards.base import LibraryGuard, names_in
+from hf_mps.layer.guards.base import LibraryGuard, names_in, then
 from hf_mps.layer.guards.resume import batches
 from hf_mps.layer.guards.resume.batches import LoaderState
 from hf_mps.layer.guards.resume.random_numbers import States, own, save
@@ -32,10 +31,10 @@ class ResumeRng(LibraryGuard):
     faulty = "{} leave the mps generator out of their checkpoints"
     cured = "{} save the mps generator themselves"
     patches = {
-        "transformers.trainer:Trainer._save_rng_state": "_trainer_saves",
-        "transformers.trainer:Trainer._load_rng_state": "_trainer_loads",
-        "accelerate.accelerator:save_accelerator_state": "_accelerator_saves",
-        "accelerate.accelerator:load_accelerator_state": "_accelerator_loads",
+        "transformers.trainer:Trainer._save_rng_state": then("_trainer_saves"),
+        "transformers.trainer:Trainer._load_rng_state": then("_trainer_loads"),
+        "accelerate.accelerator:save_accelerator_state": then("_accelerator_saves"),
+        "accelerate.accelerator:load_accelerator_state": then("_accelerator_loads"),
     }
 
     def is_cured(self, module: ModuleType) -> bool | None:
@@ -43,27 +42,21 @@ class ResumeRng(LibraryGuard):
         saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
         return any("mps" in word for word in names_in(saving))
 
-    def _trainer_saves(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
-        stock(trainer, output_dir)
+    def _trainer_saves(self, trainer: Any, output_dir: str) -> None:
         if trainer.args.device.type == "mps":
             self._save(Path(output_dir))
 
-    def _trainer_loads(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
-        stock(trainer, checkpoint)
+    def _trainer_loads(self, trainer: Any, checkpoint: str | None) -> None:
         if checkpoint is not None and trainer.args.device.type == "mps":
             self._load(Path(checkpoint))
 
-    def _accelerator_saves(self, stock: Callable[..., Any], output_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        saved = stock(output_dir, *args, **kwargs)
+    def _accelerator_saves(self, output_dir: Any, *_: Any, **__: Any) -> None:
         if batches.on_metal():
             self._save(Path(output_dir))
-        return saved
 
-    def _accelerator_loads(self, stock: Callable[..., Any], input_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded = stock(input_dir, *args, **kwargs)
+    def _accelerator_loads(self, input_dir: Any, *_: Any, **__: Any) -> None:
         if batches.on_metal():
             self._load(Path(input_dir))
-        return loaded
 
     def _save(self, folder: Path) -> None:
         save(torch.mps.get_rng_state(), own(folder / FILE))
@@ -101,12 +94,12 @@ class LightningRng(LibraryGuard):
         **in_lightning(
             {
                 "trainer.connectors.checkpoint_connector:_CheckpointConnector.dump_checkpoint": "_dump",
-                "trainer.connectors.checkpoint_connector:_CheckpointConnector.restore_training_state": "_restore",
-                "loops.fetchers:_DataFetcher.setup": "_epoch",
+                "trainer.connectors.checkpoint_connector:_CheckpointConnector.restore_training_state": then("_restore"),
+                "loops.fetchers:_DataFetcher.setup": then("_epoch"),
             }
         ),
         "torch.utils.data:DataLoader.__iter__": Patch(
-            "_begun", after=tuple(f"{package}.loops.fetchers" for package in LIGHTNING)
+            batches.begin, after=tuple(f"{package}.loops.fetchers" for package in LIGHTNING)
         ),
     }
 
@@ -119,18 +112,13 @@ class LightningRng(LibraryGuard):
         super().__init__()
         self._waiting: list[LoaderState | None] = []  # of a checkpoint that was read, for the loaders of its epoch
 
-    def _epoch(self, stock: Any, fetcher: Any, combined_loader: Any) -> None:
+    def _epoch(self, fetcher: Any, combined_loader: Any) -> None:
         from torch.utils.data import DataLoader
 
-        stock(fetcher, combined_loader)
         waiting, self._waiting = self._waiting, []
         loaders = [each for each in combined_loader.flattened if type(each) is DataLoader]
         for number, loader in enumerate(loaders):
             batches.notes(loader).replay = waiting[number] if len(waiting) == len(loaders) else None
-
-    def _begun(self, stock: Any, loader: Any) -> Any:
-
-        return batches.begin(stock, loader)
 
     def _dump(self, stock: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
         checkpoint = stock(connector, *args, **kwargs)
@@ -141,8 +129,7 @@ class LightningRng(LibraryGuard):
             self.acted(f"checkpoints also hold the random states, as {KEY}", aloud=False)
         return checkpoint
 
-    def _restore(self, stock: Any, connector: Any) -> None:
-        stock(connector)
+    def _restore(self, connector: Any) -> None:
         checkpoint = connector._loaded_checkpoint
         if not checkpoint or not _on_metal(connector) or connector.trainer.state.fn != "fit":
             return

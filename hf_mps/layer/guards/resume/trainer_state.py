@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
-from hf_mps.layer.guards.base import Guard, LibraryGuard, names_in
+from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
 from hf_mps.layer.guards.resume import exact_on, in_recipe, random_numbers
 
 FILE = "unlogged_loss.json"
@@ -40,17 +40,16 @@ class ResumeLoss(LibraryGuard):
     faulty = "this transformers begins a new mean of the losses wherever it resumes"
     cured = "this transformers keeps the step of the last log entry in its checkpoints"
     patches = {
-        "transformers.trainer:Trainer._save_rng_state": "_saved",
-        "transformers.trainer:Trainer._load_rng_state": "_loaded",
-        "transformers.trainer:Trainer.log": "_logged",
+        "transformers.trainer:Trainer._save_rng_state": then("_saved"),
+        "transformers.trainer:Trainer._load_rng_state": then("_loaded"),
+        "transformers.trainer:Trainer.log": first("_logged"),
     }
 
     def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether Trainer's saving function names the step of the last log entry."""
         return "_globalstep_last_logged" in names_in(module.Trainer._save_checkpoint)
 
-    def _saved(self, stock: Callable[..., None], trainer: Any, output_dir: str) -> None:
-        stock(trainer, output_dir)
+    def _saved(self, trainer: Any, output_dir: str) -> None:
         since, unlogged = trainer._globalstep_last_logged, getattr(trainer, "_tr_loss", None)
         new = since < trainer.state.global_step or in_recipe()
         if exact_on(trainer.args.device.type) and unlogged is not None and new:
@@ -58,8 +57,7 @@ class ResumeLoss(LibraryGuard):
             write_atomic(random_numbers.own(Path(output_dir) / FILE), json.dumps(rest))
             self.acted(f"checkpoints also hold the loss since the last log entry, in {FILE}", aloud=False)
 
-    def _loaded(self, stock: Callable[..., None], trainer: Any, checkpoint: str | None) -> None:
-        stock(trainer, checkpoint)
+    def _loaded(self, trainer: Any, checkpoint: str | None) -> None:
         file = random_numbers.own(Path(checkpoint or "") / FILE)
         if checkpoint is None or not exact_on(trainer.args.device.type) or not file.is_file():
             return
@@ -72,12 +70,9 @@ class ResumeLoss(LibraryGuard):
             trainer._total_loss_scalar -= rest["sum"]  # train_loss is the mean of this call's steps alone
         trainer._tr_loss += rest["sum"]
 
-    def _logged(
-        self, stock: Callable[..., None], trainer: Any, logs: dict[str, float], *args: Any, **kwargs: Any
-    ) -> None:
+    def _logged(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
         if "train_loss" in logs and in_recipe():
             self.safely(self._cover_run, trainer, logs)
-        stock(trainer, logs, *args, **kwargs)
 
     def _cover_run(self, trainer: Any, logs: dict[str, float]) -> None:
         total = trainer._total_loss_scalar if trainer.__dict__.pop(_WHOLE, False) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -11,14 +11,14 @@ from weakref import WeakSet
 from hf_mps.core import notices, settings
 from hf_mps.core.errors import RunError
 from hf_mps.core.patching import Patch
-from hf_mps.layer.guards.base import Safeguard
+from hf_mps.layer.guards.base import Safeguard, first
 from hf_mps.layer.guards.sentinels.stream import STREAM
 
 GO_ON = f"HF_MPS_SENTINELS without {settings.STOP} to go on regardless"
 STOPS = f"HF_MPS_SENTINELS={settings.STOP} ends a run there, before a checkpoint is written over a good one"
 BEFORE_CHECKPOINTS: dict[str, str | Patch] = {
-    "transformers.trainer:Trainer._save_checkpoint": "_trainer_saves",
-    "accelerate.accelerator:Accelerator.save_state": "_accelerator_saves",
+    "transformers.trainer:Trainer._save_checkpoint": first("_read_trainers"),
+    "accelerate.accelerator:Accelerator.save_state": first("_read_accelerators"),
 }
 """Where a `StoppingSentinel` has all read that there is, so that no checkpoint holds what it would stop for."""
 
@@ -85,11 +85,9 @@ class StoppingSentinel(Sentinel):
             self._told.add(training)
             self.acted(f"{line}, and the training goes on; next: {advice}; {STOPS}")
 
-    def _trainer_saves(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _read_trainers(self, trainer: Any, *_: Any, **__: Any) -> None:
         STREAM.read(trainer.optimizer)
-        return stock(trainer, *args, **kwargs)
 
-    def _accelerator_saves(self, stock: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+    def _read_accelerators(self, accelerator: Any, *_: Any, **__: Any) -> None:
         for optimizer in accelerator._optimizers:
             STREAM.read(optimizer)
-        return stock(accelerator, *args, **kwargs)

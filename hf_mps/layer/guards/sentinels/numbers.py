@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from hf_mps.core.errors import RunError
 from hf_mps.core.patching import Put
+from hf_mps.layer.guards.base import then
 from hf_mps.layer.guards.explicit_args import FILTER, TARGET, track, was_given
 from hf_mps.layer.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, Sentinel, StoppingSentinel
 from hf_mps.layer.guards.sentinels.stream import STREAM
@@ -41,7 +42,7 @@ class NonFinite(StoppingSentinel):
         TARGET: Put(track),
         # What Trainer logs, and before it and Accelerator write checkpoints.
         "transformers.trainer:Trainer.train": "_trained",
-        "transformers.trainer:Trainer.log": "_logged",
+        "transformers.trainer:Trainer.log": then("_logged"),
         **BEFORE_CHECKPOINTS,
     }
 
@@ -76,8 +77,7 @@ class NonFinite(StoppingSentinel):
         STREAM.read(trainer.optimizer)
         return done
 
-    def _logged(self, stock: Callable[..., None], trainer: Any, logs: Any, *args: Any, **kwargs: Any) -> None:
-        stock(trainer, logs, *args, **kwargs)
+    def _logged(self, trainer: Any, logs: Any, *_: Any, **__: Any) -> None:
         arguments = trainer.args
         sign = None if arguments.device.type != "mps" or _goes_on(arguments) else _sign(arguments, trainer.state, logs)
         if sign:

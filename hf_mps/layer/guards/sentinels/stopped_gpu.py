@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from hf_mps.layer.guards.base import then
 from hf_mps.layer.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, StoppingSentinel
 from hf_mps.layer.guards.sentinels.stream import STREAM
 from hf_mps.metal.device import faults
@@ -42,9 +42,9 @@ class StoppedGpu(StoppingSentinel):
     why = f"warns once for each training, which goes on as without it; {STOPS}"
     patches = {
         **BEFORE_CHECKPOINTS,
-        "transformers.trainer:Trainer.train": "_trained",
-        "transformers.trainer:Trainer.prediction_step": "_predicted",
-        "transformers.trainer:Trainer.evaluation_loop": "_evaluated",
+        "transformers.trainer:Trainer.train": then("_read_trainers"),
+        "transformers.trainer:Trainer.prediction_step": then("_predicted"),
+        "transformers.trainer:Trainer.evaluation_loop": then("_evaluated"),
     }
 
     def reset(self) -> None:
@@ -104,21 +104,12 @@ class StoppedGpu(StoppingSentinel):
         if number is not None:
             self.judge(training, number.item(), seen)
 
-    def _trained(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        done = stock(trainer, *args, **kwargs)
-        STREAM.read(trainer.optimizer)
-        return done
-
-    def _predicted(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        done = stock(trainer, *args, **kwargs)
+    def _predicted(self, trainer: Any, *_: Any, **__: Any) -> None:
         if trainer.args.device.type == "mps":
             self.count()
-        return done
 
-    def _evaluated(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        done = stock(trainer, *args, **kwargs)
+    def _evaluated(self, trainer: Any, *_: Any, **__: Any) -> None:
         self.ask(trainer, "in an evaluation")
-        return done
 
 
 def _raises() -> bool:

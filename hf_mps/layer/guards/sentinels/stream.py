@@ -18,7 +18,7 @@ import torch
 
 from hf_mps.core import notices
 from hf_mps.core.patching import Declaration, Register
-from hf_mps.layer.guards.base import Safeguard
+from hf_mps.layer.guards.base import Safeguard, first
 
 if TYPE_CHECKING:
     from hf_mps.layer.guards.sentinels.base import Sentinel
@@ -67,12 +67,12 @@ class Stream(Safeguard):
     what = "losses and gradient norms of every training on the device"
     patches = {
         # What every loop calls.
-        "torch:Tensor.backward": "_backward",
+        "torch:Tensor.backward": first("_backward"),
         "torch.nn.utils:clip_grad_norm_": "_clipped",
-        "torch.amp:GradScaler.update": "_scaler_updated",
-        "torch.optim:Optimizer.__init__": "_begins",
-        "torch.optim:Optimizer.zero_grad": "_begins",
-        "torch.nn:Module.zero_grad": "_begins",
+        "torch.amp:GradScaler.update": first("_scaler_updated"),
+        "torch.optim:Optimizer.__init__": first("_begins"),
+        "torch.optim:Optimizer.zero_grad": first("_begins"),
+        "torch.nn:Module.zero_grad": first("_begins"),
         "torch.optim.optimizer:register_optimizer_step_pre_hook": Register("_step"),
     }
 
@@ -138,7 +138,7 @@ class Stream(Safeguard):
         """What an optimizer, which libraries may have put something around, has shown since its training began."""
         return None if optimizer is None else self._series.get(plain(optimizer))
 
-    def _backward(self, stock: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, loss: Any, *_: Any, **__: Any) -> None:
         # A subclass (a fake tensor, one sharded over devices) need not have a number to read.
         if type(loss) is torch.Tensor and loss.device.type == "mps" and loss.numel() == 1:
             if self._past:
@@ -147,7 +147,6 @@ class Stream(Safeguard):
             # An element of something large would keep all of that alive.
             self._losses.append(seen if seen.untyped_storage().nbytes() <= 16 else seen.clone())
             self._count()
-        return stock(loss, *args, **kwargs)
 
     def _clipped(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         norm = stock(*args, **kwargs)
@@ -155,16 +154,15 @@ class Stream(Safeguard):
             self._norm = norm.detach()
         return norm
 
-    def _begins(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _begins(self, *_: Any, **__: Any) -> None:
         """Gradients are cleared, or an optimizer made: where a backward pass follows, what was before is past.
 
         A loop that skips a bad batch clears its gradients and goes on; the loss of a training that was interrupted
         between backward and step is not the next one's. Where none follows, a part of the model alone was cleared.
         """
         self._past = True
-        return stock(*args, **kwargs)
 
-    def _scaler_updated(self, stock: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_updated(self, scaler: Any, *_: Any, **__: Any) -> None:
         skipped = self._skipped.setdefault(scaler, [])
         if self._losses:
             skipped += self._losses
@@ -174,7 +172,6 @@ class Stream(Safeguard):
         if len(skipped) >= EARLY[0]:
             self._show_skipped(scaler, _values(skipped))
             skipped.clear()
-        return stock(scaler, *args, **kwargs)
 
     def _count(self) -> None:
         if self.canary is not None:
@@ -271,12 +268,8 @@ def gradients(optimizer: Any) -> Iterator[Any]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gradient = parameter.grad
-            if (
-                gradient is not None
-                and gradient.device.type == "mps"
-                and gradient.layout == torch.strided
-                and gradient.is_floating_point()
-            ):
+            there = gradient is not None and gradient.device.type == "mps" and gradient.layout == torch.strided
+            if there and gradient.is_floating_point():
                 yield gradient.detach()
 
 

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from hf_mps.core.patching import Register
+from hf_mps.layer.guards.base import first
 from hf_mps.layer.guards.sentinels.base import Sentinel
 from hf_mps.layer.guards.sentinels.stream import FIRST
 from hf_mps.layer.guards.training_hooks import MODEL_PREPARED, STEPPED
@@ -62,7 +63,7 @@ class WeightsStill(Sentinel):
         # One for all that stays: a hook of an optimizer's own could not take itself away while others are called.
         STEPPED: Register("_stepped"),
         # The models that accelerate prepares, Trainer's among them, to call weights by their names.
-        MODEL_PREPARED: "_prepared",
+        MODEL_PREPARED: first("_prepared"),
     }
 
     def reset(self) -> None:
@@ -101,9 +102,8 @@ class WeightsStill(Sentinel):
         if watch is not None and watch.seen and not watch.done:
             self._tell(watch, None)
 
-    def _prepared(self, stock: Callable[..., Any], accelerator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prepared(self, accelerator: Any, model: Any, *_: Any, **__: Any) -> None:
         self._models = [each for each in self._models if each() is not None] + [ref(model)]
-        return stock(accelerator, model, *args, **kwargs)
 
     def _tell(self, watch: _Watch, optimizer: Any) -> None:
         """Read what was seen, once, and warn of the weights that were still whenever they were judged."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 # Apple's suffixes: scalars, `v4f16` for vectors; integers carry a sign before the type, "u.v2i32"
@@ -75,53 +75,28 @@ _INTEGER_OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "&": "and", "|": "or"
 _FLOAT_OPERATIONS = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
 
 
-@dataclass(frozen=True)
-class Value:
-    """An SSA value or a constant of a body."""
-
-    body: Body
-    kind: str
-    name: str
-
-    def _with(self, sign: str, other: Value | float, swapped: bool = False) -> Value:
+def _operator(sign: str, *, swapped: bool = False) -> Callable[[Value, Value | float], Value]:
+    def operate(self: Value, other: Value | float) -> Value:
         right = self.body.value(other, self.kind)
         a, b = (right, self) if swapped else (self, right)
         table = _FLOAT_OPERATIONS if scalar_of(self.kind) in _FLOATS else _INTEGER_OPERATIONS
         return self.body.emit(self.kind, f"{table[sign]} {self.kind} {a.name}, {b.name}")
 
-    def __add__(self, other: Value | float) -> Value:
-        return self._with("+", other)
+    return operate
 
-    def __sub__(self, other: Value | float) -> Value:
-        return self._with("-", other)
 
-    def __rsub__(self, other: float) -> Value:
-        return self._with("-", other, swapped=True)
+@dataclass(frozen=True)
+class Value:
+    """An SSA value or a constant of a body; a shift to the right is a logical one: the bits that come in are zero."""
 
-    def __mul__(self, other: Value | float) -> Value:
-        return self._with("*", other)
+    body: Body
+    kind: str
+    name: str
 
-    def __truediv__(self, other: Value | float) -> Value:
-        return self._with("/", other)
-
-    def __rtruediv__(self, other: float) -> Value:
-        return self._with("/", other, swapped=True)
-
-    def __and__(self, other: Value | int) -> Value:
-        return self._with("&", other)
-
-    def __or__(self, other: Value | int) -> Value:
-        return self._with("|", other)
-
-    def __xor__(self, other: Value | int) -> Value:
-        return self._with("^", other)
-
-    def __lshift__(self, other: Value | int) -> Value:
-        return self._with("<<", other)
-
-    def __rshift__(self, other: Value | int) -> Value:
-        """A logical shift: the bits that come in are zero."""
-        return self._with(">>", other)
+    __add__, __sub__, __rsub__ = _operator("+"), _operator("-"), _operator("-", swapped=True)
+    __mul__, __truediv__, __rtruediv__ = _operator("*"), _operator("/"), _operator("/", swapped=True)
+    __and__, __or__, __xor__ = _operator("&"), _operator("|"), _operator("^")
+    __lshift__, __rshift__ = _operator("<<"), _operator(">>")
 
     def __neg__(self) -> Value:
         return self.body.emit(self.kind, f"fneg {self.kind} {self.name}")

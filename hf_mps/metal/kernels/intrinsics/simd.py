@@ -228,8 +228,7 @@ def _vote(name: str, operation: str, width: int) -> Definition:
 
 _FLOAT = r"v(?:64|2)(?:bf16|f16|f32)"
 _INIT = re.compile(rf"air\.simdgroup_matrix_8x8_init_(diag|filled)\.({_FLOAT})\.(bf16|f16|f32)")
-_LOAD = re.compile(rf"air\.simdgroup_matrix_8x8_load\.({_FLOAT})\.p([13])(bf16|f16|f32)")
-_STORE = re.compile(rf"air\.simdgroup_matrix_8x8_store\.({_FLOAT})\.p([13])(bf16|f16|f32)")
+_MEMORY = re.compile(rf"air\.simdgroup_matrix_8x8_(load|store)\.({_FLOAT})\.p([13])(bf16|f16|f32)")
 _PRODUCT = re.compile(rf"air\.simdgroup_matrix_8x8_multiply_accumulate\.({_FLOAT})\.({_FLOAT})\.({_FLOAT})\.({_FLOAT})")
 
 
@@ -237,18 +236,16 @@ def define_matrix(name: str) -> Definition | None:
     """The definition of a load, store or init."""
     if found := _INIT.fullmatch(name):
         kind = llvm_type(found[2])
-        diagonal = found[1] == "diag"
         body = Body(name, kind, scalar_of(kind))
         x = body.arguments[0]
-        if not diagonal:
+        if found[1] == "filled":
             return body.finish(_pair(body, kind, x, x))
         row, column = _place(body.lane())
         first, second = (row.compare("eq", at).select(x, 0.0) for at in (column, column + 1))
         return body.finish(_pair(body, kind, first, second))
-    if found := _LOAD.fullmatch(name):
-        return _load(name, llvm_type(found[1]), f"ptr addrspace({found[2]})")
-    found = _STORE.fullmatch(name)
-    return _store(name, llvm_type(found[1]), f"ptr addrspace({found[2]})") if found else None
+    if not (found := _MEMORY.fullmatch(name)):
+        return None
+    return (_load if found[1] == "load" else _store)(name, llvm_type(found[2]), f"ptr addrspace({found[3]})")
 
 
 def _matrix_product(name: str) -> Definition | None:

@@ -38,9 +38,7 @@ def attention(
     attn_mask, dropout_p, is_causal = (*rest, *(None, 0.0, False)[len(rest) :])[:3]
     refuse(query.dtype not in _PREFILL_NAMES or key.dtype != query.dtype or value.dtype != query.dtype or dropout_p)
     four = [_four(each) for each in (query, key, value)]
-    mask = None
-    if attn_mask is not None:
-        mask = _four(attn_mask.expand((*query.shape[:-1], key.shape[-2])))
+    mask = None if attn_mask is None else _four(attn_mask.expand((*query.shape[:-1], key.shape[-2])))
     factor = math.sqrt(1.0 / query.shape[-1]) if scale is None else scale
     length, size = query.shape[-2:]
     covered = _groups(*four) and size == value.shape[-1] and (mask is None or mask.dtype in (torch.bool, query.dtype))

@@ -195,13 +195,8 @@ def _to_the_host(target: Tensor, given: Tensor, non_blocking: bool) -> Tensor:
 
 
 def _channels_last(target: Tensor, source: Tensor) -> bool:
-    if target.dim() == 4:
-        form = torch.channels_last
-    elif target.dim() == 5:
-        form = torch.channels_last_3d
-    else:
-        return False
-    return target.is_contiguous(memory_format=form) and source.is_contiguous(memory_format=form)
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(target.dim())
+    return form is not None and all(each.is_contiguous(memory_format=form) for each in (target, source))
 
 
 DIMENSIONS = 16

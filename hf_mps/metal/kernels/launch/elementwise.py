@@ -87,7 +87,8 @@ PLAIN: tuple[tuple[Callable[..., None], Callable[..., Tensor], str], ...] = (
         two_operands, as_common,
         "mul.Tensor remainder.Tensor fmod.Tensor maximum minimum hypot nextafter logaddexp logaddexp2 igamma igammac "
         "gcd lcm bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor "
-        "bitwise_right_shift.Tensor",
+        "bitwise_right_shift.Tensor clamp_min.Tensor=maximum clamp_max.Tensor=minimum silu_backward hardswish_backward "
+        "hardsigmoid_backward mish_backward sigmoid_backward",
     ),
     (
         two_operands, as_common_float,
@@ -98,11 +99,6 @@ PLAIN: tuple[tuple[Callable[..., None], Callable[..., Tensor], str], ...] = (
         "special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he",
     ),
     (two_operands, as_complex, "complex=make_complex polar"),
-    (two_operands, as_common, "clamp_min.Tensor=maximum clamp_max.Tensor=minimum"),
-    (
-        two_operands, as_common,
-        "silu_backward hardswish_backward hardsigmoid_backward mish_backward sigmoid_backward",
-    ),
     (
         compare, as_truth,
         "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar "
@@ -228,18 +224,17 @@ def clamp(output: Tensor, self: Tensor, min: float | None = None, max: float | N
     refuse(min is None and max is None, "PyTorch refuses the arguments: no bound")
     dtype = _clamped_dtype(self, min, max)
     given = self if self.dtype == dtype else self.to(dtype)
-    if any(each is not None and math.isnan(each) for each in (min, max)):
+    bounds = [each for each in (min, max) if each is not None]
+    if any(map(math.isnan, bounds)):
         output.fill_(math.nan)
-    elif min is not None and max is not None:
-        exec_unary(output, given, "clamp_scalar", params("ClampScalarParams", dtype, min, max))
-    elif min is not None:
-        exec_unary(output, given, "clamp_min_scalar", valued(min, dtype))
-    elif max is not None:
-        exec_unary(output, given, "clamp_max_scalar", valued(max, dtype))
+    elif len(bounds) == 2:
+        exec_unary(output, given, "clamp_scalar", params("ClampScalarParams", dtype, *bounds))
+    else:
+        exec_unary(output, given, f"clamp_{'max' if min is None else 'min'}_scalar", valued(bounds[0], dtype))
 
 
-@rule("clamp_min", outputs=lambda target, self, bound: _as_clamped(target, self, bound), side="min")
-@rule("clamp_max", outputs=lambda target, self, bound: _as_clamped(target, self, bound), side="max")
+@rule("clamp_min", outputs=_as_clamped, side="min")
+@rule("clamp_max", outputs=_as_clamped, side="max")
 def clamp_side(output: Tensor, self: Tensor, bound: float, *, side: str) -> None:
     """Not below, or not above, a number."""
     clamp(output, self, **{side: bound})
@@ -284,8 +279,6 @@ def lerp_by_tensor(output: Tensor, self: Tensor, end: Tensor, weight: Tensor | c
     """The same with a weight for each element, or one weight."""
     if not isinstance(weight, Tensor) or weight.dtype != self.dtype or not weight.is_mps:
         raise NoRule("a weight of another dtype or device")
-    if output.numel() == 0:
-        return
     way, operands, grid = walk(output, self, end, weight), [output, self, end, weight], (output.numel(), 1, 1)
     group, rest = (1024, 1, 1), [i64(each) for each in way.strides]
     if way.contiguous:
@@ -373,7 +366,7 @@ def log_sigmoid_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, 
 def glu(output: Tensor, self: Tensor, dim: int = -1) -> None:
     """The first half along a dimension times the second's sigmoid: in one grid where nothing is strided."""
     half = self.shape[dim] // 2
-    if not _halved("glu", [output, self], self, dim) and output.numel():
+    if not _halved("glu", [output, self], self, dim):
         exec_binary(output, self.narrow(dim, 0, half), self.narrow(dim, half, half), "glu")
 
 

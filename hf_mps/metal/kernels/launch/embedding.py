@@ -46,18 +46,12 @@ def embedding_bag(
     output = torch.empty(bags, size, dtype=weight.dtype, device=weight.device)
     offset2bag, bag_size = indices.new_empty(len(indices)), indices.new_empty(bags)
     largest = indices.new_empty((bags, size) if mode == _MAX else (0,))
-    parameters = {
-        "weight_strides": u32(weight.stride()),
-        "output_strides": u32(output.stride()),
-        "num_indices": u32(len(indices)),
-        "num_bags": u32(bags),
-        "num_weights": u32(weight.shape[0]),
-        **_shared(largest, mode, per_sample_weights, size, padding_idx),
-    }
+    parameters = {"weight_strides": u32(weight.stride()), "output_strides": u32(output.stride())}
+    parameters |= {"num_indices": u32(len(indices)), "num_bags": u32(bags), "num_weights": u32(weight.shape[0])}
+    parameters |= _shared(largest, mode, per_sample_weights, size, padding_idx)
     reported = errors()
     bound = [weight, indices, offsets, per_sample_weights, output, offset2bag, bag_size, largest, parameters]
-    if output.numel():
-        kernel.launch([*bound, reported.tensor], output.numel())
+    kernel.launch([*bound, reported.tensor], output.numel())
     refuse(reported.any(), "an index out of range")
     return output, offset2bag, bag_size, largest
 
@@ -82,15 +76,10 @@ def backward(
     size = grad.shape[1]
     _require_32_bits(grad)
     found = torch.zeros(rows, size, dtype=grad.dtype, device=grad.device)
-    parameters = {
-        "weight_grad_strides": u32(found.stride()),
-        "output_grad_strides": u32(grad.stride()),
-        **_shared(largest, mode, per_sample_weights, size, padding_idx),
-    }
+    parameters = {"weight_grad_strides": u32(found.stride()), "output_grad_strides": u32(grad.stride())}
+    parameters |= _shared(largest, mode, per_sample_weights, size, padding_idx)
     threads = grad.numel() if mode == _MAX else offset2bag.numel() * size
-    bound = [grad, indices, offset2bag, bag_size, largest, per_sample_weights, found, parameters]
-    if threads:
-        kernel.launch(bound, threads)
+    kernel.launch([grad, indices, offset2bag, bag_size, largest, per_sample_weights, found, parameters], threads)
     return found
 
 
@@ -106,28 +95,18 @@ def weights_backward(
     size = grad.shape[1]
     _require_32_bits(weight)
     found = torch.zeros(len(indices), dtype=grad.dtype, device=grad.device)
-    parameters = {
-        "output_grad_strides": u32(grad.stride()),
-        "weight_strides": u32(weight.stride()),
-        "per_sample_weights_grad_stride": u32(1),
-        "feature_size": u32(size),
-        "padding_idx": i64(padding_idx),
-    }
-    if len(indices) * size:
-        kernel.launch([grad, weight, indices, offset2bag, found, parameters], len(indices) * size)
+    parameters = {"output_grad_strides": u32(grad.stride()), "weight_strides": u32(weight.stride())}
+    parameters |= {"per_sample_weights_grad_stride": u32(1), "feature_size": u32(size), "padding_idx": i64(padding_idx)}
+    kernel.launch([grad, weight, indices, offset2bag, found, parameters], len(indices) * size)
     return found
 
 
 def _shared(largest: Tensor, mode: int, weights: Tensor | None, size: int, padding_idx: int) -> dict[str, bytes]:
     """Return what both directions are told, by the members' names (kernels/EmbeddingBag.h), offsets in 32 bits."""
-    return {
-        "max_indices_strides": u32(largest.stride() if mode == _MAX else (0, 0)),
-        "use_per_sample_weights": u8(weights is not None),
-        "per_sample_weights_stride": u32(0 if weights is None else weights.stride(0)),
-        "feature_size": u32(size),
-        "mode": i32(mode),
-        "padding_idx": i64(padding_idx),
-    }
+    shared = {"max_indices_strides": u32(largest.stride() if mode == _MAX else (0, 0)), "mode": i32(mode)}
+    shared |= {"use_per_sample_weights": u8(weights is not None), "feature_size": u32(size)}
+    shared["per_sample_weights_stride"] = u32(0 if weights is None else weights.stride(0))
+    return shared | {"padding_idx": i64(padding_idx)}
 
 
 def _require_32_bits(tensor: Tensor) -> None:

@@ -245,18 +245,12 @@ def avg_pool2d(
     refuse(not ceil_mode, GRAPH)
     kernel, step, pad, _ = _windows(kernel_size, stride, padding)
     sides = {"input": given, "output": output}
-    parameters = {
-        "dims": i32(given.dim()),
-        "pooling_dims": i32(2),
-        **{f"{side}_sizes": _array(each.shape) for side, each in sides.items()},
-        **{f"{side}_strides": _array(each.stride()) for side, each in sides.items()},
-        "kernel_size": _each(kernel),
-        "stride": _each(step),
-        "padding": _each(pad),
-        "count_include_pad": u8(include_pad),
-        "has_divisor_override": u8(divisor is not None),
-        "divisor_override": i32(divisor or 0),
-    }
+    parameters = {"dims": i32(given.dim()), "pooling_dims": i32(2)}
+    parameters |= {f"{side}_sizes": _array(each.shape) for side, each in sides.items()}
+    parameters |= {f"{side}_strides": _array(each.stride()) for side, each in sides.items()}
+    parameters |= {"kernel_size": _each(kernel), "stride": _each(step), "padding": _each(pad)}
+    parameters |= {"count_include_pad": u8(include_pad), "has_divisor_override": u8(divisor is not None)}
+    parameters["divisor_override"] = i32(divisor or 0)
     kernels[f"avg_pool_{metal(given.dtype)}"].launch({**sides, "params": parameters}, output.numel())
 
 

@@ -138,8 +138,6 @@ def _whole(tensor: Tensor, indices: Indices) -> Indices:
     given = [each for each in found if each is not None]
     refuse(not given or len(found) > tensor.dim(), "PyTorch refuses the indices")
     shape = broadcast(*(tuple(each.shape) for each in given))
-    if shape is None:
-        raise NoRule("PyTorch refuses the shapes")
     shared = iter([each.expand(shape) for each in given])
     found = [None if each is None else _on_device(next(shared), tensor) for each in found]
     return [*found, *(None for _ in range(tensor.dim() - len(found)))]
@@ -154,18 +152,13 @@ def _on_device(index: Tensor, tensor: Tensor) -> Tensor:
 
 def _one_mask(tensor: Tensor, indices: Indices) -> Tensor | None:
     """Return the mask that all indices are together, of the tensor's dimensions (canDispatchToMaskedFill); or None."""
-    mask: Tensor | None = None
-    dims = 0
-    for each in indices:
-        if each is None:
-            dims += 1
-        elif mask is not None or each.dtype not in (torch.bool, torch.uint8) or each.device != tensor.device:
-            return None
-        else:
-            refuse(each.shape != tensor.shape[dims : dims + each.dim()], "PyTorch refuses the mask's shape")
-            mask = each
-            dims += each.dim()
-    return None if mask is None else mask.reshape(*mask.shape, *(1 for _ in range(tensor.dim() - dims)))
+    given = [(place, each) for place, each in enumerate(indices) if each is not None]
+    if len(given) != 1 or given[0][1].dtype not in (torch.bool, torch.uint8) or given[0][1].device != tensor.device:
+        return None
+    ((before, mask),) = given
+    refuse(mask.shape != tensor.shape[before : before + mask.dim()], "PyTorch refuses the mask's shape")
+    # The host counts what stands behind the mask as dimensions too, and adds ones for the others alone.
+    return mask.reshape(*mask.shape, *[1] * (tensor.dim() - mask.dim() - len(indices) + 1))
 
 
 def _bits(tensor: Tensor) -> str:
@@ -220,10 +213,7 @@ def nonzero_into(self: Tensor, *, out: Tensor) -> Tensor:
 def masked_select(self: Tensor, mask: Tensor) -> Tensor:
     """Mask and tensor broadcast, and the mask becomes indices."""
     refuse(mask.dtype != torch.bool or not mask.is_mps, "PyTorch refuses the mask")
-    shape = broadcast(tuple(self.shape), tuple(mask.shape))
-    if shape is None:
-        raise NoRule("PyTorch refuses the shapes")
-    shape = shape or (1,)
+    shape = broadcast(tuple(self.shape), tuple(mask.shape)) or (1,)
     return self.expand(shape)[mask.expand(shape)]
 
 

@@ -44,10 +44,7 @@ def walk(output: Tensor, *inputs: Tensor) -> Walk:
     Raises:
         NoRule: an operand spans 2 GiB or more, which the host cuts into several launches.
     """
-    found = _walk(tuple((tuple(each.shape), each.stride(), each.element_size()) for each in (output, *inputs)))
-    if found is None:
-        raise NoRule("an operand of 2 GiB or more, which the host launches in parts")
-    return found
+    return _walk(tuple((tuple(each.shape), each.stride(), each.element_size()) for each in (output, *inputs)))
 
 
 MANY = 1 << 27
@@ -69,15 +66,15 @@ def all_dense(output: Tensor, *inputs: Tensor) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _walk(operands: tuple[Lying, ...]) -> Walk | None:
+def _walk(operands: tuple[Lying, ...]) -> Walk:
     shape = operands[0][0]
     rank = len(shape)
     order, strides = _ordered(shape, operands)
     sizes = [shape[dim] for dim in order]
     steps = [[each[dim] for dim in order] for each in strides]
     for size_steps in steps:
-        if sum((size - 1) * step for size, step in zip(sizes, size_steps, strict=True)) >= LARGEST_OFFSET:
-            return None
+        reach = sum((size - 1) * step for size, step in zip(sizes, size_steps, strict=True))
+        refuse(reach >= LARGEST_OFFSET, "an operand of 2 GiB or more, which the host launches in parts")
     if all(each[0] == shape for each in operands) and all(is_dense(*each[:2]) for each in operands):
         return Walk((math.prod(shape),), tuple((each[2],) for each in operands), contiguous=True)
     # In place: `sizes` and `steps` have the merged dimensions first, and what is behind them means nothing.
@@ -117,10 +114,8 @@ def _ordered(shape: tuple[int, ...], operands: Sequence[Lying]) -> tuple[list[in
 
 def _broadcast_strides(shape: tuple[int, ...], mine: tuple[int, ...], strides: tuple[int, ...], size: int) -> list[int]:
     missing = len(shape) - len(mine)
-    found = [0] * missing
-    for whole, own, stride in zip(shape[missing:], mine, strides, strict=True):
-        found.append(0 if own == 1 and whole != 1 else stride * size)
-    return found
+    own = zip(shape[missing:], mine, strides, strict=True)
+    return [0] * missing + [0 if each == 1 and whole != 1 else stride * size for whole, each, stride in own]
 
 
 def _compare(shape: tuple[int, ...], strides: list[list[int]], first: int, second: int) -> int:
@@ -140,17 +135,14 @@ def _merge(sizes: list[int], steps: list[list[int]]) -> int:
     """Merge neighbouring dimensions in place; the number that is left."""
     last = 0
     for dim in range(1, len(sizes)):
-        one = sizes[last] == 1
-        if one or sizes[dim] == 1 or all(sizes[last] * each[last] == each[dim] for each in steps):
-            if one:
-                for each in steps:
-                    each[last] = each[dim]
-            sizes[last] *= sizes[dim]
-        else:
+        size = sizes[dim]
+        if 1 not in (sizes[last], size) and any(sizes[last] * each[last] != each[dim] for each in steps):
             last += 1
-            sizes[last] = sizes[dim]
+            sizes[last] = 1  # as one that is still to take the next dimension's strides
+        if sizes[last] == 1:
             for each in steps:
                 each[last] = each[dim]
+        sizes[last] *= size
     return last + 1
 
 
@@ -165,27 +157,25 @@ def result(dtype: torch.dtype, *inputs: Tensor) -> Tensor:
     if all(each.shape == shape and each.stride() == strides for each in inputs):
         return torch.empty_like(first, dtype=dtype)
     lying = _result(tuple((tuple(each.shape), each.stride()) for each in inputs))
-    if lying is None:
-        raise NoRule("PyTorch refuses the arguments: their shapes do not broadcast")
     return torch.empty_strided(*lying, dtype=dtype, device=first.device)
 
 
 @lru_cache(maxsize=4096)
-def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape that all of them broadcast to, or None."""
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that all of them broadcast to. Raises NoRule where there is none."""
     try:
         return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     except RuntimeError:
-        return None
+        raise NoRule("PyTorch refuses the arguments: their shapes do not broadcast") from None
+
+
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""A tensor's shape and strides."""
 
 
 @lru_cache(maxsize=4096)
-def _result(
-    inputs: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...],
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _result(inputs: tuple[Layout, ...]) -> Layout:
     shape = broadcast(*(each for each, _ in inputs))
-    if shape is None:
-        return None
     order = list(range(len(shape) - 1, -1, -1))
     if not (all(each == shape for each, _ in inputs) and all(is_dense(*each) for each in inputs)):
         order, _ = _ordered(shape, [(*each, 1) for each in inputs])
@@ -213,8 +203,7 @@ def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand, exact
     if target is None:
         return result(dtype, *inputs)
     shape = broadcast(*(tuple(each.shape) for each in inputs))
-    if shape is None or (tuple(target.shape) != shape and target.numel()):
-        raise NoRule("the result has another shape than what it is written to")
+    refuse(tuple(target.shape) != shape and target.numel(), "the result has another shape than what it is written to")
     if target.dtype != dtype and (exact or not torch.can_cast(dtype, target.dtype)):
         raise NoRule("PyTorch refuses the arguments: the result's dtype can't be cast to the output's")
     refuse(any(_overlap(target, each) for each in inputs), "an input and the output share memory in part")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from hf_mps.metal.kernels.launch.iterator import is_dense
 from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, parameters
-from hf_mps.metal.kernels.launch.reductions import kept, wrapped
+from hf_mps.metal.kernels.launch.reductions import Dims, kept, wrapped
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, u32
 
@@ -163,13 +162,7 @@ def _threads(elements: int) -> int:
 # Host: ../ReduceOps.cpp.
 @rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", outputs=by_meta)
 def norms(
-    output: Tensor,
-    given: Tensor,
-    order: float | None = 2,
-    dim: Sequence[int] | int | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    output: Tensor, given: Tensor, order: float | None = 2, dim: Dims = None, *_: bool, dtype: torch.dtype | None = None
 ) -> None:
     """linalg_vector_norm_out of LinearAlgebra.cpp, then norm_kernel_mps: one value is its absolute value.
 

@@ -62,15 +62,9 @@ LEARNING_RATE = "a learning rate of another dtype or size"
 
 # Host: operations/FusedSgdKernel.mm.
 @rule("_fused_sgd_", "_fused_sgd_.tensor_lr")
-def sgd(
-    parameters: list[Tensor],
-    grads: list[Tensor],
-    momenta: list[Tensor],
-    *,
-    momentum: float,
-    **values: float | Tensor | None,
-) -> None:
+def sgd(*given: list[Tensor], momentum: float, **values: float | Tensor | None) -> None:
     """SGD, with another kernel for momentum."""
+    parameters, grads, momenta = given
     if not parameters:
         return
     refuse(bool(momenta) != (momentum > 0), "momentum without its buffers, or buffers without momentum")
@@ -130,10 +124,9 @@ def unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     dense = [each for each in grads if each.is_contiguous() or walk(each).contiguous]
     dtype = metal(grads[0].dtype)
     many = kernels[f"ampNonFiniteCheckAndUnscale_{dtype}"]
-    one = kernels[f"ampNonFiniteCheckAndUnscaleSingle_{dtype}"] if len(dense) < len(grads) else many
-    if one is not many:
-        done = {id(each) for each in dense}
-        _one_by_one(one, [each for each in grads if id(each) not in done], found_inf, inv_scale)
+    done = {id(each) for each in dense}
+    if gapped := [each for each in grads if id(each) not in done]:
+        _one_by_one(kernels[f"ampNonFiniteCheckAndUnscaleSingle_{dtype}"], gapped, found_inf, inv_scale)
     for batch in batches((each.numel() for each in dense), alone=True):
         arguments = [_addresses(batch, [dense]), _metadata(batch, dense), found_inf, inv_scale]
         groups = len(batch.chunks)
@@ -148,8 +141,7 @@ def _one_by_one(kernel: Kernel, grads: list[Tensor], found_inf: Tensor, inv_scal
     if any(each.untyped_storage().nbytes() // each.itemsize < each.storage_offset() + each.numel() for each in grads):
         raise NoRule("a gradient that holds elements more than once")
     for grad in grads:
-        if grad.numel():
-            kernel.launch([grad, found_inf, inv_scale], grad.numel(), 256)
+        kernel.launch([grad, found_inf, inv_scale], grad.numel(), 256)
 
 
 @rule("_amp_update_scale_")

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.iterator import all_dense, plane, walk
 from hf_mps.metal.kernels.rules import GRAPH, kernels, refuse
-from hf_mps.metal.kernels.values import NoRule, i64, metal, padded, scalar, u8, u32
+from hf_mps.metal.kernels.values import i64, metal, padded, scalar, u8, u32
 
 SCALAR_TYPES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
@@ -34,13 +34,11 @@ ILP = 4
 """Elements that such a thread does (ILP_PER_THREAD in c10/metal/common.h)."""
 
 
-class Alpha:
+class Alpha(NamedTuple):
     """A value beside the operands: the bytes that are bound, and the name of its type in the kernel's name."""
 
-    __slots__ = ("data", "type")
-
-    def __init__(self, data: bytes, type: str) -> None:
-        self.data, self.type = data, type
+    data: bytes
+    type: str
 
 
 @lru_cache(maxsize=1024)
@@ -96,8 +94,7 @@ def scalar_type(tensor: Tensor) -> int:
 @lru_cache(maxsize=256)
 def _need_any(release: object, name: str) -> None:
     """Raise NoRule where the release has no kernel at all of a name."""
-    if not any(each.startswith(f"{name}_dense_") for each in kernels.release.library):  # type: ignore[union-attr]
-        raise NoRule(GRAPH)
+    refuse(not any(each.startswith(f"{name}_dense_") for each in kernels.release.library), GRAPH)  # type: ignore[union-attr]
 
 
 def exec_unary(
@@ -108,8 +105,6 @@ def exec_unary(
     `many` says whether a thread takes several elements, where that is not decided as for most operators.
     """
     count = output.numel()
-    if count == 0:
-        return
     # Before the dtypes are looked at: what has no kernel at all counts as MPSGraph's, whatever the call.
     _need_any(kernels.release, name)
     way = None if all_dense(output, given) else walk(output, given)
@@ -162,8 +157,6 @@ def exec_binary(
     where the release has no kernel for layout and dtypes.
     """
     count = output.numel()
-    if count == 0:
-        return
     _need_any(kernels.release, name)
     first, second, tail = on_device(first), on_device(second), _tail(beside)
     rest = [] if beside is None else [beside.data]
@@ -234,8 +227,6 @@ def repeats(tensor: Tensor, output: Tensor) -> bool:
 def exec_ternary(output: Tensor, first: Tensor, second: Tensor, third: Tensor, name: str) -> None:
     """Launch the kernel `name` over three inputs. Raises NoRule where the release has none for layout and dtypes."""
     count = output.numel()
-    if count == 0:
-        return
     _need_any(kernels.release, name)
     inputs = [on_device(each) for each in (first, second, third)]
     casts = any(each.dtype != inputs[0].dtype for each in inputs[1:])

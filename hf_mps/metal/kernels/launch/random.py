@@ -44,8 +44,6 @@ def _default() -> Generator:
 def fill(output: Tensor, family: str, numbers: bytes, generator: Generator | None) -> Tensor:
     """Fill `output` by the kernel of a distribution, of whose parameters `numbers` are the bytes, and return it."""
     count = output.numel()
-    if count == 0:
-        return output
     refuse(count >= 1 << 31, "more than 2**31 elements")
     kernel = kernels[f"{family}_{metal(output.dtype)}"]
     flat = output if output.is_contiguous() or walk(output).contiguous else _temporary(output)
@@ -115,8 +113,6 @@ def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = N
     A probability outside of 0 to 1 is written to the buffer of errors: the device's own kernel then words the error.
     """
     count = output.numel()
-    if count == 0:
-        return output
     if p.dim() == 0:
         return distributed(output, float(p), generator=generator, operator="bernoulli_.float")
     refuse(p.shape != output.shape, "probabilities of another shape")
@@ -241,8 +237,7 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     if not (grad.stride() == mask.stride() and walk(grad).contiguous):
         grad, mask = grad.contiguous(), mask.contiguous()
     output = torch.empty_like(grad)
-    if grad.numel():
-        kernel.launch({"grad_input": output, "grad_output": grad, "mask": mask, "scale": f32(scale)}, grad.numel())
+    kernel.launch({"grad_input": output, "grad_output": grad, "mask": mask, "scale": f32(scale)}, grad.numel())
     return output
 
 
@@ -259,8 +254,7 @@ def gamma(given: Tensor, generator: Generator | None = None) -> Tensor:
     output = _contiguous_like(given)
     kernel = kernels[f"standard_gamma_{metal(output.dtype)}"]
     refuse(output.numel() >= 1 << 31, "more than 2**31 elements")
-    if output.numel():
-        kernel.launch([output, given.contiguous(), drawn(generator, STRIDE * output.numel())], output.numel())
+    kernel.launch([output, given.contiguous(), drawn(generator, STRIDE * output.numel())], output.numel())
     return output
 
 
@@ -285,9 +279,7 @@ def gradient(*given: Tensor, family: str) -> Tensor:
     kernel = kernels[f"{family}_{metal(output.dtype)}"]
     if any(each.shape != output.shape or each.dtype != output.dtype for each in given):
         raise NoRule("operands of several shapes or dtypes")
-    dense = [each.contiguous() for each in given]
-    if output.numel():
-        kernel.launch([output, *dense], output.numel())
+    kernel.launch([output, *(each.contiguous() for each in given)], output.numel())
     return output
 
 
@@ -319,8 +311,7 @@ def permutation(n: int, *, generator: Generator | None = None, out: Tensor) -> T
         kernel.launch(arguments, n)
         return out.copy_(order)
     keys = torch.empty(n, dtype=torch.float32, device=out.device)
-    order = torch.argsort(fill(keys, "uniform_dist", f32(0.0, 1.0), generator))
-    return out.copy_(order)
+    return out.copy_(torch.argsort(fill(keys, "uniform_dist", f32(0.0, 1.0), generator)))
 
 
 def _most(dtype: torch.dtype) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hf_mps.metal.kernels.launch.iterator import is_dense
 from hf_mps.metal.kernels.rules import kernels, refuse
+from hf_mps.metal.kernels.runtime import Grid
 from hf_mps.metal.kernels.values import NoRule, f32, metal, u32
 
 GROUP = 1024
@@ -99,46 +100,50 @@ class Reduction:
         middle = f"_{layout}" if layout else ""
         return f"{prefix or self.family.prefix}_reduction{middle}_{source or self.source}_{target or self.target}"
 
-    def inner(self, given: Tensor, rows: int, columns: int, name: str) -> None:
+    def launch(self, layout: str, given: Tensor, output: Tensor, groups: Grid, group: Grid, /, **bound: bytes) -> None:
+        """Launch a pass from one tensor to another; sums that bind a divisor divide where they write the output.
+
+        The first pass has the kernels of the family's name, the second those of what reduces its partial results.
+        """
+        if self.family.divided and "sizes" in bound:
+            bound["divisor"] = f32(self.divisor if output is self.output else 0.0)
+        first = given is self.given
+        source, prefix = (self.source, self.family.prefix) if first else (_between(given), self.family.second)
+        target = self.target if output is self.output else _between(output)
+        kernel = kernels[self.kernel_name(layout, source, target, prefix)]
+        kernel.launch({"input": given, "output": output, **bound}, groups=groups, group=group)
+
+    def inner(self, given: Tensor, rows: int, columns: int) -> None:
         """A simdgroup for each row."""
-        bound = {"input": given, "output": self.output, "sizes": u32(rows, columns)}
-        if self.family.divided:
-            bound["divisor"] = f32(self.divisor)
-        kernels[name].launch(bound, groups=-(-rows // (INNER // 32)), group=INNER)
+        self.launch("inner", given, self.output, -(-rows // (INNER // 32)), INNER, sizes=u32(rows, columns))
 
     def outer(self) -> None:
         """A threadgroup for each 32 columns, which are read side by side."""
         rows = self.sizes[0]
         columns = self.given.numel() // rows
-        bound = {"input": self.given, "output": self.output, "sizes": u32(rows, columns, 1, 0)}
-        if self.family.divided:
-            bound["divisor"] = f32(self.divisor)
-        kernels[self.kernel_name("outer")].launch(bound, groups=(-(-columns // OUTER), 1, 1), group=(OUTER, OUTER, 1))
+        grid = (-(-columns // OUTER), 1, 1), (OUTER, OUTER, 1)
+        self.launch("outer", self.given, self.output, *grid, sizes=u32(rows, columns, 1, 0))
 
     def in_two_passes(self, groups: int, partial: torch.dtype, flat: bool) -> None:
         """All elements in `groups` slices, then the slices' results; the divisor acts at the end."""
         strided = not self.dense and self.family.divided
-        given = self.given if self.dense or strided else self.given.contiguous()
-        partials = torch.empty(groups, dtype=partial, device=given.device)
-        between = self.target if partial == self.output.dtype or self.family.predicate else metal(partial)
+        self.given = self.given if self.dense or strided else self.given.contiguous()
+        partials = torch.empty(groups, dtype=partial, device=self.given.device)
         each = self.length // groups
-        layout = "strided" if strided else "flat" if flat else ""
-        first = kernels[self.kernel_name(layout, target=between)]
-        second = kernels[self.kernel_name("", between, prefix=self.family.second)]
-        if layout == "flat":
-            first.launch({"input": given, "output": partials, "params": u32(groups, each)}, groups=groups, group=256)
+        if flat and not strided:
+            self.launch("flat", self.given, partials, groups, 256, params=u32(groups, each))
         else:
             sizes, strides = (self.sizes, self.strides) if strided else ([groups, each], [each, 1])
             params = parameters(0.0, each, sizes, strides, [] if strided else [groups, 0], [] if strided else [1, 0])
-            first.launch({"input": given, "output": partials, "params": params}, groups=groups, group=simdgroups(each))
+            layout = "strided" if strided else ""
+            self.launch(layout, self.given, partials, groups, simdgroups(each), params=params)
         params = parameters(self.divisor, groups, [groups], [1], [1], [0])
-        second.launch({"input": partials, "output": self.output, "params": params}, groups=1, group=simdgroups(groups))
+        self.launch("", partials, self.output, 1, simdgroups(groups), params=params)
 
     def general(self) -> None:
         """A threadgroup for each result, whatever the strides."""
         params = parameters(self.divisor, self.length, self.sizes, self.strides, self.out_sizes, self.out_strides)
-        bound = {"input": self.given, "output": self.output, "params": params}
-        kernels[self.kernel_name("")].launch(bound, groups=self.output.numel(), group=simdgroups(self.length))
+        self.launch("", self.given, self.output, self.output.numel(), simdgroups(self.length), params=params)
 
 
 def parameters(number: float, length: int, sizes: Sequence[int], *others: Sequence[int]) -> bytes:
@@ -172,13 +177,13 @@ def run_whole(reduction: Reduction) -> None:
             return
         if reduced == [last]:
             columns = reduction.sizes[-1]
-            reduction.inner(
-                reduction.given, reduction.given.numel() // columns, columns, reduction.kernel_name("inner")
-            )
+            reduction.inner(reduction.given, reduction.given.numel() // columns, columns)
             return
     groups = slices(reduction.length) if results == 1 else 1
     if groups > 1:
-        reduction.in_two_passes(groups, reduction.output.dtype, flat=False)
+        reduction.in_two_passes(
+            groups, torch.uint8 if reduction.family.predicate else reduction.output.dtype, flat=False
+        )
     else:
         reduction.general()
 
@@ -201,6 +206,11 @@ class Blocks(NamedTuple):
     dim_stride: int
     inner_stride: int
     outer_stride: int
+
+    @property
+    def strides(self) -> bytes:
+        """The three, as kernels take them."""
+        return u32(self.dim_stride, self.inner_stride, self.outer_stride, 0)
 
     @property
     def groups(self) -> int:
@@ -313,11 +323,9 @@ def _by_columns(work: Reduction, given: Tensor, output: Tensor, blocks: Blocks, 
     """A threadgroup for 32 columns: 32 rows at a time, or one thread a column where dim is short."""
     layout = "outer_small_dim" if blocks.small and segments == 1 and given is work.given else "outer"
     height = 1 if layout == "outer_small_dim" else OUTER
-    bound = _bound(work, given, output, u32(blocks.dim, blocks.inner, 1, segments))
-    bound["strides"] = u32(blocks.dim_stride, blocks.inner_stride, blocks.outer_stride, 0)
-    kernels[_name(work, layout, given, output)].launch(
-        bound, groups=(math.ceil(blocks.inner / OUTER), segments, blocks.outer), group=(OUTER, height, 1)
-    )
+    grid = (math.ceil(blocks.inner / OUTER), segments, blocks.outer), (OUTER, height, 1)
+    sizes = u32(blocks.dim, blocks.inner, 1, segments)
+    work.launch(layout, given, output, *grid, sizes=sizes, strides=blocks.strides)
 
 
 def _narrow(work: Reduction, blocks: Blocks) -> None:
@@ -335,13 +343,9 @@ def _narrow(work: Reduction, blocks: Blocks) -> None:
 
 def _by_rows(work: Reduction, given: Tensor, output: Tensor, blocks: Blocks, segments: int) -> None:
     strided = given is work.given and not work.dense
-    bound = _bound(work, given, output, u32(blocks.dim, blocks.inner, 1, segments))
-    if strided:
-        bound["strides"] = u32(blocks.dim_stride, blocks.inner_stride, blocks.outer_stride, 0)
-    active = NARROW // blocks.inner * blocks.inner
-    kernels[_name(work, "narrow_strided" if strided else "narrow", given, output)].launch(
-        bound, groups=(1, segments, blocks.outer), group=active
-    )
+    bound = {"sizes": u32(blocks.dim, blocks.inner, 1, segments), **({"strides": blocks.strides} if strided else {})}
+    grid = (1, segments, blocks.outer), NARROW // blocks.inner * blocks.inner
+    work.launch("narrow_strided" if strided else "narrow", given, output, *grid, **bound)
 
 
 def _inner(work: Reduction) -> None:
@@ -358,33 +362,15 @@ def _inner(work: Reduction) -> None:
         segments = math.ceil(columns / math.ceil(columns / segments))
         between = torch.empty((rows, segments), dtype=partial(work), device=work.given.device)
         _chunks(work, between, rows, columns, 32, segments)
-        work.inner(between, rows, segments, _name(work, "inner", between, work.output))
+        work.inner(between, rows, segments)
         return
-    work.inner(work.given, rows, columns, work.kernel_name("inner"))
+    work.inner(work.given, rows, columns)
 
 
 def _chunks(work: Reduction, output: Tensor, rows: int, columns: int, lanes: int, segments: int) -> None:
-    simdgroups = math.ceil(rows * segments / (32 // lanes))
-    bound = _bound(work, work.given, output, u32(rows, columns, lanes, segments))
-    kernels[_name(work, "inner_chunk", work.given, output)].launch(
-        bound, groups=math.ceil(simdgroups / (INNER // 32)), group=INNER
-    )
-
-
-def _bound(work: Reduction, given: Tensor, output: Tensor, sizes: bytes) -> dict[str, Tensor | bytes]:
-    """Return the arguments of a pass: sums divide in the pass that writes the output."""
-    bound: dict[str, Tensor | bytes] = {"input": given, "output": output, "sizes": sizes}
-    if work.family.divided:
-        bound["divisor"] = f32(work.divisor if output is work.output else 0.0)
-    return bound
-
-
-def _name(work: Reduction, layout: str, given: Tensor, output: Tensor) -> str:
-    """Return the kernel of a pass: the first has the family's name, the second that of what reduces partial results."""
-    first = given is work.given
-    source = work.source if first else _between(given)
-    target = work.target if output is work.output else _between(output)
-    return work.kernel_name(layout, source, target, work.family.prefix if first else work.family.second)
+    groups = math.ceil(math.ceil(rows * segments / (32 // lanes)) / (INNER // 32))
+    sizes = u32(rows, columns, lanes, segments)
+    work.launch("inner_chunk", work.given, output, groups, INNER, sizes=sizes)
 
 
 def _between(tensor: Tensor) -> str:

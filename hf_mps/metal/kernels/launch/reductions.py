@@ -18,7 +18,10 @@ from hf_mps.metal.kernels.values import metal, u32
 # Host: operations/ReduceOps.mm.
 
 
-def wrapped(dims: Sequence[int] | int | None, rank: int) -> set[int]:
+Dims = Sequence[int] | int | None
+
+
+def wrapped(dims: Dims, rank: int) -> set[int]:
     """The dimensions meant, counted from 0; all of them for None or none."""
     given = [dims] if isinstance(dims, int) else dims or range(rank)
     return {each % rank for each in given} if rank else set()
@@ -32,9 +35,7 @@ def kept(output: Tensor, dims: set[int], rank: int) -> tuple[list[int], list[int
     return list(output.shape), list(output.stride())
 
 
-def reduced(
-    family: Family, given: Tensor, output: Tensor, dim: Sequence[int] | int | None = None, *, divisor: float = 0.0
-) -> None:
+def reduced(family: Family, given: Tensor, output: Tensor, dim: Dims = None, *, divisor: float = 0.0) -> None:
     """Reduce what there is to reduce into the output."""
     # Only a release that reduces in segments (2.14 and later) has kernels of flat elements.
     if given.numel() and output.numel():
@@ -46,15 +47,7 @@ def reduced(
 
 @rule("sum.dim_IntList", outputs=by_meta, family=SUM)
 @rule("nansum", outputs=by_meta, family=reduce.NANSUM)
-def sums(
-    output: Tensor,
-    given: Tensor,
-    dim: Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    family: Family,
-    dtype: torch.dtype | None = None,
-) -> None:
+def sums(output: Tensor, given: Tensor, dim: Dims = None, *_: bool, family: Family, **__: torch.dtype) -> None:
     """Elements are cast to the result's dtype before, integers to int64; nansum of integers is their sum."""
     refuse(given.is_complex() and family is reduce.NANSUM)
     if not given.numel():
@@ -65,14 +58,7 @@ def sums(
 
 
 @rule("mean.dim", outputs=by_meta)
-def means(
-    output: Tensor,
-    given: Tensor,
-    dim: Sequence[int] | None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> None:
+def means(output: Tensor, given: Tensor, dim: Dims, *_: bool, **__: torch.dtype) -> None:
     """The sum's kernels, which divide their accumulator before they round it."""
     if given.numel():
         reduced(SUM, given.to(output.dtype), output, dim, divisor=given.numel() / output.numel())
@@ -254,10 +240,9 @@ def _outer(places: Places, blocks: Blocks) -> None:
 
 
 def _columns(places: Places, blocks: Blocks, kernel: str, segments: int, outer: int, **found: Tensor) -> None:
-    strides = u32(blocks.dim_stride, blocks.inner_stride, blocks.outer_stride, 0)
     grid = (math.ceil(blocks.inner / reduce.OUTER), segments, outer)
     sizes = (blocks.dim, blocks.inner, segments, 0)
-    places.launch(kernel, sizes, grid, (reduce.OUTER, reduce.OUTER, 1), strides=strides, **found)
+    places.launch(kernel, sizes, grid, (reduce.OUTER, reduce.OUTER, 1), strides=blocks.strides, **found)
 
 
 def _inner(places: Places, length: int) -> None:

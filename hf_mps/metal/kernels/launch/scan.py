@@ -230,13 +230,8 @@ def _look_back(name: str, source: Tensor, target: Tensor, length: int, outer: in
     def words(count: int, value: int) -> Tensor:
         return torch.full((count,), value, dtype=torch.int32, device=source.device)
 
-    bound = {
-        "in": source,
-        "out": target,
-        "axis_size": u32(length),
-        "num_tiles": u32(tiles),
-        "tile_counter": words(1, 0),
-    }
+    bound: dict[str, Tensor | bytes] = {"in": source, "out": target, "tile_counter": words(1, 0)}
+    bound |= {"axis_size": u32(length), "num_tiles": u32(tiles)}
     # One column publishes by the value itself, several by a word of their tile.
     unknown = -1 if inner == 1 else 0
     bound |= {part: words(outer * tiles * inner, unknown) for part in ("aggregates", "inclusive")}

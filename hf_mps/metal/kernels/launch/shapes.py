@@ -35,8 +35,6 @@ def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     batch, planes, height, width = given.shape
     across = _columns((height, width), *windows)[1]
     _refuse_long(given, into)
-    if into.numel() == 0:
-        return
     arguments = {"inputData": given, "outputData": into, "input_sizes": i32(width, height, planes, batch)}
     arguments["kernel_dilation"] = u32(kernel_size[::-1], dilation[::-1])
     arguments["padding_stride"] = i32(padding[::-1], stride[::-1])
@@ -156,8 +154,7 @@ def _indices(name: str, row: int, col: int, options: dict[str, Any], *numbers: i
     """The indices by a kernel that takes `numbers`, of which the last is their count."""
     refuse(row < 0 or col < 0 or options.get("layout") not in (None, torch.strided))
     output = torch.empty((2, numbers[-1]), dtype=options.get("dtype") or torch.int64, device="mps")
-    if numbers[-1]:
-        kernels[f"{name}_{metal(output.dtype)}"].launch((output, *map(i64, numbers)), numbers[-1])
+    kernels[f"{name}_{metal(output.dtype)}"].launch((output, *map(i64, numbers)), numbers[-1])
     return output
 
 
@@ -249,8 +246,6 @@ def _stepped(name: str, out: Tensor, size: int, numbers: bytes, steps: int | Non
     kind = metal(out.dtype)
     if out.numel() != size:
         out.resize_((size,))
-    if size == 0:
-        return out
     if out.is_contiguous() or out.dim() == 1:
         stride = 1 if out.is_contiguous() else out.stride(0)
         small = max(size, (size - 1) * abs(stride)) < 2**31

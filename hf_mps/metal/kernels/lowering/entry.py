@@ -76,15 +76,8 @@ _SCALARS = {
     "threads_per_simdgroup": "32",
     "simdgroups_per_threadgroup": "%simdgroups",
 }
-_OWN = {
-    "thread_position_in_grid",
-    "thread_position_in_threadgroup",
-    "thread_index_in_threadgroup",
-    "thread_index_in_simdgroup",
-    "simdgroup_index_in_threadgroup",
-    "thread_index_in_quadgroup",
-    "quadgroup_index_in_threadgroup",
-}
+# What differs between the threads of a threadgroup.
+_OWN = {each for each in (*_VECTORS, *_SCALARS) if each.startswith("thread_position_") or "_index_in_" in each}
 _LLVM = {"uint": "i32", "int": "i32", "ushort": "i16", "short": "i16"}
 
 
