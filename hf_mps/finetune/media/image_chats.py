@@ -12,7 +12,7 @@ from pydantic import model_validator
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
-from hf_mps.finetune.models.language import Labelled, generated
+from hf_mps.finetune.models.language import LABELLED, Labelled, generated
 from hf_mps.finetune.models.vision_language import Reader
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.text import chat, tokens
@@ -170,7 +170,6 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
     `row` is each one's place in `rows`. Rows are cut to `longest`, never within an image; a row without any of the
     assistant's words left is dropped. Raises UserError for a row that holds no conversation, or no image file.
     """
-    from datasets import Features, List, Value
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         made: dict[str, list[Any]] = {"input_ids": [], "labels": [], "pictures": [], "row": []}
@@ -189,9 +188,7 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
                 made["row"].append(index)
         return made
 
-    kinds = {"input_ids": List(Value("int32")), "labels": List(Value("int32"))}
-    features = Features({**kinds, "pictures": Value("int32"), "row": Value("int32")})
-    key = ("image chats", longest, prompt or "")
+    features, key = {**LABELLED, "pictures": "int32", "row": "int32"}, ("image chats", longest, prompt or "")
     found = tokens.map_cached(rows, encode, content=content, key=key, features=features)
     if len(found) == 0:
         remedy = "give a longer one, or a smaller max_image_tokens"

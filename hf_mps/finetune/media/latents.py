@@ -25,7 +25,6 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
     width now.
     """
     import torch
-    from datasets import Features, Value
     from safetensors.torch import save
 
     from hf_mps.finetune.models.diffusion import TOKENS
@@ -57,8 +56,7 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
     # The files that rows name may hold other images than before, and the folder of the model other weights.
     content = f"{digest_rows({'': rows})['']['digest']} {_digest(pipeline)}"
     key = ("latents", size, prompt, device)
-    kinds = Features({"row": Value("binary")})
-    return tokens.map_cached(rows, encode, content=content, key=key, features=kinds, batch_size=16)
+    return tokens.map_cached(rows, encode, content=content, key=key, features={"row": "binary"}, batch_size=16)
 
 
 def squared(image: Any, size: int) -> tuple[Any, tuple[int, int]]:

@@ -60,7 +60,6 @@ def encoded(
     rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], span: tuple[float, float] = (0.0, 1.0)
 ) -> Dataset:
     """Return the texts of `roles`, the score brought from `span` to 0 to 1, and `lengths`: the tokens of each text."""
-    from datasets import Features, List, Value
 
     tokens.refuse_other_than_text(rows, roles)
     has_score = "score" in rows.dataset.column_names
@@ -74,14 +73,14 @@ def encoded(
             made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
         return made
 
-    kinds: dict[str, Any] = {NAMES[role]: Value("string") for role in roles} | {"lengths": List(Value("int32"))}
+    kinds = {**{NAMES[role]: "string" for role in roles}, "lengths": ("int32",)}
     return tokens.map_cached(
         rows,
         encode,
         content=tokens.digest(tokenizer),
         key=("embedded texts", longest, roles, span),
         # float32: Metal refuses the float64 that a plain Python float would become.
-        features=Features({**kinds, **({"score": Value("float32")} if has_score else {})}),
+        features=kinds | ({"score": "float32"} if has_score else {}),
     )
 
 

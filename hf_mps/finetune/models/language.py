@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.models import quantization
-from hf_mps.finetune.models.checkpoint import resolve, text_config
+from hf_mps.finetune.models.checkpoint import Checkpoint, resolve, text_config
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.models.quantization import Kind
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
-
-if TYPE_CHECKING:
-    from datasets import Features
-
-    from hf_mps.finetune.models.checkpoint import Checkpoint
 
 AUTO_CLASS = "AutoModelForCausalLM"
 # peft's task types of the two auto classes.
@@ -34,6 +29,8 @@ TASK_TYPES = {
 # Longer than a classifier's rows: a model learns long context only from long rows.
 MAX_LENGTH = 512
 
+LABELLED = {"input_ids": ("int32",), "labels": ("int32",)}
+"""The columns of rows that carry their labels, as `tokens.typed` reads them."""
 # Prompts that are answered at once.
 PROMPTS = 8
 
@@ -165,13 +162,6 @@ def untrained(recipe: schema.Recipe) -> tuple[dict[str, Any], Baseline | None]:
     if recipe.training.get("eval_on_start") is False:
         return {}, None
     return {"eval_on_start": True}, Baseline("is the model before its first step", {})
-
-
-def labelled() -> Features:
-    """Return the columns of rows that carry their labels, as `datasets` stores them."""
-    from datasets import Features, List, Value
-
-    return Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
 
 
 @dataclass

@@ -170,7 +170,6 @@ def mapped(
 
     Raises UserError, naming the row, where `make` raises ConversationError, and with `empty` where no row is left.
     """
-    from datasets import Features
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         usable: dict[str, list[Any]] = {name: [] for name in kinds}
@@ -181,7 +180,7 @@ def mapped(
                 usable[name].append(value)
         return usable
 
-    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=Features(kinds))
+    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
     if len(features) == 0:
         raise UserError(f"{rows.where}: {empty}")
     return features

@@ -94,7 +94,6 @@ def encoded(
 
     `key` is that of `tokens.map_cached`.
     """
-    from datasets import Features, List, Value
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         return {
@@ -102,7 +101,7 @@ def encoded(
             "samples": [audio.samples(rows, index, rate) for index in indices],
         }
 
-    features = Features({"labels": List(Value("int32")), "samples": Value("int64")})
+    features = {"labels": ("int32",), "samples": "int64"}
     return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=features)
 
 

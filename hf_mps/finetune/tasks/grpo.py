@@ -281,14 +281,12 @@ def conversation(row: Mapping[str, Any], system_prompt: str | None = None) -> li
 
 def _prompts(rows: Rows, loaded: language.Loaded, recipe: Recipe, drawn: Groups) -> Dataset:
     """Return one split's prompts as messages and ids, with their answers; prompts that leave no room are dropped."""
-    from datasets import List, Value
 
     tokenizer, room = loaded.tokenizer, loaded.longest - drawn.longest
     settings = dict(recipe.training.get("chat_template_kwargs") or {})
-    text, ids = Value("string"), List(Value("int32"))
-    kinds = {"prompt": List({"role": text, "content": text}), "prompt_ids": ids}
+    kinds: dict[str, Any] = {"prompt": ({"role": "string", "content": "string"},), "prompt_ids": ("int32",)}
     if recipe.data.columns.answer is not None:
-        kinds["answer"] = text
+        kinds["answer"] = "string"
 
     def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
         prompt = conversation(row, recipe.system_prompt)

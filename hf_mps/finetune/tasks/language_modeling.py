@@ -212,4 +212,4 @@ class MaskedLM(BlockTask):
 
         said = ("gaps", code_digest(gaps), self.recipe.mlm_probability, self.recipe.seed, self.loaded.content)
         mark = Hasher.hash((features._fingerprint, *said))
-        return features.map(gaps, batched=True, features=language.labelled(), new_fingerprint=mark)
+        return features.map(gaps, batched=True, features=tokens.typed(language.LABELLED), new_fingerprint=mark)

@@ -156,10 +156,8 @@ class PreferenceTask(ChatTask):
         """Return prompt and answers of one split as ids, cut at their ends; rows whose prompt fills the length are
         dropped.
         """
-        from datasets import List, Value
-
         loaded = self.loaded
-        columns = {**dict.fromkeys(self.ids, List(Value("int32"))), **dict.fromkeys(self.label, Value("bool"))}
+        columns = {**dict.fromkeys(self.ids, ("int32",)), **dict.fromkeys(self.label, "bool")}
 
         def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
             prompt, answers = self.answered(row)

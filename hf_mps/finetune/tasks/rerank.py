@@ -207,7 +207,6 @@ def _described(train: Sequence[reranking.Query], without: int) -> Choice[str]:
 
 def _encoded(rows: Rows, found: Sequence[reranking.Query], tokenizer: Any, longest: int) -> Dataset:
     """Return the model's columns, each a list with an entry for each document of a row, and their relevance."""
-    from datasets import Features, List, Value
 
     names = list(tokenizer("a", "b"))
 
@@ -222,11 +221,10 @@ def _encoded(rows: Rows, found: Sequence[reranking.Query], tokenizer: Any, longe
             made["label"].append(list(query.relevance))
         return made
 
-    kinds: dict[str, Any] = {name: List(List(Value("int32"))) for name in names}
     return tokens.map_cached(
         rows,
         encode,
         content=tokens.digest(tokenizer),
         key=("rerank", longest, sorted(rows.dataset.column_names)),
-        features=Features({**kinds, "label": List(Value("float32"))}),
+        features={**dict.fromkeys(names, (("int32",),)), "label": ("float32",)},
     )

@@ -167,12 +167,9 @@ def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target:
 
     Rows without targets get one token: Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
     """
-    from datasets import Features, List, Value
-
     labelled = "target" in rows.dataset.column_names
     tokens.refuse_other_than_text(rows, ("source", "target") if labelled else ("source",))
     tokenizer, longest = loaded.tokenizer, loaded.longest
-    names = ("input_ids", "attention_mask", "labels")
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         sources = tokens.texts(rows, "source", batch, indices)
@@ -185,7 +182,7 @@ def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target:
 
     languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
     key = ("seq2seq", longest, longest_target, prefix, languages)
-    kinds = Features({name: List(Value("int32")) for name in names})
+    kinds = dict.fromkeys(("input_ids", "attention_mask", "labels"), ("int32",))
     return tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
 
 

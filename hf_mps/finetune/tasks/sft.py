@@ -230,7 +230,7 @@ def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
 
     make = partial(_encoded, tokenizer, longest)
     empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one"
-    return mapped(rows, loaded, ("sft", longest), language.labelled(), make, empty)
+    return mapped(rows, loaded, ("sft", longest), language.LABELLED, make, empty)
 
 
 def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, list[int]] | None:

@@ -237,7 +237,7 @@ class TextClassification(TextTask):
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: labels.Labels | None) -> Dataset:
     """Return the features of one split; without `classes` those of rows without a label."""
-    from datasets import ClassLabel, Features, List, Value
+    from datasets import ClassLabel
 
     roles = _texts(rows)
     tokens.refuse_other_than_text(rows, roles)
@@ -251,15 +251,15 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: 
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
     label: dict[str, Any] = {}
     if isinstance(classes, label_sets.LabelSets):
-        label = {"labels": List(Value("float32"))}
+        label = {"labels": ("float32",)}
     elif classes is not None:
-        label = {"labels": ClassLabel(names=list(classes.names)) if classes.names else Value("float32")}
+        label = {"labels": ClassLabel(names=list(classes.names)) if classes.names else "float32"}
     return tokens.map_cached(
         rows,
         encode,
         content=content,
         key=("text-classification", longest, roles, classes),
-        features=Features({**{name: List(Value("int32")) for name in inputs}, **label}),
+        features=dict.fromkeys(inputs, ("int32",)) | label,
     )
 
 

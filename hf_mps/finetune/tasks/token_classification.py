@@ -162,7 +162,6 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: lab
 
     Without `tags` the labels, all 0, mark the token that answers for each word.
     """
-    from datasets import Features, List, Value
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
@@ -180,9 +179,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: lab
         encode,
         content=content,
         key=("token-classification", longest, tags and (tags.names, tags.keys)),
-        features=Features(
-            {name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(Value("int64"))}
-        ),
+        features=dict.fromkeys((*inputs, "words_seen"), ("int32",)) | {"labels": ("int64",)},
     )
 
 

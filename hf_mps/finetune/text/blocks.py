@@ -70,14 +70,12 @@ def make(data: Data, rows: Rows, loaded: Loaded, special: SpecialTokens) -> Data
         cut = (ids[at : at + size] for at in range(0, len(ids), size))
         return {"input_ids": [[*special.before, *block, *special.after] for block in cut]}
 
-    from datasets import Features, List, Value
-
     features = tokens.map_cached(
         rows,
         encode,
         content=loaded.content,
         key=("blocks", longest, separator, special.before, special.after),
-        features=Features({"input_ids": List(Value("int32"))}),
+        features={"input_ids": ("int32",)},
         batch_size=ROWS_AT_A_TIME,
     )
     if len(features) == 0:

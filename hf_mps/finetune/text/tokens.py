@@ -42,15 +42,15 @@ def map_cached(
     *,
     content: str,
     key: Sequence[Any],
-    features: Features | None = None,
+    features: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Dataset:
     """`encode(batch, indices)` over the rows, by batches, in place of their columns; made once and then found again.
 
     What `encode` returns must depend on nothing but the rows, the tokenizer (`content`, from `digest`), its own code,
     which is looked at here, and `key`, which holds the task's name and every setting that `encode` reads, as plain
-    values. `features` says the columns' types outright (or they are guessed from the first batch, where a column
-    without a value has none). `settings` are further arguments of `datasets.Dataset.map`.
+    values. `features` says the columns' types outright, as `typed` reads them (or they are guessed from the first
+    batch, where a column without a value has none). `settings` are further arguments of `datasets.Dataset.map`.
     """
     from datasets.fingerprint import Hasher
 
@@ -59,10 +59,25 @@ def map_cached(
         batched=True,
         with_indices=True,
         remove_columns=rows.dataset.column_names,
-        features=features,
+        features=None if features is None else typed(features),
         new_fingerprint=Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key)),
         **settings,
     )
+
+
+def typed(columns: Mapping[str, Any]) -> Features:
+    """Return the types of columns for `datasets`: "int32" for a number in each row, ("int32",) for a list of them.
+
+    A type of `datasets` stays as it is.
+    """
+    from datasets import Features, List, Value
+
+    def kind(said: Any) -> Any:
+        if isinstance(said, Mapping):
+            return {name: kind(one) for name, one in said.items()}
+        return List(kind(said[0])) if isinstance(said, tuple) else Value(said) if isinstance(said, str) else said
+
+    return Features(kind(columns))
 
 
 def refuse_other_than_text(rows: Rows, roles: Sequence[str]) -> None:

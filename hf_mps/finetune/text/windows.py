@@ -53,18 +53,13 @@ class QAWindowing:
 
         Raises UserError for a row without a text, an answer that is not where it should be, a question too long.
         """
-        from datasets import Features, List, Value
-
-        lists = [*self.tokenizer("a", "b"), "starts", "ends"]
-        numbers = ["start_positions", "end_positions", "row", "null"]
+        lists, numbers = (*self.inputs, "starts", "ends"), ("start_positions", "end_positions", "row", "null")
         return tokens.map_cached(
             rows,
             lambda batch, indices: self._encode(rows, batch, indices),
             content=self.content,
             key=("windows", self.longest, self.stride, self.tokenizer.padding_side),
-            features=Features(
-                {**{name: List(Value("int32")) for name in lists}, **{name: Value("int64") for name in numbers}}
-            ),
+            features=dict.fromkeys(lists, ("int32",)) | dict.fromkeys(numbers, "int64"),
         )
 
     def _encode(self, rows: Rows, batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
