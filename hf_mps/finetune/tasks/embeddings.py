@@ -63,8 +63,7 @@ class SentenceTask(Task):
     def choose_lengths(self, counts: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Choose what batches are padded to, from the tokens of each text of each row."""
         flat = {split: list(itertools.chain(*some)) for split, some in counts.items()}
-        others = itertools.chain(*flat.values())
-        self.length = lengths.decide(self.recipe, flat["train"], self.longest, others=others, grouped=False)
+        self.length = lengths.decide(self.recipe, flat, self.longest, grouped=False)
 
 
 class EmbeddingTask(SentenceTask):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -106,8 +105,7 @@ class ImageText(LanguageTask):
         splits = {split: image_chats.ImageChats(rows[split], tables[split], seen) for split in rows}
         joining = self._joining()
         image_chats.refuse_unlike(reader, splits["train"], rows["train"], joining, self._takes(), recipe.prompt)
-        others = itertools.chain(*counts.values())
-        length = lengths.decide(recipe, counts["train"], loaded.longest, others=others)
+        length = lengths.decide(recipe, counts, loaded.longest)
         if recipe.lora is not None and recipe.lora.export == "adapter":
             self.snippet = snippets()[f"{self.name} adapter"].format(base=recipe.model)
         return self.made(

@@ -6,7 +6,6 @@ become ids, and TRL's trainers reward them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -95,7 +94,7 @@ class PreferenceTask(ChatTask):
             split: [min(before + max(answers), loaded.longest) for before, *answers in zip(*some, strict=True)]
             for split, some in sizes.items()
         }
-        length = lengths.decide(recipe, counts["train"], loaded.longest, others=itertools.chain(*counts.values()))
+        length = lengths.decide(recipe, counts, loaded.longest)
         self.load_language(chunks=False)  # TRL takes its log-probabilities in chunks itself
         name, what = self.counted
         left = left_out(rows, features, "their prompt alone is max_length or longer", f"{what}; ")

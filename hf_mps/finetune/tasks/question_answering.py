@@ -138,7 +138,7 @@ class QuestionAnswering(TextTask):
             reason = "the questions of one text are of one length: batches of one length would be batches of one text"
             self.choices["sampling"] = Choice(buckets.RANDOM, reason)
         grouped = False if "sampling" in self.choices else None
-        self.choose_lengths(counts["train"], counts["validation"], grouped=grouped)
+        self.length = lengths.decide(recipe, counts, self.longest, grouped=grouped)
         self.finish()
         validation = rows["validation"]
         return self.made(

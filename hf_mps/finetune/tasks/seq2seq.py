@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -148,8 +147,7 @@ class Seq2SeqTask(LanguageTask):
         self, features: Mapping[str, Dataset], column: str, longest: int, **settings: Any
     ) -> Choice[lengths.Lengths]:
         counts = {split: tokens.counts(some, column) for split, some in features.items()}
-        others = itertools.chain(*counts.values())
-        return lengths.decide(self.recipe, counts["train"], longest, others=others, **settings)
+        return lengths.decide(self.recipe, counts, longest, **settings)
 
     def inputs(self, rows: Rows) -> Dataset:
         return _tokenised(rows, self.loaded, self.prefix, self.longest_target)

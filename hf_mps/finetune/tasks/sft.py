@@ -5,7 +5,6 @@ Distillation learns a larger model's next-token probabilities in place of the wo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -109,13 +108,8 @@ class SFT(ChatTask):
             train = packing.Packed(train, trained, loaded.longest, tokenizer.pad_token_id)
             trained = [loaded.longest] * len(train)
             parts["arguments_defaults"]["per_device_train_batch_size"] = train.batch(training_section.DEFAULT_BATCH)
-        length = lengths.decide(
-            recipe,
-            counts["validation" if packed.value else "train"],
-            loaded.longest,
-            others=itertools.chain(*counts.values()),
-            grouped=False if packed.value else None,
-        )
+        of, grouped = ("validation", False) if packed.value else ("train", None)
+        length = lengths.decide(recipe, counts, loaded.longest, of=of, grouped=grouped)
         if packed.value:
             length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
         return self.made(

@@ -97,9 +97,7 @@ class SpeechSeq2Seq(_speech.SpeechTask):
         padded = lengths.Padded.model_construct(
             padding=None, optimizations=recipe.optimizations, training=recipe.training
         )
-        shapes = lengths.decide(
-            padded, targets["train"], longest, others=targets["validation"], grouped=False, name="target_lengths"
-        )
+        shapes = lengths.decide(padded, targets, longest, grouped=False, name="target_lengths")
         missing = {"training": heard["train"][1], "validation": heard["validation"][1]}
         self.choices |= {"target_lengths": shapes, **_speech.left_out(missing)}
         defaults, baseline = language.untrained(recipe)

@@ -120,8 +120,7 @@ def decide(
     recipe: lengths.Padded, data: Data, counts: Mapping[str, Sequence[int]], longest: int
 ) -> tuple[Choice[lengths.Lengths], Choice[str]]:
     """Choose what batches are padded to, and describe the blocks; `counts` are their lengths by split."""
-    every = [count for of_split in counts.values() for count in of_split]
-    length = lengths.decide(recipe, counts["train"], longest, others=every)
+    length = lengths.decide(recipe, counts, longest)
     shown = " + ".join(f"{len(lengths_of):,}" for lengths_of in counts.values())
     joined = "each row ended with the end token" if data.end_of_text else "rows joined by line breaks"
     if data.streaming:

@@ -7,15 +7,17 @@ A task cuts its rows to `limit`, counts them, and calls `decide`; `Lengths.colla
 
     longest = lengths.limit(recipe, tokenizer, config)
     features = …  # cut to `longest` tokens
-    length = lengths.decide(recipe, tokens.counts(features["train"]), longest, others=tokens.counts(validation))
+    counts = {split: tokens.counts(some) for split, some in features.items()}
+    length = lengths.decide(recipe, counts, longest)
     collator = length.value.collator(DataCollatorWithPadding(tokenizer), tokenizer)
-    Prepared(…, collator=collator, token_counts=counts, choices={"lengths": length})
+    Prepared(…, collator=collator, token_counts=counts["train"], choices={"lengths": length})
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -175,37 +177,37 @@ def kept(recipe: Padded, chosen: Mapping[str, Any], tokenizer: Any, config: Any)
 
 def decide(
     recipe: Padded,
-    counts: Sequence[int],
+    rows: Mapping[str, Sequence[int]],
     longest: int,
     *,
-    others: Iterable[int] = (),
+    of: str = "train",
     grouped: bool | None = None,
     name: str = "lengths",
 ) -> Choice[Lengths]:
-    """Choose what batches are padded to, from the length of each training row in `counts`, at most `longest`.
+    """Choose what batches are padded to, from the lengths of the rows of each split, at most `longest`.
 
-    `others` are lengths of further rows that the list must hold (validation). `grouped` says whether rows of like
-    length share a batch, and defaults to what `buckets.decide` chooses. The list has at most SHAPES lengths, all
-    multiples of STEP but the last, which never exceeds `longest`. Within `those_of` it is what that run chose under
-    `name`.
+    The split `of` decides, and the list holds those of the others too. `grouped` says whether rows of like length share
+    a batch, and defaults to what `buckets.decide` chooses. The list has at most SHAPES lengths, all multiples of STEP
+    but the last, which never exceeds `longest`. Within `those_of` it is what that run chose under `name`.
     """
     if (said := of_a_run(decided(), name)) is not None:
         return Choice(Lengths(**said), KEPT)
-    rows = summary(counts, longest)
+    counts = rows[of]
+    told = summary(counts, longest)
     if recipe.padding == "max_length":
-        return Choice(Lengths(longest, "max_length"), f"padding in the recipe: one shape; {rows}")
+        return Choice(Lengths(longest, "max_length"), f"padding in the recipe: one shape; {told}")
     if recipe.pad_to_multiple_of is not None:
         stepped = Lengths(longest, "longest", multiple=recipe.pad_to_multiple_of)
-        return Choice(stepped, f"pad_to_multiple_of in the recipe; {rows}")
+        return Choice(stepped, f"pad_to_multiple_of in the recipe; {told}")
     if recipe.padding == "longest" or (recipe.padding is None and not recipe.optimizations):
         reason = "padding in the recipe" if recipe.padding else "optimizations is false in the recipe"
-        return Choice(Lengths(longest, "longest"), f"{reason}: each batch to its own longest row; {rows}")
+        return Choice(Lengths(longest, "longest"), f"{reason}: each batch to its own longest row; {told}")
     if recipe.padding is None and choose().value == "cpu":
         reason = "a CPU compiles nothing for a new shape, so each batch goes to its own longest row"
-        return Choice(Lengths(longest, "longest"), f"{reason}; {rows}")
+        return Choice(Lengths(longest, "longest"), f"{reason}; {told}")
     size = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, size)) if grouped is None else grouped
-    top = max([*counts, *others])
+    top = max(itertools.chain(*rows.values()))
     shapes = buckets.optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=SHAPES, step=STEP)
     listed = Lengths(longest, "list", shapes)
     # What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes.
@@ -218,7 +220,7 @@ def decide(
     if ours > plain:
         gain = f", {plain}% where each batch is padded to its longest row, often a shape new to Metal"
     shown = "one length" if len(shapes) == 1 else f"{len(shapes)} lengths, chosen from your data"
-    return Choice(listed, f"{shown}: about {ours}% padding{gain}; {rows}")
+    return Choice(listed, f"{shown}: about {ours}% padding{gain}; {told}")
 
 
 def summary(counts: Sequence[int], longest: int) -> str:
