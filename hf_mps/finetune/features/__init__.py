@@ -10,32 +10,14 @@ from hf_mps.finetune.features.base import Feature
 from hf_mps.finetune.features.batches import Batches
 from hf_mps.finetune.features.cuda_graphs import CudaGraphs
 from hf_mps.finetune.features.early_steps import EarlySteps
-from hf_mps.finetune.features.machine import ExpectedFallback, NoSleep, OneGpu
+from hf_mps.finetune.features.machine import ExpectedFallback, NoSleep, OneGpu, Precision
 from hf_mps.finetune.features.memory_fit import MemoryFit
-from hf_mps.finetune.features.precision import Precision
 from hf_mps.finetune.features.weights import FusedStep, QuantizedWeights, Sharding, Smoke
 
 # Evaluation counts by the steps of Batches, and CudaGraphs is ruled out by EarlySteps; Smoke explains what
 # others have chosen; the rest of the order is that of the header.
 FEATURES: Sequence[Feature] = (
-    Precision(),
-    Sharding(),
-    QuantizedWeights(),
-    Batches(),
-    Evaluation(),
-    KeptModel(),
-    Loading(),
-    Optimizer(),
-    FusedStep(),
-    OneGpu(),
-    MemoryFit(),
-    EarlySteps(),
-    Attention(),
-    AttentionKernels(),
-    CudaGraphs(),
-    Seed(),
-    ExpectedFallback(),
-    NoSleep(),
-    Output(),
-    Smoke(),
+    *(Precision(), Sharding(), QuantizedWeights(), Batches(), Evaluation(), KeptModel(), Loading(), Optimizer()),
+    *(FusedStep(), OneGpu(), MemoryFit(), EarlySteps(), Attention(), AttentionKernels(), CudaGraphs(), Seed()),
+    *(ExpectedFallback(), NoSleep(), Output(), Smoke()),
 )

@@ -78,10 +78,8 @@ def steps(
     dropped = training.get("dataloader_drop_last")
     if dropped and rows < batch * processes:
         each = f"batches of {batch} for {processes} processes" if processes > 1 else f"batch of {batch}"
-        raise UserError(
-            f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no {each}; leave it"
-            f" out, or give a smaller training.{SIZE}"
-        )
+        told = f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no {each}"
+        raise UserError(f"{told}; leave it out, or give a smaller training.{SIZE}")
     if training.get("max_steps", -1) > 0:
         return Choice(training["max_steps"], "max_steps in the recipe")
     epochs = training.get("num_train_epochs", 3)

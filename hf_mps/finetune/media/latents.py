@@ -31,7 +31,8 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
     from hf_mps.finetune.run.run_dir import digest_rows
 
     pooled, third = hasattr(pipeline, "text_encoder_2"), hasattr(pipeline, "text_encoder_3")
-    more = {"prompt_2": None, "prompt_3": None, "max_sequence_length": TOKENS} if third else {}
+    how: dict[str, Any] = {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+    how |= {"prompt_2": None, "prompt_3": None, "max_sequence_length": TOKENS} if third else {}
     images.refuse_missing(rows)
     pipeline.to(device)
 
@@ -42,9 +43,7 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
             image = images.opened_value(rows, indices[at], batch["image"][at])
             pixels, corner = squared(image, size)
             made = {"moments": pipeline.vae.encode(pixels[None].to(device)).latent_dist.parameters[0]}
-            one = pipeline.encode_prompt(
-                caption, device=device, num_images_per_prompt=1, do_classifier_free_guidance=False, **more
-            )
+            one = pipeline.encode_prompt(caption, **how)
             made["embeds"] = one[0][0]
             if pooled:
                 made["pooled"] = one[2][0]

@@ -20,12 +20,9 @@ from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
 
 AUTO_CLASS = "AutoModelForCausalLM"
-# peft's task types of the two auto classes.
-TASK_TYPES = {
-    AUTO_CLASS: "CAUSAL_LM",
-    "AutoModelForImageTextToText": "CAUSAL_LM",
-    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
-}
+# peft's task types of the auto classes.
+TASK_TYPES = dict.fromkeys((AUTO_CLASS, "AutoModelForImageTextToText"), "CAUSAL_LM")
+TASK_TYPES["AutoModelForSeq2SeqLM"] = "SEQ_2_SEQ_LM"
 # Longer than a classifier's rows: a model learns long context only from long rows.
 MAX_LENGTH = 512
 
@@ -188,21 +185,19 @@ def started_from(recipe: Recipe) -> Any:
     return replace(resolve(recipe.model), dtype=recipe.weights).model(AUTO_CLASS)[0]
 
 
-def answers(
-    trainer: Any, tokenizer: Any, prompts: Sequence[str], settings: Generate, at_once: int = PROMPTS
-) -> Iterator[str]:
+def answers(trainer: Any, tokenizer: Any, prompts: Sequence[str], how: Generate, at_once: int) -> Iterator[str]:
     """Yield the answer to each prompt, without special tokens; greedy, so that equal weights answer equally.
 
     Prompts are cut on their left so that prompt and answer fit the model's positions.
     """
     model = trainer.model
-    longest_prompt = max(1, positions(model) - settings.max_new_tokens)
+    longest_prompt = max(1, positions(model) - how.max_new_tokens)
     model.eval()
     for start in range(0, len(prompts), at_once):
         # verbose=False: the tokenizer would warn of prompts longer than the model's positions, and they are cut here.
         made = tokenizer(list(prompts[start : start + at_once]), add_special_tokens=False, verbose=False)
         ids = [prompt_ids[-longest_prompt:] for prompt_ids in made["input_ids"]]
-        yield from generated(model, tokenizer, ids, settings.max_new_tokens)
+        yield from generated(model, tokenizer, ids, how.max_new_tokens)
 
 
 def positions(model_: Any) -> int:

@@ -140,19 +140,13 @@ def _metadata(value: ast.expr | None) -> dict[str, ast.expr]:
     """Return a field's metadata as written, by its keys."""
     for node in ast.walk(value) if value is not None else ():
         if isinstance(node, ast.Dict):
-            return {
-                key.value: item
-                for key, item in zip(node.keys, node.values, strict=True)
-                if isinstance(key, ast.Constant) and isinstance(key.value, str)
-            }
+            both = zip(node.keys, node.values, strict=True)
+            return {key.value: one for key, one in both if isinstance(key, ast.Constant) and isinstance(key.value, str)}
     return {}
 
 
 # Fields that transformers 5.23 gave new names (new: old). Both are taken from a recipe, and the old ones warn there.
-RENAMED = {
-    "activation_checkpointing": "gradient_checkpointing",
-    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
-}
+RENAMED = {f"activation_checkpointing{end}": f"gradient_checkpointing{end}" for end in ("", "_kwargs")}
 
 # What took the place of a name that transformers 5 removed; used only where the installed version lacks the name.
 REMOVED = {name: old.instead for name, old in removed_arguments.REMOVED.items()} | {
@@ -252,7 +246,6 @@ def problems(
     training: Mapping[str, Any],
     source: Source | None = None,
     settled: Mapping[str, str] | None = None,
-    *,
     task: str = "RECIPE",
 ) -> list[tuple[str, str]]:
     """Return what is wrong with a recipe's `training` section: pairs of a key and a clause; empty where nothing is.

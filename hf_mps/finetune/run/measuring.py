@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.features import attention
-from hf_mps.finetune.features.precision import precision_of
+from hf_mps.finetune.features.machine import precision_of
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
@@ -44,19 +44,17 @@ def trainer(
 
     from hf_mps.finetune.run.trainer import recipe_trainer
 
-    of_rows: dict[str, Any] = {}
+    parts = made.parts
     if made.splits:
-        of_rows = {"train_dataset": made.sample, "eval_dataset": made.validation}
-        of_rows |= {"compute_metrics": made.compute_metrics, "callbacks": []}
+        parts |= {"train_dataset": made.sample, "eval_dataset": made.validation}
+        parts |= {"compute_metrics": made.compute_metrics, "callbacks": []}
     left_out = OF_TRAINING if device.value == "cuda" else (*OF_TRAINING, *checks.CUDA_ALONE)
     said = {k: value for k, value in recipe.training.items() if value is not None and not k.startswith(left_out)}
     precision, mixed = precision_of(said, device.value)
     own = None if made.splits else made.task.batch  # rows with labels are measured as a run measures them
     trained = chosen.get("batch")
-    size = Choice(
-        max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH),
-        "as in the evaluations of its run" if trained else "the size of a run's evaluations",
-    )
+    why = "as in the evaluations of its run" if trained else "the size of a run's evaluations"
+    size = Choice(max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH), why)
     if batch is not None:
         size = Choice(batch, "--batch")
     elif own is not None:
@@ -76,14 +74,7 @@ def trainer(
         # A task may name a function that makes its trainer: sentence-transformers' cannot be made without a loss.
         named = made.trainer
         kind = recipe_trainer(named) if named is None or isinstance(named, type) else named
-        built = kind(
-            model=made.model,
-            args=one_gpu(arguments),
-            data_collator=made.collator,
-            processing_class=made.processing_class,
-            **of_rows,
-            **made.trainer_settings,
-        )
+        built = kind(args=one_gpu(arguments), **parts)
     except REFUSALS as error:
         raise refused(error) from error
     if hasattr(built, "remove_callback"):

@@ -143,9 +143,8 @@ def choose_device(recipe: Recipe) -> Choice[str]:
 
     if recipe.training.get("use_cpu"):
         if (wanted := settings.device()) not in (None, "cpu"):
-            raise UserError(
-                f"training.use_cpu is true and HF_MPS_DEVICE={wanted} asks for another device; give one of them"
-            )
+            told = f"training.use_cpu is true and HF_MPS_DEVICE={wanted} asks for another device"
+            raise UserError(f"{told}; give one of them")
         return Choice("cpu", "training.use_cpu in the recipe")
     return kernels.told(hf_mps.metal.device.choose())
 
@@ -238,17 +237,9 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
         shown = [Examples(prepared)] if plan.recipe.examples and prepared.task.shows and prepared.predict else []
         callbacks = [*shown, watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, Shares.of(args)]
         try:
-            trainer = recipe_trainer(prepared.trainer)(
-                model=prepared.model,
-                args=args,
-                train_dataset=prepared.train,
-                eval_dataset=prepared.validation,
-                data_collator=prepared.collator,
-                processing_class=prepared.processing_class,
-                compute_metrics=prepared.compute_metrics,
-                callbacks=callbacks,
-                **prepared.trainer_settings,
-            )
+            parts = prepared.parts | {"compute_metrics": prepared.compute_metrics, "callbacks": callbacks}
+            parts |= {"train_dataset": prepared.train, "eval_dataset": prepared.validation}
+            trainer = recipe_trainer(prepared.trainer)(args=args, **parts)
         except REFUSALS as error:
             raise refused(error) from error
     for one in shown:
@@ -306,11 +297,8 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_di
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer, trainer.interruption = trainer, interruption  # each calls the other
     trainer.add_callback(interruption)
-    lines = StepLines(
-        memory=lambda: (peak.sample(), peak.result.value),
-        main_metric=prepared.metrics.main,
-        greater_is_better=prepared.metrics.greater_is_better,
-    )
+    main, better = prepared.metrics.main, prepared.metrics.greater_is_better
+    lines = StepLines(memory=lambda: (peak.sample(), peak.result.value), main_metric=main, greater_is_better=better)
     start = str(run_dir.checkpoint) if run_dir.checkpoint is not None else trainer.args.resume_from_checkpoint
     if prepared.stream is not None:
         trainer.get_train_dataloader().begin(Path(start) if start is not None else None)

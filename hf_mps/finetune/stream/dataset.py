@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -13,9 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.stream.batches import Arranging, Batches, Making
 from hf_mps.finetune.stream.endless import Reader, Reading, TooManyBroken, Windows
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.stream.streamed import Stream
+from hf_mps.finetune.stream.streamed import Stream
 
 
 @dataclass
@@ -92,8 +90,7 @@ class Streamed(IterableDataset[Message]):
         # A worker needs no sample, and what it encodes with is often a function inside another.
         from datasets.utils._dill import dumps
 
-        kept = {**self.__dict__, "sample": None}
-        return {"pickled": dumps(kept)}
+        return {"pickled": dumps({**self.__dict__, "sample": None})}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         import dill

@@ -116,9 +116,7 @@ def readable(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _words(content: str | Sequence[Mapping[str, Any]]) -> str:
     """Return a message's text, with <image> where it has one."""
-    if isinstance(content, str):
-        return content
-    return " ".join(part.get("text", f"<{part['type']}>") for part in content)
+    return content if isinstance(content, str) else " ".join(part.get("text", f"<{part['type']}>") for part in content)
 
 
 def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list[Asked]:

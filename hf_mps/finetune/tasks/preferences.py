@@ -135,14 +135,9 @@ class PreferenceTask(ChatTask):
         if not trained:  # a saved model's own trainer computes no rewards
             if self._rewarding is None:  # beside `trainer`, which has put the model on its device
                 reference = self.reference()
-                self._rewarding = self.trainer(
-                    model=self.model,
-                    args=trainer.args,
-                    data_collator=self.make_collator(self.length),
-                    train_dataset=inputs,
-                    processing_class=trainer.processing_class,
-                    **({} if reference is None else {"ref_model": reference}),
-                )
+                parts = {"data_collator": self.make_collator(self.length), "processing_class": trainer.processing_class}
+                parts |= {} if reference is None else {"ref_model": reference}
+                self._rewarding = self.trainer(model=self.model, args=trainer.args, train_dataset=inputs, **parts)
             trainer = self._rewarding
         decode = self.loaded.tokenizer.decode
         for row, reward in zip(inputs, trainer.predict(inputs).predictions.tolist(), strict=True):
@@ -389,8 +384,7 @@ class KTO(PreferenceTask):
         return twice.with_columns(twice.dataset.add_column("label", [True, False] * pairs))
 
     def answered(self, row: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
-        side = "completion" if "completion" in row else PAIR[0] if row["label"] else PAIR[1]
-        before, answer = said(row, side)
+        before, answer = said(row, "completion" if "completion" in row else PAIR[0] if row["label"] else PAIR[1])
         return before or prompted(row), [answer]
 
     def told(self, left: Choice[str], features: Mapping[str, Any]) -> Choice[str]:
@@ -453,10 +447,8 @@ def said(row: Mapping[str, Any], side: str) -> tuple[list[dict[str, str]], str]:
     """
     raw = row[side]
     *before, last = [{"role": "assistant", "content": raw}] if isinstance(raw, str) else chat.messages(raw)
-    if last["role"] != "assistant":
-        raise chat.ConversationError(
-            f"has a {side} answer whose last words are the {last['role']}'s, not the assistant's"
-        )
+    if (role := last["role"]) != "assistant":
+        raise chat.ConversationError(f"has a {side} answer whose last words are the {role}'s, not the assistant's")
     return before, last["content"]
 
 

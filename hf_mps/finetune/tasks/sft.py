@@ -259,6 +259,5 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
         fitted = packing.best_fit([len(one["input_ids"]) for one in examples], longest)
         return [[examples[place] for place in row] for row in fitted]
 
-    filler = tokenizer.pad_token_id
-    making = Making(encode, longest, pack=pack if packed else None, filler=filler)
+    making = Making(encode, longest, pack=pack if packed else None, filler=tokenizer.pad_token_id)
     return dataset.train(rows.stream, sample, len(rows.dataset), making)

@@ -171,9 +171,7 @@ class TextClassification(TextTask):
         recipe, data = self.recipe, self.recipe.data
         if label_sets.asked(train, data.separator, recipe.problem_type):
             columns = data.columns.columns_of_labels
-            return label_sets.decide(
-                train, others, named_in_recipe=data.labels, columns=columns, separator=data.separator
-            )
+            return label_sets.decide(train, others, data.labels, columns=columns, separator=data.separator)
         if recipe.threshold is not None:
             raise UserError("threshold is for rows with several labels, and these have one each; leave it out")
         return labels.decide(train, others, data.labels, recipe.problem_type)
@@ -197,9 +195,8 @@ class TextClassification(TextTask):
 
         def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
             if wrong := [raw for raw in classes.raw(batch) if not classes.known(raw)]:
-                raise UserError(
-                    f"its label is {brief(str(wrong[0]))}, which no row of the first ones has; next: data.labels"
-                )
+                told = f"its label is {brief(str(wrong[0]))}, which no row of the first ones has"
+                raise UserError(f"{told}; next: data.labels")
             return _encoded(tokenizer, longest, classes, [batch[role] for role in roles], classes.raw(batch))
 
         return dataset.train(rows.stream, sample, len(rows.dataset), Making(by_rows(encode), longest))
@@ -254,13 +251,8 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: 
         label = {"labels": ("float32",)}
     elif classes is not None:
         label = {"labels": ClassLabel(names=list(classes.names)) if classes.names else "float32"}
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=content,
-        key=("text-classification", longest, roles, classes),
-        features=dict.fromkeys(inputs, ("int32",)) | label,
-    )
+    key, kinds = ("text-classification", longest, roles, classes), dict.fromkeys(inputs, ("int32",)) | label
+    return tokens.map_cached(rows, encode, content=content, key=key, features=kinds)
 
 
 def _encoded(

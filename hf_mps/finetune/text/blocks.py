@@ -70,14 +70,9 @@ def make(data: Data, rows: Rows, loaded: Loaded, special: SpecialTokens) -> Data
         cut = (ids[at : at + size] for at in range(0, len(ids), size))
         return {"input_ids": [[*special.before, *block, *special.after] for block in cut]}
 
-    features = tokens.map_cached(
-        rows,
-        encode,
-        content=loaded.content,
-        key=("blocks", longest, separator, special.before, special.after),
-        features={"input_ids": ("int32",)},
-        batch_size=ROWS_AT_A_TIME,
-    )
+    key, kinds = ("blocks", longest, separator, special.before, special.after), {"input_ids": ("int32",)}
+    how: dict[str, Any] = {"content": loaded.content, "batch_size": ROWS_AT_A_TIME}
+    features = tokens.map_cached(rows, encode, key=key, features=kinds, **how)
     if len(features) == 0:
         raise UserError(f"{rows.where}: the texts hold no token; allowed: at least one row with text")
     return features

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -32,10 +32,12 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
-from hf_mps.finetune.text.padding import PadToBucket, pad_values
+from hf_mps.finetune.text.padding import Inner, PadToBucket, pad_values
 from hf_mps.metal.device import choose
 
 Padding = Literal["list", "longest", "max_length"]
+Counts = Mapping[str, Sequence[int]]
+"""The length of each row, by split."""
 SHAPES = 8
 STEP = 8
 DEFAULT = 128
@@ -100,12 +102,7 @@ class Lengths:
         return self.shapes[place] if place < len(self.shapes) else max(width, min(_round_up(width, STEP), self.longest))
 
     def collator(
-        self,
-        inner: Callable[[list[Any]], Any],
-        tokenizer: Any,
-        *,
-        labels: Lengths | None = None,
-        filled: Mapping[str, float] | None = None,
+        self, inner: Inner, tokenizer: Any, *, labels: Lengths | None = None, filled: Mapping[str, float] | None = None
     ) -> PadToBucket:
         """Wrap `inner` so that its batches are padded up to `target`: each tensor of the rows' width, labels by -100.
 
@@ -176,13 +173,7 @@ def kept(recipe: Padded, chosen: Mapping[str, Any], tokenizer: Any, config: Any)
 
 
 def decide(
-    recipe: Padded,
-    rows: Mapping[str, Sequence[int]],
-    longest: int,
-    *,
-    of: str = "train",
-    grouped: bool | None = None,
-    name: str = "lengths",
+    recipe: Padded, rows: Counts, longest: int, *, of: str = "train", grouped: bool | None = None, name: str = "lengths"
 ) -> Choice[Lengths]:
     """Choose what batches are padded to, from the lengths of the rows of each split, at most `longest`.
 
@@ -211,11 +202,9 @@ def decide(
     shapes = buckets.optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=SHAPES, step=STEP)
     listed = Lengths(longest, "list", shapes)
     # What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes.
-    tokens = (
-        buckets.padded_tokens(counts, size, listed.target, alike=alike),
-        buckets.padded_tokens(counts, size, int, alike=False),
-    )
-    ours, plain = (round(100 * (1 - sum(counts) / number)) for number in tokens)
+    ways = ((listed.target, alike), (int, False))
+    padded = (buckets.padded_tokens(counts, size, target, alike=same) for target, same in ways)
+    ours, plain = (round(100 * (1 - sum(counts) / number)) for number in padded)
     gain = f", where random batches of {size} padded to their longest rows have {plain}%" if ours < plain else ""
     if ours > plain:
         gain = f", {plain}% where each batch is padded to its longest row, often a shape new to Metal"

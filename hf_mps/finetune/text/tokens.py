@@ -54,15 +54,10 @@ def map_cached(
     """
     from datasets.fingerprint import Hasher
 
-    return rows.dataset.map(
-        encode,
-        batched=True,
-        with_indices=True,
-        remove_columns=rows.dataset.column_names,
-        features=None if features is None else typed(features),
-        new_fingerprint=Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key)),
-        **settings,
-    )
+    mark = Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key))
+    settings |= {"features": None if features is None else typed(features), "new_fingerprint": mark}
+    left_out = rows.dataset.column_names
+    return rows.dataset.map(encode, batched=True, with_indices=True, remove_columns=left_out, **settings)
 
 
 def typed(columns: Mapping[str, Any]) -> Features:
@@ -153,5 +148,4 @@ def set_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
         raise UserError("the model's tokenizer has neither a padding nor an end token, so rows cannot be batched")
     tokenizer.pad_token = tokenizer.eos_token
     config.pad_token_id = tokenizer.pad_token_id
-    reason = "the tokenizer has none; the end token takes its place"
-    return {"pad_token": Choice(tokenizer.pad_token, reason)}
+    return {"pad_token": Choice(tokenizer.pad_token, "the tokenizer has none; the end token takes its place")}
