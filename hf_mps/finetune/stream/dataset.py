@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.stream.batches import Arranging, Batches, Making
 from hf_mps.finetune.stream.endless import Reader, Reading, TooManyBroken, Windows
-from hf_mps.finetune.stream.streamed import Stream
 
 
 @dataclass
@@ -63,9 +63,10 @@ class ReaderState:
         return all((count - first) % every == mine for first, every, mine in self.parts)
 
 
-def train(stream: Stream, sample: Any, sampled: int, making: Making) -> Streamed:
-    """Return the stream that a task trains on; `sample` are the features of the first `sampled` rows."""
-    return Streamed(stream.reading, making, stream.buffer, sample, sampled)
+def train(rows: Rows, sample: Any, making: Making) -> Any:
+    """Return what a task trains on: `sample`, the features of `rows`, or the stream of all rows where they have one."""
+    stream = rows.stream
+    return sample if stream is None else Streamed(stream.reading, making, stream.buffer, sample, len(rows.dataset))
 
 
 class Streamed(IterableDataset[Message]):

@@ -239,8 +239,6 @@ def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, 
 
 def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool) -> Any:
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
-    if rows.stream is None:
-        return sample
     from hf_mps.finetune.stream import dataset
 
     tokenizer, longest = loaded.tokenizer, loaded.longest
@@ -260,4 +258,4 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
         return [[examples[place] for place in row] for row in fitted]
 
     making = Making(encode, longest, pack=pack if packed else None, filler=tokenizer.pad_token_id)
-    return dataset.train(rows.stream, sample, len(rows.dataset), making)
+    return dataset.train(rows, sample, making)

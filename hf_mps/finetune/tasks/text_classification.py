@@ -187,8 +187,6 @@ class TextClassification(TextTask):
 
     def _streamed(self, rows: Rows, sample: Dataset) -> Any:
         """Return the features to train on: `sample`, or the stream of all rows where they have one."""
-        if rows.stream is None:
-            return sample
         from hf_mps.finetune.stream import dataset
 
         roles, classes, tokenizer, longest = _texts(rows), self.classes, self.tokenizer, self.longest
@@ -199,7 +197,7 @@ class TextClassification(TextTask):
                 raise UserError(f"{told}; next: data.labels")
             return _encoded(tokenizer, longest, classes, [batch[role] for role in roles], classes.raw(batch))
 
-        return dataset.train(rows.stream, sample, len(rows.dataset), Making(by_rows(encode), longest))
+        return dataset.train(rows, sample, Making(by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
         from hf_mps.finetune.report import classes

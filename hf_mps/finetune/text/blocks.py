@@ -83,8 +83,6 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
 
     A stream's texts are joined on and on: only whole blocks are trained on, and none ends early.
     """
-    if rows.stream is None:
-        return sample
     from hf_mps.finetune.stream import dataset
 
     tokenizer, separator = loaded.tokenizer, _separator(data, loaded.tokenizer)
@@ -93,7 +91,7 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
         return [[{"input_ids": ids}] for ids in _ids(tokenizer, separator, [row["text"] for row in some])]
 
     making = Making(encode, loaded.longest, joined=True, before=special.before, after=special.after)
-    return dataset.train(rows.stream, sample, len(rows.dataset), making)
+    return dataset.train(rows, sample, making)
 
 
 def _separator(data: Data, tokenizer: Any) -> str:
