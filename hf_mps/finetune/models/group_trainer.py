@@ -49,6 +49,7 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
     generation_kwargs: dict[str, Any]
 
     def __init__(self, *, model: Any, args: Any, rewards: Sequence[Score], ref_model: Any = None, **more: Any) -> None:
+        # GRPOTrainer takes neither: it makes batches of prompts itself, and knows no metrics when it is made.
         compute_metrics, _ = (more.pop(name, None) for name in ("compute_metrics", "data_collator"))
         # TRL would read the reference's weights once more from where the model's came from, or copy the adapters.
         with patch.object(args, "beta", 0.0), quantization.adapters_kept(model):

@@ -243,22 +243,19 @@ def set_elsewhere(settled: Mapping[str, str], known: Iterable[str]) -> dict[str,
 
 
 def problems(
-    training: Mapping[str, Any],
-    source: Source | None = None,
-    settled: Mapping[str, str] | None = None,
-    task: str = "RECIPE",
+    said: Mapping[str, Any], source: Source | None = None, own: Mapping[str, str] | None = None, task: str = "RECIPE"
 ) -> list[tuple[str, str]]:
     """Return what is wrong with a recipe's `training` section: pairs of a key and a clause; empty where nothing is.
 
-    `source` is the class whose fields are allowed (None: TrainingArguments), `settled` are fields that the task sets
+    `source` is the class whose fields are allowed (None: TrainingArguments), `own` are fields that the task sets
     itself, each with where; `task` is whose keys a hint lists. Raises UserError where the library of `source` is not
     installed.
     """
     source = source or TRAINING_ARGUMENTS
     known = fields(source)
-    elsewhere = set_elsewhere(settled or {}, known)
+    elsewhere = set_elsewhere(own or {}, known)
     wrong = []
-    for key, value in training.items():
+    for key, value in said.items():
         if key in elsewhere:
             wrong.append((key, f"is not set here: {elsewhere[key]}"))
         elif (name := _installed(key)) not in known:
@@ -266,7 +263,7 @@ def problems(
             hint = f"is not a field of {source[1]}; next, to see all: hf-mps recipes keys {task}{nearest(key, names)}"
             removed = f"was removed in transformers 5; in its place: {REMOVED.get(key)}"
             wrong.append((key, removed if key in REMOVED else hint))
-        elif RENAMED.get(key) in training:
+        elif RENAMED.get(key) in said:
             wrong.append((key, f"is the newer name of {RENAMED[key]}, which is here too; give one of them"))
         elif problem := sharding.problem(key, value) if key in FSDP else _mismatch(known[name], value):
             wrong.append((key, problem))

@@ -27,12 +27,7 @@ EVALUATED = "per_device_eval_batch_size"
 
 
 def trainer(
-    made: Prepared,
-    recipe: Recipe,
-    device: Choice[str],
-    folder: Path,
-    chosen: Mapping[str, Any],
-    batch: int | None = None,
+    made: Prepared, recipe: Recipe, device: Choice[str], folder: Path, chosen: Mapping[str, Any], batch: int | None
 ) -> tuple[Any, dict[str, Choice[Any]]]:
     """Return the task's trainer for `made` on `device`, and what was chosen for it: precision and batch.
 

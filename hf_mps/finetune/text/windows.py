@@ -214,15 +214,9 @@ def best_spans(window: Window, count: int, longest: int) -> list[Span]:
 
 
 def answer(
-    text: str,
-    windows: Iterable[Window],
-    *,
-    count: int = 20,
-    longest: int = 30,
-    nothing: bool = False,
-    threshold: float = 0,
+    text: str, pieces: Iterable[Window], count: int = 20, longest: int = 30, nothing: bool = False, threshold: float = 0
 ) -> Answer:
-    """Return what `text` answers, from all of its windows: the best of each window's `count` best spans.
+    """Return what `text` answers, from all of its windows, `pieces`: the best of each window's `count` best spans.
 
     `longest` is in tokens. With `nothing` there may be no answer (SQuAD 2.0): when the null score, the least over the
     windows, exceeds the best span by more than `threshold`. transformers' run_qa.py has the same rule, but combines the
@@ -230,7 +224,7 @@ def answer(
     """
     seen: dict[tuple[int, int], Span] = {}
     null = math.inf
-    for window in windows:
+    for window in pieces:
         null = min(null, float(window.start_logits[window.null]) + float(window.end_logits[window.null]))
         for span in best_spans(window, count, longest):
             place = (span.start, span.end)
