@@ -55,9 +55,13 @@ def png(inches: tuple[float, float], paint: Callable[[Any], None], **settings: A
         figure = Figure(figsize=inches, dpi=150, facecolor="white", **settings)
         FigureCanvasAgg(figure)
         paint(figure)
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", metadata={"Software": None})
-        return picture.getvalue()
+        return _rendered(figure)
+
+
+def _rendered(figure: Any) -> bytes:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", metadata={"Software": None})
+    return picture.getvalue()
 
 
 def _draw_panels(figure: Any, record: RunRecord, small: list[Panel]) -> None:
