@@ -12,7 +12,7 @@ from hf_mps.finetune.features.machine import precision_of
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
-from hf_mps.finetune.run.stages import REFUSALS, one_gpu, refused
+from hf_mps.finetune.run.stages import one_gpu, refusals_told
 from hf_mps.finetune.tasks._base import Prepared
 
 # Beginnings of arguments that say how weights change and what is kept of them: nothing here does either.
@@ -63,15 +63,13 @@ def trainer(
         EVALUATED: size.value,
     }
     attention.give(made, attention.choose(recipe.attention, made))
-    try:
+    with refusals_told():
         pinned = {"dataloader_pin_memory": device.value == "cuda"}
         arguments = (made.arguments or TrainingArguments)(**(pinned | defaults | mixed | said | ours))
         # A task may name a function that makes its trainer: sentence-transformers' cannot be made without a loss.
         named = made.trainer
         kind = recipe_trainer(named) if named is None or isinstance(named, type) else named
         built = kind(args=one_gpu(arguments), **parts)
-    except REFUSALS as error:
-        raise refused(error) from error
     if hasattr(built, "remove_callback"):
         built.remove_callback(PrinterCallback)
     return built, {"precision": precision, "batch": size}

@@ -9,8 +9,8 @@ none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -236,12 +236,10 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
         # Before the clock, which goes on behind an evaluation.
         shown = [Examples(prepared)] if plan.recipe.examples and prepared.task.shows and prepared.predict else []
         callbacks = [*shown, watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, Shares.of(args)]
-        try:
-            parts = prepared.parts | {"compute_metrics": prepared.compute_metrics, "callbacks": callbacks}
-            parts |= {"train_dataset": prepared.train, "eval_dataset": prepared.validation}
+        parts = prepared.parts | {"compute_metrics": prepared.compute_metrics, "callbacks": callbacks}
+        parts |= {"train_dataset": prepared.train, "eval_dataset": prepared.validation}
+        with refusals_told():
             trainer = recipe_trainer(prepared.trainer)(args=args, **parts)
-        except REFUSALS as error:
-            raise refused(error) from error
     for one in shown:
         one.trainer = trainer
     for feature in FEATURES:
@@ -259,10 +257,8 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
     if plan.device.value == "cpu" and "ddp_timeout" in plan.arguments and not World.here().alone:
         # TrainingArguments hands the key on for other devices alone (_setup_devices).
         PartialState(cpu=True, timeout=timedelta(seconds=plan.arguments["ddp_timeout"]))
-    try:
+    with refusals_told():
         made = (prepared.arguments or TrainingArguments)(**plan.arguments)
-    except REFUSALS as error:
-        raise refused(error) from error
     checks.refuse_unusable(made, prepared.model, plan.choices["steps"].value)
     return one_gpu(made)
 
@@ -274,8 +270,13 @@ def one_gpu(arguments: Any) -> Any:
     return arguments
 
 
-def refused(error: Exception) -> UserError:
-    return UserError(f"training: transformers refuses it: {first_line(error)}")
+@contextmanager
+def refusals_told() -> Iterator[None]:
+    """Raise UserError for what the constructors of training arguments and trainers refuse."""
+    try:
+        yield
+    except REFUSALS as error:
+        raise UserError(f"training: transformers refuses it: {first_line(error)}") from error
 
 
 # ---- training ----
