@@ -243,7 +243,8 @@ def _deeper(value: Any, left: int) -> bool:
 def _lost(value: Any) -> str:
     """Return what of a value has no place in a table, and what is allowed; empty where all has."""
     if isinstance(value, (list, dict)):
-        return next(filter(None, map(_lost, [*value, *value.values()] if isinstance(value, dict) else value)), "")
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        return next(filter(None, map(_lost, inside)), "")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "an integer of more than 64 bits; allowed: smaller ones, or write it as a text"
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):

@@ -17,7 +17,24 @@ from hf_mps.finetune.features.weights import FusedStep, QuantizedWeights, Shardi
 # Evaluation counts by the steps of Batches, and CudaGraphs is ruled out by EarlySteps; Smoke explains what
 # others have chosen; the rest of the order is that of the header.
 FEATURES: Sequence[Feature] = (
-    *(Precision(), Sharding(), QuantizedWeights(), Batches(), Evaluation(), KeptModel(), Loading(), Optimizer()),
-    *(FusedStep(), OneGpu(), MemoryFit(), EarlySteps(), Attention(), AttentionKernels(), CudaGraphs(), Seed()),
-    *(ExpectedFallback(), NoSleep(), Output(), Smoke()),
+    Precision(),
+    Sharding(),
+    QuantizedWeights(),
+    Batches(),
+    Evaluation(),
+    KeptModel(),
+    Loading(),
+    Optimizer(),
+    FusedStep(),
+    OneGpu(),
+    MemoryFit(),
+    EarlySteps(),
+    Attention(),
+    AttentionKernels(),
+    CudaGraphs(),
+    Seed(),
+    ExpectedFallback(),
+    NoSleep(),
+    Output(),
+    Smoke(),
 )

@@ -34,7 +34,7 @@ class Sharding(Feature):
 
     def making(self, plan: Plan, prepared: Prepared) -> AbstractContextManager[Any]:
         """Let the trainer's accelerator take the plugin."""
-        return sharding.ready(prepared.model, plan.device.value) if (sharding.KEY in plan.choices) else nullcontext()
+        return sharding.ready(prepared.model, plan.device.value) if sharding.KEY in plan.choices else nullcontext()
 
     def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
         """Suppress a warning of FSDP's that is none."""

@@ -41,7 +41,8 @@ class DistillTrainer(TokenTrainer):
         """Take a step on the batch, or as often as `lmbda` says on the model's own answers to its prompts."""
         # One draw a batch, as TRL has it, from Python's generator, which checkpoints hold. A step that is traced has no
         # numbers to answer by (`hf-mps plan`).
-        if (self.own_answers and type(inputs["input_ids"]) is Tensor) and random.random() <= self.own_answers:
+        answers = self.own_answers and type(inputs["input_ids"]) is Tensor
+        if answers and random.random() <= self.own_answers:
             inputs = self._own_answers(model, self._prepare_inputs(inputs))
         return super().training_step(model, inputs, num_items_in_batch)
 

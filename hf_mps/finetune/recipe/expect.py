@@ -15,10 +15,8 @@ from hf_mps.metrics.table import REPORTS
 
 LOSS = "loss"
 # What the command line may change without making another run of it than the one that the promise was given for.
-HARMLESS = (
-    *("seed", "output_dir", "expect", "training.logging_", "training.report_to", "training.run_name"),
-    *("training.save_strategy", "training.save_steps", "training.save_total_limit", "training.dataloader_"),
-)
+OF_TRAINING = ("logging_", "report_to", "run_name", "save_strategy", "save_steps", "save_total_limit", "dataloader_")
+HARMLESS = ("seed", "output_dir", "expect", *(f"training.{name}" for name in OF_TRAINING))
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def _code(text: str) -> str:
 
 
 def _fenced(language: str, text: str) -> str:
-    fence = "`" * max(3, max((len(run) for run in re.findall(r"`+", text)), default=0) + 1)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 

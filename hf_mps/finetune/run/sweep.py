@@ -230,7 +230,8 @@ def _table(sweep: Sweep) -> None:
     heads = [*(keys or ["recipe"]), "runs", *names]
     rows = []
     for (values, runs), score in zip(groups, scores, strict=True):
-        rows.append([*(list(values.values()) or [sweep.name]), str(len(runs)), *(_cell(runs, name) for name in names)])
+        cells = list(values.values()) or [sweep.name]
+        rows.append([*cells, str(len(runs)), *(_cell(runs, name) for name in names)])
         if score is not None and score == best and len(groups) > 1:
             rows[-1].append("best")
     simulated = SIMULATED if any(one.simulated for one in sweep.runs) else ""

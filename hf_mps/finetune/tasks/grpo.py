@@ -254,7 +254,9 @@ class GRPO(ChatTask):
     @classmethod
     def smoke_rows(cls, recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Return rows as `Task` has them, as many as a step takes prompts at least."""
-        return synthetic.rows(recipe, folder, cls.smoke_row, prompts_of(recipe.training))
+        said = {key: value for key, value in recipe.training.items() if value is not None}
+        prompts = int(_at_once(said) / said.get("num_generations", GENERATIONS))  # perhaps no whole number
+        return synthetic.rows(recipe, folder, cls.smoke_row, prompts)
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
@@ -388,12 +390,6 @@ def groups_of(training: Mapping[str, Any], longest: int, *, adapters: bool) -> G
         arguments[PER_GENERATION] = said.get(PER_GENERATION, steps)
     temperature, beta = float(said.get("temperature", 1.0)), float(said.get("beta", 0.0))
     return Groups(generations, completion, temperature, beta, at_once, adapters, arguments)
-
-
-def prompts_of(training: Mapping[str, Any]) -> int:
-    """Return the prompts whose completions are generated together, whether or not that is a whole number."""
-    said = {key: value for key, value in training.items() if value is not None}
-    return int(_at_once(said) / said.get("num_generations", GENERATIONS))
 
 
 def _at_once(said: Mapping[str, Any]) -> int:
