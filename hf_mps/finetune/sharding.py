@@ -62,15 +62,13 @@ def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, devi
         refuse_fsdp1()
     world = World.here()
     if device == "mps":
-        raise UserError(
-            "recipes have FSDP on CUDA and the CPU: on mps PyTorch cannot free a storage, and gathered weights would"
-            " stay; next: LoRA, or training.gradient_checkpointing=true, which make room in one Mac"
-        )
+        told = "recipes have FSDP on CUDA and the CPU: on mps PyTorch cannot free a storage, and gathered weights"
+        way_on = "next: LoRA, or training.gradient_checkpointing=true, which make room in one Mac"
+        raise UserError(f"{told} would stay; {way_on}")
     if world.alone:
-        raise UserError(
-            f"FSDP ({asker}) divides a model over several processes, and this is one; next: torchrun --nproc_per_node 2"
-            " -m hf_mps.finetune RECIPE; what each would hold: hf-mps plan RECIPE --ranks 2"
-        )
+        told = f"FSDP ({asker}) divides a model over several processes, and this is one"
+        way_on = "next: torchrun --nproc_per_node 2 -m hf_mps.finetune RECIPE"
+        raise UserError(f"{told}; {way_on}; what each would hold: hf-mps plan RECIPE --ranks 2")
     why = f"of task {recipe.task}: {prepared.task.unsharded}" if prepared.task.unsharded else ""
     for key, value in (("step_in_backward", recipe.step_in_backward or False), ("weights", recipe.weights)):
         if value not in (False, "float32"):
@@ -90,9 +88,7 @@ def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, devi
 
 def arguments(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """TrainingArguments' keywords for a run under FSDP; accelerate reads its file's settings itself."""
-    if asked(training) == BY_FILE:
-        return {}
-    return {"fsdp": True, "fsdp_config": config(training, model)}
+    return {} if asked(training) == BY_FILE else {"fsdp": True, "fsdp_config": config(training, model)}
 
 
 def asked(training: Mapping[str, Any]) -> str:
@@ -164,11 +160,9 @@ def problem(key: str, value: Any) -> str:
 
 def refuse_fsdp1() -> None:
     """Raise UserError where accelerate's file asks for FSDP1, its default, whose parameters are of another kind."""
-    if os.environ.get(VERSION, "1") != "2":
-        raise UserError(
-            f"accelerate's configuration file asks for FSDP {os.environ.get(VERSION, '1')}; allowed: 2; next:"
-            " fsdp_version: 2 in its fsdp_config"
-        )
+    if (version := os.environ.get(VERSION, "1")) != "2":
+        told = f"accelerate's configuration file asks for FSDP {version}"
+        raise UserError(f"{told}; allowed: 2; next: fsdp_version: 2 in its fsdp_config")
 
 
 @contextmanager

@@ -65,13 +65,9 @@ class Named(evaluate.Metric):  # type: ignore[misc]
             raise ImportError(f"{self._name} needs {needs.package}, which is missing: pip install {needs.package}")
         forms = (entry.configs or {}).get(self.config_name, entry.columns)
         features = [datasets.Features(predictions=_type(one), references=_type(other)) for one, other in forms]
-        return evaluate.MetricInfo(
-            description=entry.compute.__doc__ or "",
-            citation="",
-            inputs_description=entry.compute.__doc__ or "",
-            features=features if len(features) > 1 else features[0],
-            format="numpy" if entry.numpy else None,
-        )
+        said = dict.fromkeys(("description", "inputs_description"), entry.compute.__doc__ or "")
+        form = {"features": features if len(features) > 1 else features[0], "format": "numpy" if entry.numpy else None}
+        return evaluate.MetricInfo(citation="", **said, **form)
 
     def _compute(self, *, predictions: Any, references: Any, **keywords: Any) -> Any:
         entry = INTERFACES[self._name]
@@ -81,6 +77,4 @@ class Named(evaluate.Metric):  # type: ignore[misc]
 
 
 def _type(said: Any) -> Any:
-    if isinstance(said, list):
-        return datasets.Sequence(_type(said[0]))
-    return TYPES.get(said) or datasets.Value(said)
+    return datasets.Sequence(_type(said[0])) if isinstance(said, list) else TYPES.get(said) or datasets.Value(said)

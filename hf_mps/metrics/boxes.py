@@ -38,8 +38,7 @@ def average_precision(predictions: Sequence[Any], references: Sequence[Any]) -> 
         wanted = [truth[truth[:, 0] == label][:, 1:] for truth in references]
         hits = [_hits(one[:, 2:], truth) for one, truth in zip(found, wanted, strict=True)]
         order = numpy.argsort(-numpy.concatenate([one[:, 1] for one in found]), kind="mergesort")
-        right = numpy.concatenate(hits, axis=1)[:, order]
-        precision[place], recall[place] = _curve(right, sum(map(len, wanted)))
+        precision[place], recall[place] = _curve(numpy.concatenate(hits, axis=1)[:, order], sum(map(len, wanted)))
     if not classes:
         return dict.fromkeys(REPORTS["map"], 0.0)
     at = {f"map_{round(100 * one)}": precision[:, THRESHOLDS.index(one)].mean() for one in (0.5, 0.75)}

@@ -36,8 +36,7 @@ def mean_iou(
             truth = renamed
         if reduce_labels:
             # In the type of a Python int: 0 - 1 would wrap around in an 8-bit map.
-            background = (truth == 0) | (truth == _BACKGROUND)
-            truth = numpy.where(background, _BACKGROUND, truth.astype(int) - 1)
+            truth = numpy.where((truth == 0) | (truth == _BACKGROUND), _BACKGROUND, truth.astype(int) - 1)
         total += areas(numpy.asarray(prediction), truth, num_labels, ignore_index)
     scores = overlaps(total)
     if nan_to_num is None:

@@ -10,6 +10,7 @@ from typing import Literal
 from hf_mps.core.notices import ignoring
 
 Numbers = Sequence[float]
+Share = Literal["f1", "precision", "recall"]
 TOP = 10
 """Places of a ranking that count."""
 
@@ -33,12 +34,7 @@ def matthews_correlation(predictions: Sequence[int], references: Sequence[int]) 
     return float(matthews_corrcoef(references, predictions))
 
 
-def averaged(
-    name: Literal["f1", "precision", "recall"],
-    predictions: Sequence[int],
-    references: Sequence[int],
-    average: str = "binary",
-) -> float:
+def averaged(name: Share, predictions: Sequence[int], references: Sequence[int], average: str = "binary") -> float:
     """Return F1, precision or recall as sklearn.metrics computes them, 0.0 where the divisor is 0.
 
     Both sides hold one label a row or, but for binary, 0 and 1 of shape (rows, labels).
@@ -47,8 +43,7 @@ def averaged(
     """
     from sklearn import metrics
 
-    formula = getattr(metrics, f"{name}_score")
-    return float(formula(references, predictions, average=average, zero_division=0))
+    return float(getattr(metrics, f"{name}_score")(references, predictions, average=average, zero_division=0))
 
 
 def _correlation(name: str, predictions: Numbers, references: Numbers) -> float:

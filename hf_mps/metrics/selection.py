@@ -56,6 +56,13 @@ class Chosen:
         """Return only the chosen numbers, in their order."""
         return {name: float(values[name]) for name in self.reported}
 
+    def computed(self, predictions: Any, references: Any) -> dict[str, float]:
+        """Return the numbers of those metrics that have a formula; the task computes the others."""
+        values: dict[str, float] = {}
+        for compute in filter(None, (METRICS[name].compute for name in self.names)):
+            values |= compute(predictions, references)
+        return values
+
 
 @dataclass
 class Metrics(Chosen):
@@ -72,13 +79,7 @@ class Metrics(Chosen):
         return self._values(_column(predictions), _column(references))
 
     def _values(self, predicted: Any, truths: Any) -> dict[str, float]:
-        if not self.measured:
-            return dict.fromkeys(self.reported, 0.0)
-        values: dict[str, float] = {}
-        for name in self.names:
-            if (compute := METRICS[name].compute) is not None:
-                values |= compute(predicted, truths)
-        return values
+        return self.computed(predicted, truths) if self.measured else dict.fromkeys(self.reported, 0.0)
 
     def baseline(self, references: Any, *, train: Any, regression: bool = False, names: Sequence[str] = ()) -> Baseline:
         """Return the score of one constant answer on `references`: the majority label of `train`, or its mean.

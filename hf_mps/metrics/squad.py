@@ -113,8 +113,7 @@ def _best(
 def _overlap(answer: list[str], truth: list[str], of_nothing: float) -> float:
     if not answer or not truth:
         return of_nothing if answer == truth else 0.0
-    shared = sum((Counter(answer) & Counter(truth)).values())
-    return 2 * shared / (len(answer) + len(truth))
+    return 2 * sum((Counter(answer) & Counter(truth)).values()) / (len(answer) + len(truth))
 
 
 def _tell_missing(references: Rows, given: Mapping[Any, Any], consequence: str) -> None:

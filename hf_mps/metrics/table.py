@@ -111,17 +111,16 @@ _LISTS: Mapping[str, Columns] = {"multilist": [(["float32"], ["float32"])]}
 _TEXTS: Columns = [("string", "string")]
 # A row's references in a list, or its only one as it is.
 _SEVERAL: Columns = [("string", ["string"]), ("string", "string")]
-
 # GLUE's pairs list F1 first: MRPC's results are compared by it.
+PAIRS = {"f1": _averaged("f1"), "accuracy": scores.accuracy}
+COUNTED: Mapping[str, tuple[Rows, ...]] = {"accuracy": ("labels", "words"), "matthews_correlation": ("labels",)}
+REWARDS = ("rewards/accuracies", "rewards/margins", "reward", "completions/mean_length")
+
 METRICS: dict[str, Metric] = {
-    "accuracy": _numbers(
-        {"accuracy": scores.accuracy}, ("labels", "words"), Interface(labels.accuracy, _LABELS, _MULTILABEL)
-    ),
-    "matthews_correlation": _numbers(
-        {"matthews_correlation": scores.matthews_correlation},
-        ("labels",),
-        Interface(labels.matthews_correlation, _LABELS, _MULTILABEL),
-    ),
+    **{
+        name: _numbers({name: getattr(scores, name)}, of, Interface(getattr(labels, name), _LABELS, _MULTILABEL))
+        for name, of in COUNTED.items()
+    },
     "pearsonr": _numbers({"pearsonr": scores.pearsonr}, ("labels", "values"), Interface(labels.pearsonr, _VALUES)),
     "spearmanr": _numbers({"spearmanr": scores.spearmanr}, ("labels", "values"), Interface(labels.spearmanr, _VALUES)),
     "mse": _numbers(
@@ -143,10 +142,9 @@ METRICS: dict[str, Metric] = {
     "exact_match": _numbers({"exact_match": scores.accuracy}, ("sets",)),
     "glue/cola": _numbers({"matthews_correlation": scores.matthews_correlation}, ("labels",)),
     "glue/stsb": _numbers({"pearsonr": scores.pearsonr, "spearmanr": scores.spearmanr}, ("labels", "values")),
-    **{
-        f"glue/{task}": _numbers({"f1": _averaged("f1"), "accuracy": scores.accuracy}, ("labels",))
-        for task in ("mrpc", "qqp")
-    },
+    **dict.fromkeys(
+        ("glue/mrpc", "glue/qqp"), _numbers({"f1": _averaged("f1"), "accuracy": scores.accuracy}, ("labels",))
+    ),
     **{
         f"glue/{task}": _numbers({"accuracy": scores.accuracy}, ("labels",))
         for task in ("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli")
@@ -157,9 +155,7 @@ METRICS: dict[str, Metric] = {
     "xnli": Metric(evaluate=Interface(labels.plain_accuracy, [("int64", "int64")], {"sts-b": _VALUES}, numpy=True)),
     "squad": Metric(SQUAD, _only(SQUAD, squad.squad), evaluate=Interface(squad.squad, [("answer", "truths")])),
     "squad_v2": Metric(
-        SQUAD_V2,
-        _only(SQUAD_V2, squad.squad_v2),
-        evaluate=Interface(squad.squad_v2, [("answer or none", "truths")]),
+        SQUAD_V2, _only(SQUAD_V2, squad.squad_v2), evaluate=Interface(squad.squad_v2, [("answer or none", "truths")])
     ),
     # sentence-transformers' names: cosines against scores of any scale.
     "sts": _numbers({"spearman_cosine": scores.spearmanr, "pearson_cosine": scores.pearsonr}),
@@ -202,12 +198,10 @@ METRICS: dict[str, Metric] = {
     ),
     "map": Metric(("map", "map_50", "map_75", "mar_100")),  # by `boxes`
     "perplexity": Metric(("perplexity",), lower_is_better=True),
-    "rewards/accuracies": Metric(("rewards/accuracies",)),
-    "rewards/margins": Metric(("rewards/margins",)),
-    "reward": Metric(("reward",)),
-    "completions/mean_length": Metric(("completions/mean_length",)),
-    "completions/clipped_ratio": Metric(("completions/clipped_ratio",), lower_is_better=True),
-    "kl": Metric(("kl",), lower_is_better=True),
+    **{
+        name: Metric((name,)) for name in ("rewards/accuracies", "rewards/margins", "reward", "completions/mean_length")
+    },
+    **{name: Metric((name,), lower_is_better=True) for name in ("completions/clipped_ratio", "kl")},
 }
 REPORTS: dict[str, tuple[str, ...]] = {name: metric.reports for name, metric in METRICS.items() if metric.reports}
 """The numbers of every metric that a recipe may name."""

@@ -27,12 +27,9 @@ def mean_rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[st
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
-    totals = dict.fromkeys(KINDS, 0.0)
-    for answer, truth in zip(predictions, references, strict=True):
-        found = scorer.score("\n".join(sentences(truth)), "\n".join(sentences(answer)))
-        for kind in KINDS:
-            totals[kind] += found[kind].fmeasure
-    return {kind: total / len(predictions) for kind, total in totals.items()}
+    pairs = zip(predictions, references, strict=True)
+    rows = [scorer.score("\n".join(sentences(truth)), "\n".join(sentences(answer))) for answer, truth in pairs]
+    return {kind: sum(row[kind].fmeasure for row in rows) / len(rows) for kind in KINDS}
 
 
 def unsmoothed_bleu(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -18,8 +18,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from hf_mps.core.text import summary
+
 MOST = 24
 """Graphs that are kept: each holds its kernels' parameters, some MiB of the device for a BERT's step."""
+
+
+Outputs = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Recorded:
 
     replay: Callable[[], None]
     inputs: dict[str, Tensor]
-    outputs: tuple[Tensor | None, ...]
+    outputs: Outputs
 
 
 class RecordingFailed(RuntimeError):
@@ -41,7 +46,7 @@ class Graphs:
     `record` takes a body and returns its replay and outputs; tests put another in place of CUDA's.
     """
 
-    def __init__(self, record: Callable[[Callable[[], tuple[Tensor | None, ...]]], Any] | None = None) -> None:
+    def __init__(self, record: Callable[[Callable[[], Outputs]], Any] | None = None) -> None:
         self._record = record or CudaRecorder()
         self._recorded: dict[Hashable, Recorded] = {}
 
@@ -52,12 +57,7 @@ class Graphs:
         """Return whether there is a graph of this key, or room for one."""
         return key in self._recorded or len(self._recorded) < MOST
 
-    def run(
-        self,
-        key: Hashable,
-        inputs: Mapping[str, Tensor],
-        body: Callable[[dict[str, Tensor]], tuple[Tensor | None, ...]],
-    ) -> tuple[Tensor | None, ...]:
+    def run(self, key: Hashable, inputs: Mapping[str, Tensor], body: Callable[[dict[str, Tensor]], Outputs]) -> Outputs:
         """Run `body` on `inputs` by the graph of `key`, which is recorded where there is none.
 
         All inputs of a key have the same names, shapes and dtypes. A replay does not wait for the device. Raises
@@ -92,9 +92,7 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._emptied = False
 
-    def __call__(
-        self, body: Callable[[], tuple[Tensor | None, ...]]
-    ) -> tuple[Callable[[], None], tuple[Tensor | None, ...]]:
+    def __call__(self, body: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         if not self._emptied:  # what eager steps held is the pool's now
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -114,7 +112,10 @@ class CudaRecorder:
                 raise
             except Exception as error:
                 self._abandon(graph)
-                raise RecordingFailed(_why(error)) from error
+                words = summary(error)
+                if "capturing" in str(error) or "capture" in str(error):
+                    words = "the step reads a number from the device, or does something else that CUDA cannot record"
+                raise RecordingFailed(words) from error
         present.wait_stream(self._stream)
         return graph.replay, outputs
 
@@ -150,14 +151,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def _why(error: BaseException) -> str:
-    """Return why a body cannot be recorded, in one clause."""
-    words = str(error)
-    if "capturing" in words or "capture" in words:
-        return "the step reads a number from the device, or does something else that CUDA cannot record"
-    return f"{type(error).__name__}: {words.splitlines()[0] if words else 'no message'}"
 
 
 MASK = "attention_mask"

@@ -34,6 +34,10 @@ BUCKET = 25 * 2**20
 """Bytes of gradients that are sent at once, DDP's own default: enough for a link's full rate, few enough to overlap."""
 
 
+Step = Callable[..., Tensor]
+"""Trainer's `training_step`, or what takes its place."""
+
+
 def reduction_obstacle(wrapped: Any) -> str:
     """Return why the gradients of a wrapped model cannot be averaged here, as a clause; empty where they can."""
     from torch.nn.parallel import DistributedDataParallel
@@ -63,15 +67,12 @@ class Reduction:
         self._left: list[int] = []
         self._sent: list[Any] = []
         self._late = False
-        self._hooks = [
-            each.register_post_accumulate_grad_hook(self._whole)
-            for each in wrapped.module.parameters()
-            if each.requires_grad
-        ]
+        trained = [each for each in wrapped.module.parameters() if each.requires_grad]
+        self._hooks = [each.register_post_accumulate_grad_hook(self._whole) for each in trained]
         # What DDP's forward pass asks them for, it asks in passes with gradients alone.
         wrapped.reducer = wrapped.logger = None
 
-    def around(self, step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def around(self, step: Step) -> Step:
         """Return `step(model, …)` for the model inside the wrapper; afterwards the gradients are the ranks' mean.
 
         Where the wrapped model would not synchronise (`no_sync`) they stay the rank's own. Raises RunError for a
@@ -128,10 +129,8 @@ class Reduction:
                     parameter.grad = torch.zeros_like(parameter)
             self._send(bucket)
         if self._late:
-            raise RunError(
-                "a parameter takes part that did not in the first step, and its gradient would stay this rank's own;"
-                " next: cuda_graphs=false"
-            )
+            told = "a parameter takes part that did not in the first step, and its gradient would stay this rank's own"
+            raise RunError(f"{told}; next: cuda_graphs=false")
 
     def _send(self, bucket: Sequence[Tensor]) -> None:
         gradients = [parameter.grad for parameter in bucket]
@@ -216,7 +215,7 @@ class StepCapture(StepMethod):
         self.replayed = 0
         self.eager: Counter[str] = Counter()
 
-    def training_step(self, stock: Callable[..., Tensor], model: Any, inputs: Any, items: Any) -> Tensor:
+    def training_step(self, stock: Step, model: Any, inputs: Any, items: Any) -> Tensor:
         """Do as Trainer.training_step does, or all that the loop does until the next batch."""
         self.stepped = False
         if self._whole is None:
@@ -283,7 +282,7 @@ class StepCapture(StepMethod):
         self.stepped, self.norm = False, None
         vars(self._trainer.model_wrapped).pop("zero_grad", None)
 
-    def _eagerly(self, reason: str, stock: Callable[..., Tensor], model: Any, inputs: Any, items: Any) -> Tensor:
+    def _eagerly(self, reason: str, stock: Step, model: Any, inputs: Any, items: Any) -> Tensor:
         self.eager[reason] += 1
         return stock(model, inputs, items)
 
@@ -302,8 +301,7 @@ class StepCapture(StepMethod):
             self._kept = [(p, torch.zeros_like(p)) for p in model.parameters() if p.grad is not None]
             return whole
         optimizer = self._trainer.optimizer
-        groups = optimizer.param_groups
-        self._rates = [torch.zeros((), device=self._trainer.args.device) for _ in groups]
+        self._rates = [torch.zeros((), device=self._trainer.args.device) for _ in optimizer.param_groups]
         stepping = optimizer.step
 
         @functools.wraps(stepping)  # the schedule has marked the wrapped method and looks for the mark
@@ -356,23 +354,18 @@ class StepCapture(StepMethod):
             others[ITEMS] = items
         shapes = tuple((name, value.shape, value.dtype) for name, value in tensors.items())
         scale = getattr(self._trainer, "current_gradient_accumulation_steps", 1)
-        fixed = tuple(
-            (group["weight_decay"], group["betas"], group["eps"])
-            for group in (self._trainer.optimizer.param_groups if self._rates else ())
-        )
+        groups = self._trainer.optimizer.param_groups if self._rates else ()
+        fixed = tuple((group["weight_decay"], group["betas"], group["eps"]) for group in groups)
         shared = getattr(model, "require_backward_grad_sync", True)
         return (shapes, tuple(others.items()), scale, fixed, shared), tensors, others
 
-    def _by_graph(
-        self, stock: Callable[..., Tensor], model: Any, key: Any, tensors: dict[str, Tensor], others: dict[str, Any]
-    ) -> Tensor:
+    def _by_graph(self, stock: Step, model: Any, key: Any, tensors: dict[str, Tensor], rest: dict[str, Any]) -> Tensor:
         if not model.training:
             model.train()  # as `stock` does, which is not called
 
         def batch(held: dict[str, Tensor]) -> tuple[dict[str, Any], Any]:
-            whole = {**held, **others}
-            items = whole.pop(ITEMS)
-            return whole, items
+            whole = {**held, **rest}
+            return whole, whole.pop(ITEMS)
 
         if not self._rates:
             self._lay_gradients()
@@ -385,13 +378,11 @@ class StepCapture(StepMethod):
         assert loss is not None
         return loss
 
-    def _passes(self, stock: Callable[..., Tensor], model: Any, inputs: dict[str, Any], items: Any) -> Tensor:
+    def _passes(self, stock: Step, model: Any, inputs: dict[str, Any], items: Any) -> Tensor:
         with as_they_are(inputs), _buffers_stay(model):
             return stock(model, inputs, items)
 
-    def _whole_step(
-        self, stock: Callable[..., Tensor], model: Any, inputs: dict[str, Any], items: Any
-    ) -> tuple[Tensor, Tensor]:
+    def _whole_step(self, stock: Step, model: Any, inputs: dict[str, Any], items: Any) -> tuple[Tensor, Tensor]:
         """Do what Trainer's loop does with one batch, in its order (transformers, trainer.py, _run_epoch)."""
         trainer = self._trainer
         loss = self._passes(stock, model, inputs, items)

@@ -14,18 +14,8 @@ from hf_mps.core.errors import UserError, neighbour
 from hf_mps.core.text import first_line
 
 # Each ending of a file's name, and its reader.
-ENDINGS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".json": "json",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-    ".xlsx": "xlsx",
-    ".conll": "conll",
-    ".conllu": "conll",
-    ".txt": "text",
-    ".tokens": "text",
-}
+ENDINGS = {f".{kind}": kind for kind in ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "conll")}
+ENDINGS |= {".conllu": "conll", ".txt": "text", ".tokens": "text"}
 # Text formats, which gzip makes several times smaller; Parquet and xlsx are compressed already.
 PACKED = tuple(ending for ending, kind in ENDINGS.items() if kind not in ("parquet", "xlsx"))
 GZ = ".gz"

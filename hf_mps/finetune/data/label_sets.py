@@ -58,15 +58,14 @@ def asked(rows: Rows, separator: str | None, problem_type: labels.ProblemType | 
     """Return whether the rows have several labels: by the recipe's word, or because their label is a list."""
     if problem_type is not None:
         return problem_type == PROBLEM
-    features = rows.dataset.features
-    return separator is not None or f"{COLUMN}0" in features or _inner(rows) is not None
+    return separator is not None or f"{COLUMN}0" in rows.dataset.features or _inner(rows) is not None
 
 
 def decide(
     train: Rows,
     others: Iterable[Rows],
-    *,
     named_in_recipe: Sequence[str] | None = None,
+    *,
     columns: Sequence[str] = (),
     separator: str | None = None,
 ) -> LabelSets:

@@ -111,19 +111,15 @@ def of_column(
     given = in_recipe or in_data
     classes = given or order(seen - {""})
     reason = "data.labels in the recipe" if in_recipe else NAMED if in_data else f"{FOUND} {train.where}"
-    ids = bool(given) and (numbers or in_data is not None)
-    return Labels(tuple(classes), keys(classes, seen, ids=ids), reason)
+    return Labels(tuple(classes), keys(classes, seen, ids=bool(given) and (numbers or in_data is not None)), reason)
 
 
 def decide(
-    train: Rows,
-    others: Iterable[Rows],
-    named_in_recipe: Sequence[str] | None = None,
-    problem_type: ProblemType | None = None,
+    train: Rows, others: Iterable[Rows], in_recipe: Sequence[str] | None = None, problem_type: ProblemType | None = None
 ) -> Labels:
     """Return what column `label` of every split means; the training rows say which labels there are.
 
-    `named_in_recipe` are class names in the order of their ids. Raises UserError, naming file, row and label, for a row
+    `in_recipe` are class names in the order of their ids. Raises UserError, naming file, row and label, for a row
     without a label, for a label outside the set, and for fewer than two classes.
     """
     splits = (train, *others)
@@ -134,9 +130,8 @@ def decide(
             told = f"its classes are {', '.join(names)}, and those of {train.where} {', '.join(named)}"
             raise UserError(f"{rows.where}: {told}; allowed: the same in the same order")
     seen = _distinct(train)
-    if problem_type == "regression" or (
-        problem_type is None and not named_in_recipe and not named and _numbers(train, seen)
-    ):
+    measured = problem_type is None and not (in_recipe or named) and _numbers(train, seen)
+    if problem_type == "regression" or measured:
         why = "problem_type in the recipe" if problem_type else "the labels are numbers with a decimal point"
         for rows in splits:
             _refuse_first(rows, lambda raw: not _is_number(raw), "is not a finite number, as regression needs")
@@ -146,7 +141,7 @@ def decide(
         few = f"every label is a whole number ({listed([f'{raw}' for raw in seen])})"
         doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
         return Labels((), {}, why, (doubt,) if whole else ())
-    labels = of_column(train, train.dataset.features["label"], named_in_recipe, {key(raw) for raw in seen}, in_order)
+    labels = of_column(train, train.dataset.features["label"], in_recipe, {key(raw) for raw in seen}, in_order)
     found = labels.reason.startswith(FOUND)
     if found and SHOWN < len(labels.names) == len(train.dataset):
         way_on = "give the column of classes with data.columns.label"
@@ -156,9 +151,8 @@ def decide(
     for rows in splits:
         _refuse_first(rows, lambda raw: key(raw) not in labels.keys, outside, labels.names, way_on)
     if len(labels.names) < 2:
-        raise UserError(
-            f"{train.where}: each row has the label '{brief(labels.names[0])}'; allowed: two labels or more"
-        )
+        told = f"each row has the label '{brief(labels.names[0])}'"
+        raise UserError(f"{train.where}: {told}; allowed: two labels or more")
     counts = Counter(labels.keys[key(raw)] for raw in train.dataset["label"])
     alone = [labels.names[number] for number, count in sorted(counts.items()) if count == 1]
     lonely = []

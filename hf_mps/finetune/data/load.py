@@ -143,8 +143,7 @@ def _note_empty(rows: Rows) -> Rows:
     roles, features = rows.dataset.column_names, rows.dataset.features
     notes = []
     for role in (role for role in READ if role in roles and getattr(features[role], "dtype", "") == "string"):
-        column = rows.dataset.select_columns(role).with_format("arrow")[:][role]
-        trimmed = pyarrow.compute.utf8_trim_whitespace(column)
+        trimmed = pyarrow.compute.utf8_trim_whitespace(rows.dataset.select_columns(role).with_format("arrow")[:][role])
         empty = pyarrow.compute.sum(pyarrow.compute.equal(trimmed, "")).as_py() or 0
         if empty == len(rows.dataset):
             raise UserError(f"{rows.where}: every row has an empty {role}; allowed: text in the column")

@@ -63,16 +63,10 @@ def rows(
     There are ROWS, or `least` where that is more.
     """
     draw, found = random.Random(recipe.seed), {}
-    for split, count in splits_of(recipe.data).items():
-        made = MadeUp(draw, folder, split, max(count, least))
+    for split in dict.fromkeys((*load.splits_to_read(recipe.data), "validation")):
+        made = MadeUp(draw, folder, split, max(ROWS["train" if split == "train" else "validation"], least))
         found[split] = [row(recipe, made) for made.number in range(made.count)]
     return found
-
-
-def splits_of(data: schema.Data) -> dict[str, int]:
-    """Return the number of rows of each split that `data` reads, and of the validation one that may be held out."""
-    wanted = (*load.splits_to_read(data), "validation")
-    return {split: ROWS["train" if split == "train" else "validation"] for split in wanted}
 
 
 def word(draw: random.Random, kind: int) -> str:

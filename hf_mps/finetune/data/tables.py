@@ -12,7 +12,7 @@ import datetime
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -38,6 +38,8 @@ DOCUMENT = "-DOCSTART-"
 # CoNLL-U's ids of what is no word: several written as one (8-9), and words that are not written (8.1).
 CONLLU, NO_WORD = ".conllu", re.compile(r"\d+[-.]\d+\s")
 
+Roles = Mapping[str, str]
+"""Columns by their roles."""
 Lines = Callable[[], AbstractContextManager[Iterator[str]]]
 """Opens a file's lines, from the first one at each call."""
 
@@ -321,7 +323,7 @@ class _Columns:
     tags: int
 
 
-def sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str, str]) -> Tables:
+def sentences(path: Path, name: str, roles: Roles, defaults: Roles) -> Tables:
     """Yield the sentences of a CoNLL file (a word and its tags a line, a blank line between sentences): lists of words
     and of tags, under the columns that `roles` names.
 
@@ -335,14 +337,14 @@ def sentences(path: Path, name: str, roles: dict[str, str], defaults: dict[str, 
     yield from in_tables(_sentences(path, name, roles, defaults), {roles["words"]: strings, roles["tags"]: strings})
 
 
-def sentence_notes(path: Path, name: str, roles: dict[str, str], defaults: dict[str, str]) -> tuple[str, ...]:
+def sentence_notes(path: Path, name: str, roles: Roles, defaults: Roles) -> tuple[str, ...]:
     """Say which columns were taken for words and tags. Raises UserError as `sentences`."""
     with formats.opened_text(path, name) as lines:
         found = next((columns for line in lines if (columns := _columns(line, name, roles, defaults))), None)
     return (f"words in column {found.words}, tags in column {found.tags} of {found.width}",) if found else ()
 
 
-def _columns(line: str, name: str, roles: dict[str, str], defaults: dict[str, str]) -> _Columns | None:
+def _columns(line: str, name: str, roles: Roles, defaults: Roles) -> _Columns | None:
     """Return the columns as the first line with any has them; None for an empty line and a comment before it.
 
     Raises UserError where a column is missing, or words and tags are one.
@@ -368,9 +370,7 @@ def _columns(line: str, name: str, roles: dict[str, str], defaults: dict[str, st
     return _Columns(separator, width, **places)
 
 
-def _sentences(
-    path: Path, name: str, roles: dict[str, str], defaults: dict[str, str]
-) -> Iterator[tuple[list[str], list[str]]]:
+def _sentences(path: Path, name: str, roles: Roles, defaults: Roles) -> Iterator[tuple[list[str], list[str]]]:
     words: list[str] = []
     tags: list[str] = []
     columns: _Columns | None = None

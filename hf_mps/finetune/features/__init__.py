@@ -10,9 +10,8 @@ from hf_mps.finetune.features.base import Feature
 from hf_mps.finetune.features.batches import Batches
 from hf_mps.finetune.features.cuda_graphs import CudaGraphs
 from hf_mps.finetune.features.early_steps import EarlySteps
-from hf_mps.finetune.features.machine import ExpectedFallback, NoSleep, OneGpu
+from hf_mps.finetune.features.machine import ExpectedFallback, NoSleep, OneGpu, Precision
 from hf_mps.finetune.features.memory_fit import MemoryFit
-from hf_mps.finetune.features.precision import Precision
 from hf_mps.finetune.features.weights import FusedStep, QuantizedWeights, Sharding, Smoke
 
 # Evaluation counts by the steps of Batches, and CudaGraphs is ruled out by EarlySteps; Smoke explains what

@@ -85,11 +85,13 @@ def best_metric(training: Mapping[str, Any], prepared: Prepared) -> tuple[str, b
     greater = name != LOSS and name not in LOWER_IS_BETTER
     wanted = training.get("greater_is_better")
     if wanted is not None and wanted != greater:
-        sense = "greater" if greater else "smaller"
-        raise UserError(
-            f"training.greater_is_better is {str(wanted).lower()}, and {name} is better the {sense} it is; leave it out"
-        )
+        told = f"training.greater_is_better is {str(wanted).lower()}, and {_better(name, greater)}"
+        raise UserError(f"{told}; leave it out")
     return name, greater
+
+
+def _better(name: str, greater: bool) -> str:
+    return f"{name} is better the {'greater' if greater else 'smaller'} it is"
 
 
 def _plateau(training: Mapping[str, Any], name: str, greater: bool) -> dict[str, Any]:
@@ -105,11 +107,9 @@ def _plateau(training: Mapping[str, Any], name: str, greater: bool) -> dict[str,
     if given is None:
         return {"lr_scheduler_kwargs": {"mode": mode}}
     if isinstance(given, dict) and given.get("mode", "min") != mode:
-        sense = "greater" if greater else "smaller"
         came = f"mode {given['mode']}" if "mode" in given else "no mode (PyTorch takes min)"
-        raise UserError(
-            f"training.lr_scheduler_kwargs has {came}, and {name} is better the {sense} it is; allowed: mode: {mode}"
-        )
+        told = f"training.lr_scheduler_kwargs has {came}, and {_better(name, greater)}"
+        raise UserError(f"{told}; allowed: mode: {mode}")
     return {}
 
 
@@ -122,12 +122,10 @@ class Loading(Feature):
         pinned = draft.device == "cuda"
         reason = "CUDA copies faster from pinned memory" if pinned else f"{draft.device} cannot use pinned memory"
         choices["pin_memory"] = draft.setting("dataloader_pin_memory", pinned, reason)
-        reason = (
-            "the training process prepares its rows itself; training.dataloader_num_workers=2 has others do it ahead"
-        )
+        why = "the training process prepares its rows itself; training.dataloader_num_workers=2 has others do it ahead"
         if draft.prepared.token_counts is not None:
-            reason = "tokenised rows are read from memory-mapped files, faster than from another process"
-        workers = Choice(0, reason) if stream is None else pace.workers()
+            why = "tokenised rows are read from memory-mapped files, faster than from another process"
+        workers = Choice(0, why) if stream is None else pace.workers()
         choices["workers"] = draft.setting("dataloader_num_workers", workers.value, workers.reason)
         if stream is not None:
             choices["readers"] = pace.readers(stream, choices["workers"].value)

@@ -65,9 +65,7 @@ class Batches(Feature):
             accumulation.fix_accumulation_scaling(trainer)
 
 
-def steps(
-    training: dict[str, Any], epoch: int | Choice[int], batch: int, accumulation: int, processes: int = 1
-) -> Choice[int]:
+def steps(training: dict[str, Any], epoch: int | Choice[int], batch: int, passes: int, processes: int) -> Choice[int]:
     """Return the number of optimizer steps, as Trainer counts them. Raises UserError where no batch is left.
 
     `epoch` is the rows of one, a choice where they are not simply those that there are. Each of several processes has
@@ -78,15 +76,13 @@ def steps(
     dropped = training.get("dataloader_drop_last")
     if dropped and rows < batch * processes:
         each = f"batches of {batch} for {processes} processes" if processes > 1 else f"batch of {batch}"
-        raise UserError(
-            f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no {each}; leave it"
-            f" out, or give a smaller training.{SIZE}"
-        )
+        told = f"training.dataloader_drop_last leaves nothing to train on: {rows} rows make no {each}"
+        raise UserError(f"{told}; leave it out, or give a smaller training.{SIZE}")
     if training.get("max_steps", -1) > 0:
         return Choice(training["max_steps"], "max_steps in the recipe")
     epochs = training.get("num_train_epochs", 3)
     batches = rows // batch // processes if dropped else math.ceil(math.ceil(rows / batch) / processes)
-    each_epoch = max(1, math.ceil(batches / accumulation))
+    each_epoch = max(1, math.ceil(batches / passes))
     twice = 0 if dropped or processes == 1 else batches * batch * processes - rows
     filled = f"; each epoch ends with {counted(twice, 'row')} of its beginning, for full batches" if twice else ""
     words = f"{epochs:g} epoch{'s' * (epochs != 1)} of {each_epoch}, for {of}{filled}"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import sharding
 from hf_mps.finetune.features import early_steps
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.tasks._base import Prepared
 
 KEY = "cuda_graphs"
 ON, OFF = "on", "off"

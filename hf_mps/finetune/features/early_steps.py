@@ -20,10 +20,8 @@ KEY, WEIGHTS, HALVES = "step_in_backward", "weights", "bfloat16"
 PLAIN = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor")
 ON, OFF = "on", "off"
 WHAT = "each weight steps when its gradient is there, which is then let go"
-TWICE = (
-    f"{WHAT}; clipping needs the norm of all gradients first, so forward and backward pass run twice"
-    " (training.max_grad_norm=0 saves that)"
-)
+CLIPS = "clipping needs the norm of all gradients first, so forward and backward pass run twice"
+TWICE = f"{WHAT}; {CLIPS} (training.max_grad_norm=0 saves that)"
 ROUNDED = "weights, gradients and moments take half; a step is rounded up or down by chance, so that small ones count"
 
 

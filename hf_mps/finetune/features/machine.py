@@ -1,4 +1,4 @@
-"""What a run asks of its machine: one GPU of several, no sleep, and no warnings that its recipe expects."""
+"""What a run asks of its machine: a precision, one GPU of several, no sleep, no warnings that its recipe expects."""
 
 from __future__ import annotations
 
@@ -7,17 +7,48 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.core.notices import ignoring
 from hf_mps.distributed.world import World
-from hf_mps.finetune.features.base import Draft, Feature, Plan
+from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
 from hf_mps.metal.device import machine
 
 CAFFEINATE = "caffeinate"
+
+
+class Precision(Feature):
+    """float32 on Metal and on a CPU; on CUDA bfloat16 where the GPU computes it."""
+
+    def decide(self, draft: Draft) -> None:
+        """Choose the key `precision`."""
+        draft.choices["precision"], mixed = precision_of(draft.training, draft.device)
+        draft.arguments |= mixed
+
+
+def precision_of(training: Mapping[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
+    """Choose fp32, bf16 or fp16, with the arguments for Trainer. Raises UserError for one that the device lacks."""
+    from hf_mps.metal.device import precision
+
+    chosen = [name for name in ("bf16", "fp16") if training.get(name)]
+    if len(chosen) == 2:
+        raise UserError("training.bf16 and training.fp16 are both true; give one of them")
+    for name in ("bf16", "fp16"):
+        if training.get(name) or training.get(f"{name}_full_eval"):
+            try:
+                found = precision.requested(name, device_type)
+            except UserError as error:
+                raise UserError(f"training.{name}: {error}; leave it out") from error
+    if chosen:
+        return Choice(chosen[0], found.reason), {}
+    if "bf16" in training or "fp16" in training:
+        return Choice("fp32", SAID), {}
+    default = precision.default(device_type)
+    return default, {default.value: True} if default.value != "fp32" else {}
 
 
 class OneGpu(Feature):
@@ -32,8 +63,7 @@ class OneGpu(Feature):
         count = torch.cuda.device_count() if draft.device == "cuda" and World.here().alone else 1
         if count > 1:
             every = f"torchrun --nproc_per_node {count} -m hf_mps.finetune … trains on all"
-            reason = f"the first, CUDA_VISIBLE_DEVICES names another; {every}"
-            draft.choices["gpus"] = Choice(f"1 of {count}", reason)
+            draft.choices["gpus"] = Choice(f"1 of {count}", f"the first, CUDA_VISIBLE_DEVICES names another; {every}")
 
 
 class ExpectedFallback(Feature):

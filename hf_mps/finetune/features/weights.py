@@ -18,7 +18,8 @@ class QuantizedWeights(Feature):
 
     def apply(self, trainer: Any, plan: Plan, prepared: Prepared) -> None:
         """Put a quantized model on the device."""
-        quantization.place(trainer.model, trainer.args.device)
+        if quantization.is_quantized(trainer.model):
+            trainer.model.to(trainer.args.device)
 
 
 class Sharding(Feature):
@@ -33,8 +34,7 @@ class Sharding(Feature):
 
     def making(self, plan: Plan, prepared: Prepared) -> AbstractContextManager[Any]:
         """Let the trainer's accelerator take the plugin."""
-        sharded = sharding.KEY in plan.choices
-        return sharding.ready(prepared.model, plan.device.value) if sharded else nullcontext()
+        return sharding.ready(prepared.model, plan.device.value) if sharding.KEY in plan.choices else nullcontext()
 
     def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
         """Suppress a warning of FSDP's that is none."""

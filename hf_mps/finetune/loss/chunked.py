@@ -96,8 +96,7 @@ class _TiedLookup(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         shape, kind = ctx.like
         head_gradient, ctx.shared.gradient = ctx.shared.gradient, None
-        make_zeros = partial(torch.zeros, shape, dtype=torch.float32, device=upstream.device)
-        total = (head_gradient or make_zeros)()
+        total = (head_gradient or partial(torch.zeros, shape, dtype=torch.float32, device=upstream.device))()
         rows = upstream.flatten(0, -2).float()
         if ctx.padding is not None:  # as in nn.Embedding: the padding row learns nothing
             rows = rows * (ids.flatten() != ctx.padding).unsqueeze(1)

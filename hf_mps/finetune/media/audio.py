@@ -179,9 +179,8 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
         return Choice(plain, f"optimizations is false in the recipe; {summary}")
     batch = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, batch))
-    shapes = buckets.optimal_buckets(
-        counts, top=longest, limit=longest, batch=1 if alike else batch, most=lengths.SHAPES, step=1
-    )
+    drawn = 1 if alike else batch
+    shapes = buckets.optimal_buckets(counts, top=longest, limit=longest, batch=drawn, most=lengths.SHAPES, step=1)
     listed = Durations(longest, "list", shapes, hop=hop, rate=rate)
     silence = 1 - sum(counts) / buckets.padded_tokens(counts, batch, listed.target, alike=alike)
     return Choice(listed, f"{len(shapes)} lengths, chosen from your data: about {silence:.0%} silence; {summary}")

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
-from hf_mps.finetune.models.language import Labelled, generated
+from hf_mps.finetune.models.language import LABELLED, Labelled, generated
 from hf_mps.finetune.models.vision_language import Reader
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.text import chat, tokens
@@ -96,9 +96,8 @@ def conversation(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, A
         first["content"] = [dict(IMAGE) for _ in range(count)] + first["content"]
         places = count
     if places != count:
-        raise chat.ConversationError(
-            f"has {count} images and places for {places} in its messages; allowed: one for each"
-        )
+        told = f"has {count} images and places for {places} in its messages"
+        raise chat.ConversationError(f"{told}; allowed: one for each")
     return said
 
 
@@ -147,9 +146,8 @@ def _messages(raw: Any) -> list[dict[str, Any]]:
                 parts += [dict(IMAGE)] * (number > 0) + _text(piece)
             parts = parts or [_part_of("")]
         if named == "assistant" and any(part["type"] == "image" for part in parts):
-            raise chat.ConversationError(
-                "has an image among the assistant's words; allowed: images in the user's messages"
-            )
+            told = "has an image among the assistant's words"
+            raise chat.ConversationError(f"{told}; allowed: images in the user's messages")
         # Chat templates write the parts of a message one behind the other.
         joined = [_part_of("".join(part["text"] for part in parts))] if named == "assistant" else parts
         made.append({"role": named, "content": joined})
@@ -170,7 +168,6 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
     `row` is each one's place in `rows`. Rows are cut to `longest`, never within an image; a row without any of the
     assistant's words left is dropped. Raises UserError for a row that holds no conversation, or no image file.
     """
-    from datasets import Features, List, Value
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         made: dict[str, list[Any]] = {"input_ids": [], "labels": [], "pictures": [], "row": []}
@@ -189,9 +186,7 @@ def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, cont
                 made["row"].append(index)
         return made
 
-    kinds = {"input_ids": List(Value("int32")), "labels": List(Value("int32"))}
-    features = Features({**kinds, "pictures": Value("int32"), "row": Value("int32")})
-    key = ("image chats", longest, prompt or "")
+    features, key = {**LABELLED, "pictures": "int32", "row": "int32"}, ("image chats", longest, prompt or "")
     found = tokens.map_cached(rows, encode, content=content, key=key, features=features)
     if len(found) == 0:
         remedy = "give a longer one, or a smaller max_image_tokens"
@@ -269,9 +264,7 @@ def joined(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return batch
 
 
-def refuse_unlike(
-    reader: Reader, data: ImageChats, rows: Rows, collator: Any, takes: Sequence[str], prompt: Any
-) -> None:
+def refuse_unlike(reader: Reader, data: ImageChats, collator: Any, takes: Sequence[str], prompt: str | None) -> None:
     """Raise UserError where the processor makes something else of the first row with images than is made of it here.
 
     `takes` are the arguments of the model's forward pass. A row that was cut is passed over.
@@ -280,8 +273,8 @@ def refuse_unlike(
 
     for index in range(len(data)):
         row = data.features[index]
-        said = conversation(rows.dataset[row["row"]], prompt)
-        shown = opened(rows, row["row"])
+        said = conversation(data.rows.dataset[row["row"]], prompt)
+        shown = opened(data.rows, row["row"])
         if not shown or len(row["input_ids"]) < len(reader.encode(said, [one.size for one in shown], 2**31).input_ids):
             continue
         text = chat.render(reader.tokenizer, said)
@@ -310,8 +303,7 @@ def answers(
         some = asked[start : start + at_once]
         prompts, shown = [], []
         for index, said in some:
-            places = sum(part["type"] == "image" for message in said for part in message["content"])
-            seen = opened(rows, index, places)
+            seen = opened(rows, index, sum(part["type"] == "image" for message in said for part in message["content"]))
             with chat.of_row(rows, index):
                 prompts.append(reader.prompt(said, [one.size for one in seen]))
             shown.append(pixels(reader.processor.image_processor, seen))
@@ -319,6 +311,5 @@ def answers(
         padded = torch.tensor([[filler] * (width - len(ids)) + ids for ids in prompts])  # as `generated` pads them
         beside = collator.beside(padded, shown)
         beside = {name: value.to(model.device) for name, value in beside.items()}
-        texts = generated(model, reader.tokenizer, prompts, most, **beside)
-        for (index, _), text in zip(some, texts, strict=True):
+        for (index, _), text in zip(some, generated(model, reader.tokenizer, prompts, most, **beside), strict=True):
             yield {"image": ", ".join(map(images.named, values(rows.dataset[index]))), "generated": text}

@@ -104,6 +104,26 @@ class Images(Varied):
         return {"pixel_values": pixels} | ({"labels": self.labels[index]} if self.labels is not None else {})
 
 
+def rgb(image: Any) -> Any:
+    """Return a PIL image of any mode in 8-bit RGB; transparency is put on white, as on a page.
+
+    Grey of 16 bits (modes I;16 and I) is scaled by 65535, its white: PIL's own conversion would make all above 255
+    white. Floats (mode F) are scaled from 0 to 1. Raises ValueError for values outside.
+    """
+    if image.mode == "F" or image.mode.startswith("I"):
+        values = numpy.asarray(image).astype(numpy.float32)
+        white = 1.0 if image.mode == "F" else 65535.0
+        # Not scaled by the image's own extremes: two images of equal brightness would come out different.
+        if not (numpy.isfinite(values).all() and values.min() >= 0 and values.max() <= white):
+            told = f"its values go from {values.min():g} to {values.max():g}"
+            raise ValueError(f"{told}; allowed: 0 to {white:g} in mode {image.mode}")
+        image = Image.fromarray(numpy.rint(values * (255 / white)).astype(numpy.uint8))
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
 def opened(rows: Rows, index: int) -> Any:
     """Return a row's image as `rgb` makes it, turned as its EXIF data say.
 
@@ -112,9 +132,7 @@ def opened(rows: Rows, index: int) -> Any:
     return opened_value(rows, index, rows.dataset[index]["image"])
 
 
-def opened_value(
-    rows: Rows, index: int, value: Any, role: str = "image", made: Callable[[Any], Any] | None = None
-) -> Any:
+def opened_value(rows: Rows, index: int, value: Any, role: str = "image", made: Callable[[Any], Any] = rgb) -> Any:
     """Return as `opened` the image that `value` is, of column `role` in row `index` or in its list.
 
     `made` is called with the PIL image as its file has it, turned, in place of `rgb`.
@@ -123,7 +141,7 @@ def opened_value(
     place = f"{rows.place(index)}: {role.removesuffix('s')} {named(value)}".rstrip()
     try:
         with Image.open(io.BytesIO(content)) as image:
-            return (made or rgb)(ImageOps.exif_transpose(image))
+            return made(ImageOps.exif_transpose(image))
     except UnidentifiedImageError as error:
         raise UserError(f"{place} is no image that Pillow can read; allowed: PNG, JPEG and the like") from error
     except Image.DecompressionBombError as error:
@@ -153,38 +171,16 @@ def dimensions(rows: Rows, index: int, value: Any, role: str = "image") -> tuple
     return (height, width) if turned else (width, height)
 
 
-def rgb(image: Any) -> Any:
-    """Return a PIL image of any mode in 8-bit RGB; transparency is put on white, as on a page.
-
-    Grey of 16 bits (modes I;16 and I) is scaled by 65535, its white: PIL's own conversion would make all above 255
-    white. Floats (mode F) are scaled from 0 to 1. Raises ValueError for values outside.
-    """
-    if image.mode == "F" or image.mode.startswith("I"):
-        values = numpy.asarray(image).astype(numpy.float32)
-        white = 1.0 if image.mode == "F" else 65535.0
-        # Not scaled by the image's own extremes: two images of equal brightness would come out different.
-        if not (numpy.isfinite(values).all() and values.min() >= 0 and values.max() <= white):
-            told = f"its values go from {values.min():g} to {values.max():g}"
-            raise ValueError(f"{told}; allowed: 0 to {white:g} in mode {image.mode}")
-        image = Image.fromarray(numpy.rint(values * (255 / white)).astype(numpy.uint8))
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
-
-
 def named(value: Any) -> str:
     """Return the file of the image that `value` of a row is; empty where the data do not say."""
     return (value.get("path") if isinstance(value, dict) else value) or ""
 
 
-def augmented(
-    image: Any, augment: Augmentation, shape: tuple[int, int], resample: int | None, draw: random.Random
-) -> Any:
+def augmented(image: Any, how: Augmentation, shape: tuple[int, int], resample: int | None, draw: random.Random) -> Any:
     """Crop a drawn part of a PIL image, resize it to `shape` (height, width), and perhaps mirror it."""
     width, height = image.size
-    part = image.resize(shape[::-1], resample=resample, box=part_of(width, height, augment.crop, draw))
-    return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < augment.flip else part
+    part = image.resize(shape[::-1], resample=resample, box=part_of(width, height, how.crop, draw))
+    return part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draw.random() < how.flip else part
 
 
 def part_of(width: int, height: int, shares: Sequence[float], draw: random.Random) -> tuple[int, int, int, int]:

@@ -25,14 +25,14 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
     width now.
     """
     import torch
-    from datasets import Features, Value
     from safetensors.torch import save
 
     from hf_mps.finetune.models.diffusion import TOKENS
     from hf_mps.finetune.run.run_dir import digest_rows
 
     pooled, third = hasattr(pipeline, "text_encoder_2"), hasattr(pipeline, "text_encoder_3")
-    more = {"prompt_2": None, "prompt_3": None, "max_sequence_length": TOKENS} if third else {}
+    how: dict[str, Any] = {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+    how |= {"prompt_2": None, "prompt_3": None, "max_sequence_length": TOKENS} if third else {}
     images.refuse_missing(rows)
     pipeline.to(device)
 
@@ -43,9 +43,7 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
             image = images.opened_value(rows, indices[at], batch["image"][at])
             pixels, corner = squared(image, size)
             made = {"moments": pipeline.vae.encode(pixels[None].to(device)).latent_dist.parameters[0]}
-            one = pipeline.encode_prompt(
-                caption, device=device, num_images_per_prompt=1, do_classifier_free_guidance=False, **more
-            )
+            one = pipeline.encode_prompt(caption, **how)
             made["embeds"] = one[0][0]
             if pooled:
                 made["pooled"] = one[2][0]
@@ -57,8 +55,7 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
     # The files that rows name may hold other images than before, and the folder of the model other weights.
     content = f"{digest_rows({'': rows})['']['digest']} {_digest(pipeline)}"
     key = ("latents", size, prompt, device)
-    kinds = Features({"row": Value("binary")})
-    return tokens.map_cached(rows, encode, content=content, key=key, features=kinds, batch_size=16)
+    return tokens.map_cached(rows, encode, content=content, key=key, features={"row": "binary"}, batch_size=16)
 
 
 def squared(image: Any, size: int) -> tuple[Any, tuple[int, int]]:

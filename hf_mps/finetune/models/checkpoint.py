@@ -178,8 +178,7 @@ class Checkpoint:
         dtype = getattr(torch, self.dtype)
         settings = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
         model, loading_info = self._load("weights", getattr(transformers, auto_class).from_pretrained, **settings)
-        mismatched = {str(name) for name, *_ in loading_info["mismatched_keys"]}
-        new = mismatched | set(map(str, loading_info["missing_keys"]))
+        new = {str(name) for name, *_ in loading_info["mismatched_keys"]} | set(map(str, loading_info["missing_keys"]))
         prefix = f"{model.base_model_prefix}."
         inside = sorted(name for name in new if name.startswith(prefix) and ".pooler." not in name)
         if inside:

@@ -38,13 +38,7 @@ def sigmoids(logits: Any) -> Any:
 
 
 def rows(
-    inputs: Sequence[Mapping[str, Any]],
-    truths: Any,
-    logits: Any,
-    names: Sequence[str],
-    *,
-    least: float | None = None,
-    every: bool = False,
+    each: Sequence[Row], truths: Any, logits: Any, names: Sequence[str], least: float | None = None, every: bool = False
 ) -> list[Row]:
     """Return the rows of predictions.csv: each row's inputs, its true class, the predicted one and its probability.
 
@@ -53,10 +47,8 @@ def rows(
     probability of `least` or more, by falling probability. With `every` the probabilities of all classes come by their
     names.
     """
-    lines = []
-    for place, (given, shares) in enumerate(
-        zip(inputs, probabilities(logits) if least is None else sigmoids(logits), strict=True)
-    ):
+    lines, table = [], probabilities(logits) if least is None else sigmoids(logits)
+    for place, (given, shares) in enumerate(zip(each, table, strict=True)):
         line = dict(given)
         if truths is not None and least is None:
             line["label"] = names[truths[place]]

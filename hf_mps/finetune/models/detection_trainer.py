@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import Trainer
@@ -52,8 +52,7 @@ class DetectionTrainer(Trainer):  # type: ignore[misc]
         return loss, _filled(answers, boxes.MOST), _filled(truths) if "labels" in inputs else None
 
 
-@contextmanager
-def counted_once(counting: Any) -> Iterator[None]:
+def counted_once(counting: Any) -> AbstractContextManager[Any]:
     """Let transformers' loss sum its boxes over processes by `counting(stock)` before it divides by their number.
 
     Of one process nothing is replaced. There is no public hook: the loss makes its own criterion and calls a global.
@@ -61,14 +60,8 @@ def counted_once(counting: Any) -> Iterator[None]:
     transformers 5.23, `num_boxes`): with two processes boxes would weigh twice as much beside classes.
     """
     if World.here().alone:
-        yield
-        return
-    stock = loss_for_object_detection.reduce
-    loss_for_object_detection.reduce = counting(stock)
-    try:
-        yield
-    finally:
-        loss_for_object_detection.reduce = stock
+        return nullcontext()
+    return patch.object(loss_for_object_detection, "reduce", counting(loss_for_object_detection.reduce))
 
 
 def _filled(rows: list[Any], least: int = 1) -> Any:

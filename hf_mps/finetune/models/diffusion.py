@@ -103,8 +103,7 @@ def save(trainer: Any, folder: Path, kind: Any) -> None:
     layers = {name.removeprefix("base_model.model."): one for name, one in get_peft_model_state_dict(model).items()}
     settings = model.peft_config["default"].to_dict()
     part = PIPELINES[kind.__name__]
-    named = {f"{part}_lora_layers": layers, f"{part}_lora_adapter_metadata": settings}
-    kind.save_lora_weights(folder, **named)
+    kind.save_lora_weights(folder, **{f"{part}_lora_layers": layers, f"{part}_lora_adapter_metadata": settings})
 
 
 def write_tiny(size: Mapping[str, Any], folder: Path, seed: int) -> None:
@@ -169,10 +168,8 @@ def _tiny_t5(width: int) -> dict[str, Any]:
 
     pieces = ["<pad>", "</s>", "<unk>", "\u2581", *(chr(code) for code in range(33, 127))]
     sizes = {"d_model": width, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    return {
-        "text_encoder_3": T5EncoderModel(T5Config(vocab_size=len(pieces), **sizes)),
-        "tokenizer_3": T5TokenizerFast(vocab=[(piece, 0.0) for piece in pieces], extra_ids=0),
-    }
+    tokenizer = T5TokenizerFast(vocab=[(piece, 0.0) for piece in pieces], extra_ids=0)
+    return {"text_encoder_3": T5EncoderModel(T5Config(vocab_size=len(pieces), **sizes)), "tokenizer_3": tokenizer}
 
 
 def _small(size: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from transformers import Trainer
 
 from hf_mps.finetune.models.trainer_mixins import MeasuredBefore
 
+Inputs = Mapping[str, Tensor]
+Compared = tuple[Tensor, Tensor, Tensor | None]
+
 
 class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
     """Trains a UNet on rows of `hf_mps.finetune.media.latents.Latents`; `vae` is the VAE's configuration.
@@ -30,9 +33,7 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         self._scheduler, self._snr_gamma = scheduler, snr_gamma
         self._shift, self._scaling = vae.get("shift_factor") or 0.0, vae["scaling_factor"]
 
-    def compute_loss(
-        self, model: Any, inputs: Mapping[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Inputs, return_outputs: bool = False, **_: Any) -> Any:
         """Return the mean of the rows' weighted losses."""
         errors, weights = self._errors(model, inputs)
         loss = (errors * weights).mean()
@@ -47,9 +48,7 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         # Trainer computes metrics only where there are labels; nobody reads these.
         return (loss, None, None) if prediction_loss_only else (loss, errors, inputs["number"])
 
-    def _errors(
-        self, model: Any, inputs: Mapping[str, Tensor], numbers: Sequence[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _errors(self, model: Any, inputs: Inputs, numbers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Return each row's mean squared error, (B,), and its weight; rows with `numbers` have noise of their own."""
         mean, logarithm = inputs["moments"].chunk(2, dim=1)
         spread, noise, timesteps = self._drawn(mean.shape, numbers)
@@ -60,9 +59,7 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         errors = torch.nn.functional.mse_loss(told.float(), target.float(), reduction="none").mean(dim=(1, 2, 3))
         return errors, torch.ones_like(errors) if weights is None else weights
 
-    def _compared(
-        self, model: Any, inputs: Mapping[str, Tensor], latents: Tensor, noise: Tensor, timesteps: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _compared(self, model: Any, inputs: Inputs, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Compared:
         """Return what the model predicts of latents with noise, what it should predict, and rows' weights, if any.
 
         `timesteps` are those of `_timesteps`, on the CPU.
@@ -81,8 +78,7 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
 
     def _timesteps(self, rows: int, generator: torch.Generator | None) -> Tensor:
         """Draw places in the scheduler's table of timesteps, (rows,)."""
-        steps = self._scheduler.config.num_train_timesteps
-        return torch.randint(0, steps, (rows,), generator=generator, device="cpu")
+        return torch.randint(0, self._scheduler.config.num_train_timesteps, (rows,), generator=generator, device="cpu")
 
     def _drawn(self, shape: Sequence[int], numbers: Sequence[int] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return what the latents of `shape` and their noise are made of, and timesteps (B,).
@@ -114,17 +110,10 @@ class FlowTrainer(DiffusionTrainer):
         density = compute_density_for_timestep_sampling("logit_normal", rows, 0.0, 1.0, generator=generator)
         return torch.as_tensor(density * steps).long()
 
-    def _compared(
-        self, model: Any, inputs: Mapping[str, Tensor], latents: Tensor, noise: Tensor, timesteps: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _compared(self, model: Any, inputs: Inputs, latents: Tensor, noise: Tensor, timesteps: Tensor) -> Compared:
         tables = self._scheduler.sigmas, self._scheduler.timesteps
         sigmas, times = (table[timesteps].to(latents.device) for table in tables)
         noisy = torch.lerp(latents, noise, sigmas[:, None, None, None])
-        told = model(
-            hidden_states=noisy.to(inputs["embeds"].dtype),
-            timestep=times,
-            encoder_hidden_states=inputs["embeds"],
-            pooled_projections=inputs["pooled"],
-            return_dict=False,
-        )[0]
+        texts = {"encoder_hidden_states": inputs["embeds"], "pooled_projections": inputs["pooled"]}
+        told = model(hidden_states=noisy.to(inputs["embeds"].dtype), timestep=times, **texts, return_dict=False)[0]
         return told, noise - latents, sigmas.square()

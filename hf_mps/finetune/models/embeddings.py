@@ -40,6 +40,9 @@ SETTLED = {
 # Rows embedded at once, and rows compared with all candidates at once.
 BATCH = 32
 BLOCK = 1024
+Span = tuple[float, float]
+"""The scores of no similarity and of identity."""
+WHOLE: Span = (0.0, 1.0)
 
 
 def library(task: str) -> Any:
@@ -56,11 +59,8 @@ def library(task: str) -> Any:
     return sentence_transformers
 
 
-def encoded(
-    rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], span: tuple[float, float] = (0.0, 1.0)
-) -> Dataset:
+def encoded(rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], span: Span = WHOLE) -> Dataset:
     """Return the texts of `roles`, the score brought from `span` to 0 to 1, and `lengths`: the tokens of each text."""
-    from datasets import Features, List, Value
 
     tokens.refuse_other_than_text(rows, roles)
     has_score = "score" in rows.dataset.column_names
@@ -74,15 +74,11 @@ def encoded(
             made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
         return made
 
-    kinds: dict[str, Any] = {NAMES[role]: Value("string") for role in roles} | {"lengths": List(Value("int32"))}
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=tokens.digest(tokenizer),
-        key=("embedded texts", longest, roles, span),
-        # float32: Metal refuses the float64 that a plain Python float would become.
-        features=Features({**kinds, **({"score": Value("float32")} if has_score else {})}),
-    )
+    kinds = {**{NAMES[role]: "string" for role in roles}, "lengths": ("int32",)}
+    # Metal refuses the float64 that a plain Python float would become.
+    kinds |= {"score": "float32"} if has_score else {}
+    key = ("embedded texts", longest, roles, span)
+    return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=kinds)
 
 
 def sampling(recipe: Recipe, *, scored: bool) -> Choice[str]:
@@ -212,18 +208,15 @@ class EmbeddingEvaluator:
     def rows(self, model: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv."""
         first, second = (self._embedded(model, self._texts[name], name) for name in ("anchor", "positive"))
-        cosines = products(first, second)
-        candidates = None if self._scores is not None else self._embedded(model, list(self._corpus), "positive")
-        ranks, nearest = (None, None) if candidates is None else self._ranks(first, candidates)
-        corpus = list(self._corpus)
-        raw = self._rows.dataset["score"][:] if self._scores is not None else None
-        for number, cosine in enumerate(cosines.tolist()):
+        if self._scores is not None:
+            known = [{"score": raw} for raw in self._rows.dataset["score"]]
+        else:
+            corpus = list(self._corpus)
+            ranked = zip(*self._ranks(first, self._embedded(model, corpus, "positive")), strict=True)
+            known = [{"rank": rank, "nearest": corpus[nearest]} for rank, nearest in ranked]
+        for number, cosine in enumerate(products(first, second).tolist()):
             line = {role: self._texts[name][number] for role, name in NAMES.items() if name in self._texts}
-            line |= {self.SIMILARITY: round(cosine, 4)}
-            if raw is not None:
-                yield line | {"score": raw[number]}
-            elif ranks is not None and nearest is not None:
-                yield line | {"rank": ranks[number], "nearest": corpus[nearest[number]]}
+            yield {**line, self.SIMILARITY: round(cosine, 4), **known[number]}
 
     def _metrics(self, embed: Callable[[list[str], str], Any]) -> dict[str, float]:
         """Return the metrics; `embed(texts, column)` gives unit vectors (texts, dimensions), dense or sparse."""
@@ -262,8 +255,7 @@ def embedded(model: Any, collator: Any, texts: Sequence[str], column: str, at_on
     """Return unit vectors, float32 of shape (texts, dimensions)."""
     import torch
 
-    unit = partial(torch.nn.functional.normalize, dim=-1)
-    return numpy.stack(vectors(model, collator, texts, column, unit, at_once))
+    return numpy.stack(vectors(model, collator, texts, column, partial(torch.nn.functional.normalize, dim=-1), at_once))
 
 
 def vectors(
@@ -284,8 +276,7 @@ def vectors(
         batch = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
         return finished(model(batch)["sentence_embedding"].float())
 
-    order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-    return in_batch.each_once(model, order, at_once, made)
+    return in_batch.each_once(model, sorted(range(len(texts)), key=lambda number: len(texts[number])), at_once, made)
 
 
 def products(first: Any, second: Any) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 import torch
@@ -47,25 +48,13 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
     generation_config: Any
     generation_kwargs: dict[str, Any]
 
-    def __init__(
-        self,
-        *,
-        model: Any,
-        args: Any,
-        rewards: Sequence[Score],
-        ref_model: Any = None,
-        compute_metrics: Any = None,
-        data_collator: None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *, model: Any, args: Any, rewards: Sequence[Score], ref_model: Any = None, **more: Any) -> None:
+        # GRPOTrainer takes neither: it makes batches of prompts itself, and knows no metrics when it is made.
+        compute_metrics, _ = (more.pop(name, None) for name in ("compute_metrics", "data_collator"))
         # TRL would read the reference's weights once more from where the model's came from, or copy the adapters.
-        beta, args.beta = args.beta, 0.0
-        try:
-            with quantization.adapters_kept(model):
-                super().__init__(model=model, args=args, reward_funcs=list(rewards), **settings)
-        finally:
-            args.beta = beta
-        self.beta = beta
+        with patch.object(args, "beta", 0.0), quantization.adapters_kept(model):
+            super().__init__(model=model, args=args, reward_funcs=list(rewards), **more)
+        self.beta = args.beta
         self._alike: int | None = 0  # steps without any difference between rewards; None: there was one, or it was said
         self.compute_metrics = compute_metrics
         if ref_model is not None:
@@ -78,8 +67,7 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
         """Return minus the batch's mean objective (reward - beta KL), and a float32 row for each prompt: scores,
         COLUMNS.
         """
-        found = self.answers(inputs)
-        lines = [[*one["scores"], *(one[name] for name in COLUMNS)] for one in found]
+        lines = [[*one["scores"], *(one[name] for name in COLUMNS)] for one in self.answers(inputs)]
         table = torch.tensor(lines, dtype=torch.float32, device=self.args.device)
         loss = torch.tensor(objective(table.cpu().numpy(), self.beta), device=self.args.device)
         # Trainer computes metrics only where there are labels; nobody reads these.
@@ -153,18 +141,13 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
         with torch.no_grad(), plainly, alone:
             return self._get_per_token_logps_and_entropies(self.ref_model or self.model, ids, mask, said)[0]
 
-    @contextmanager
-    def _greedily(self) -> Iterator[None]:
+    def _greedily(self) -> AbstractContextManager[Any]:
         """Let `_generate_single_turn` take the likeliest token each time."""
-        before = self.generation_config, self.generation_kwargs
         sampled = ("temperature", "top_p", "top_k", "min_p")
         kept = {name: value for name, value in self.generation_kwargs.items() if name not in sampled}
-        self.generation_kwargs = kept | {"do_sample": False, "num_beams": 1, **dict.fromkeys(sampled)}
-        self.generation_config = GenerationConfig(**self.generation_kwargs, disable_compile=True)
-        try:
-            yield
-        finally:
-            self.generation_config, self.generation_kwargs = before
+        greedy = kept | {"do_sample": False, "num_beams": 1, **dict.fromkeys(sampled)}
+        config = GenerationConfig(**greedy, disable_compile=True)
+        return patch.multiple(self, generation_kwargs=greedy, generation_config=config)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if self.model.training and self._alike is not None:

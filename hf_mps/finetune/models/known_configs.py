@@ -15,10 +15,8 @@ FACTS = Path(__file__).with_suffix(".json")
 """The model_type in each model's config.json, and the values there that differ from the defaults of its class."""
 
 
-KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (facts["model_type"], facts["config"])
-    for name, facts in json.loads(FACTS.read_text(encoding="utf-8")).items()
-}
+STORED = json.loads(FACTS.read_text(encoding="utf-8")).items()
+KNOWN: dict[str, tuple[str, dict[str, Any]]] = {name: (one["model_type"], one["config"]) for name, one in STORED}
 # Architectures whose classes have defaults that fit no model: an image's numbers are not as wide as a word's.
 STAND_IN = {kind: name for name, (kind, _) in KNOWN.items() if kind.endswith("_vl")}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.models import quantization
-from hf_mps.finetune.models.checkpoint import resolve, text_config
+from hf_mps.finetune.models.checkpoint import Checkpoint, resolve, text_config
 from hf_mps.finetune.models.lora import Lora, apply, save, snippet
 from hf_mps.finetune.models.quantization import Kind
 from hf_mps.finetune.recipe import schema, training_section
@@ -19,21 +19,15 @@ from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
 
-if TYPE_CHECKING:
-    from datasets import Features
-
-    from hf_mps.finetune.models.checkpoint import Checkpoint
-
 AUTO_CLASS = "AutoModelForCausalLM"
-# peft's task types of the two auto classes.
-TASK_TYPES = {
-    AUTO_CLASS: "CAUSAL_LM",
-    "AutoModelForImageTextToText": "CAUSAL_LM",
-    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
-}
+# peft's task types of the auto classes.
+TASK_TYPES = dict.fromkeys((AUTO_CLASS, "AutoModelForImageTextToText"), "CAUSAL_LM")
+TASK_TYPES["AutoModelForSeq2SeqLM"] = "SEQ_2_SEQ_LM"
 # Longer than a classifier's rows: a model learns long context only from long rows.
 MAX_LENGTH = 512
 
+LABELLED = {"input_ids": ("int32",), "labels": ("int32",)}
+"""The columns of rows that carry their labels, as `tokens.typed` reads them."""
 # Prompts that are answered at once.
 PROMPTS = 8
 
@@ -167,13 +161,6 @@ def untrained(recipe: schema.Recipe) -> tuple[dict[str, Any], Baseline | None]:
     return {"eval_on_start": True}, Baseline("is the model before its first step", {})
 
 
-def labelled() -> Features:
-    """Return the columns of rows that carry their labels, as `datasets` stores them."""
-    from datasets import Features, List, Value
-
-    return Features({"input_ids": List(Value("int32")), "labels": List(Value("int32"))})
-
-
 @dataclass
 class Labelled:
     """Pads rows of `input_ids` and a label for each token (the token itself where the row has none); padding is
@@ -198,21 +185,19 @@ def started_from(recipe: Recipe) -> Any:
     return replace(resolve(recipe.model), dtype=recipe.weights).model(AUTO_CLASS)[0]
 
 
-def answers(
-    trainer: Any, tokenizer: Any, prompts: Sequence[str], settings: Generate, at_once: int = PROMPTS
-) -> Iterator[str]:
+def answers(trainer: Any, tokenizer: Any, prompts: Sequence[str], how: Generate, at_once: int) -> Iterator[str]:
     """Yield the answer to each prompt, without special tokens; greedy, so that equal weights answer equally.
 
     Prompts are cut on their left so that prompt and answer fit the model's positions.
     """
     model = trainer.model
-    longest_prompt = max(1, positions(model) - settings.max_new_tokens)
+    longest_prompt = max(1, positions(model) - how.max_new_tokens)
     model.eval()
     for start in range(0, len(prompts), at_once):
         # verbose=False: the tokenizer would warn of prompts longer than the model's positions, and they are cut here.
         made = tokenizer(list(prompts[start : start + at_once]), add_special_tokens=False, verbose=False)
         ids = [prompt_ids[-longest_prompt:] for prompt_ids in made["input_ids"]]
-        yield from generated(model, tokenizer, ids, settings.max_new_tokens)
+        yield from generated(model, tokenizer, ids, how.max_new_tokens)
 
 
 def positions(model_: Any) -> int:

@@ -74,8 +74,7 @@ def apply(
         names = linear if isinstance(lora.target_modules, str) else lora.target_modules
         lora_config.target_modules = rf"{re.escape(part)}\.(.*\.)?({'|'.join(map(re.escape, sorted(names)))})"
     # A model without its weights gets adapters without theirs: those of DeepSeek V3 take a minute to draw.
-    weightless = next(model.parameters()).is_meta
-    adapted = get_peft_model(model, lora_config, low_cpu_mem_usage=weightless)
+    adapted = get_peft_model(model, lora_config, low_cpu_mem_usage=next(model.parameters()).is_meta)
     if checkpointed:
         # A checkpointed block recomputes only where its input needs a gradient, and frozen embeddings give none
         # (transformers#42489). It also keeps LayerNorm's weight gradients right on Metal (pytorch#183825).

@@ -42,11 +42,9 @@ class OddsTrainer(RewardTrainer, ORPOTrainer):  # type: ignore[misc]
         ids = batch["input_ids"]
         columns = {"input_ids": ids, "attention_mask": batch["attention_mask"]}
         columns["labels"] = ids.masked_fill(batch["completion_mask"] == 0, -100)
-        sides = {
-            f"{side}_{name}": half
-            for name, column in columns.items()
-            for side, half in zip(("chosen", "rejected"), column.chunk(2), strict=True)
-        }
+        sides: dict[str, Any] = {}
+        for name, column in columns.items():
+            sides[f"chosen_{name}"], sides[f"rejected_{name}"] = column.chunk(2)
         return super().get_batch_loss_metrics(model, sides, train_eval)
 
     def odds_ratio_loss(self, *log_probs: Any) -> Any:

@@ -50,10 +50,8 @@ class RewardTrainer(KeptInCheckpoints, QuietTrl):
     def measured(evaluated: Any) -> dict[str, float]:
         """Return the measures of a split under TRL's names from its pairs' rewards, shape (pairs, 2)."""
         better, worse = numpy.asarray(evaluated.predictions, dtype=numpy.float64).T
-        return {
-            "rewards/accuracies": float((better > worse).mean()),
-            "rewards/margins": float((better - worse).mean()),
-        }
+        right, margin = float((better > worse).mean()), float((better - worse).mean())
+        return {"rewards/accuracies": right, "rewards/margins": margin}
 
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any:
         """Return the batch's loss, its rows' rewards, and their labels (without labels, the rewards' first column)."""

@@ -71,18 +71,14 @@ def config(kind: Kind, dtype: str) -> Any:
 
         if kind == "int8":
             return BitsAndBytesConfig(load_in_8bit=True)
-        return BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type=kind,
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=getattr(torch, dtype),
-        )
+        how = {"bnb_4bit_quant_type": kind, "bnb_4bit_compute_dtype": getattr(torch, dtype)}
+        return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True, **how)
 
 
 def load(checkpoint: Checkpoint, auto_class: str, kind: Kind, dtype: str, **settings: Any) -> tuple[Any, Choice[str]]:
     """Load a model as `Checkpoint.model` does, its linear layers quantized as `kind` and computing in `dtype`.
 
-    It is on the CPU; `place` moves it. Raises UserError as `config` and `Checkpoint.model`.
+    It is on the CPU; the run moves it. Raises UserError as `config` and `Checkpoint.model`.
     """
     where = {"quantization_config": config(kind, dtype), "device_map": {"": "cpu"}}
     model, told = checkpoint.model(auto_class, **settings, **where)
@@ -147,12 +143,6 @@ def settle(model: Any, dtype: str) -> None:
         layer.compute_dtype = getattr(torch, dtype)
 
 
-def place(model: Any, device: Any) -> None:
-    """Put a quantized model on `device`, as Trainer does with every other one."""
-    if is_quantized(model):
-        model.to(device)
-
-
 def is_quantized(model: Any) -> bool:
     """Return whether a model has weights of bitsandbytes', with adapters or without."""
     return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
@@ -172,11 +162,9 @@ def adapters_kept(model: Any) -> Iterator[None]:
 
 def parameters(model: Any) -> int:
     """Return the number of a model's weights; of those in 4 bits two are in a byte."""
-    count: int = sum(parameter.numel() for parameter in model.parameters())
     packed = layers(model).values() if is_quantized(model) else ()
-    for layer in packed:
-        count += layer.in_features * layer.out_features - layer.weight.numel()
-    return count
+    hidden = (layer.in_features * layer.out_features - layer.weight.numel() for layer in packed)
+    return int(sum(parameter.numel() for parameter in model.parameters()) + sum(hidden))
 
 
 def layers(model: Any) -> dict[str, Any]:
@@ -212,10 +200,8 @@ def choices(model: Any, kind: Kind, computed: Choice[str], device: str) -> dict[
     bits = "8 bits, a scale for each row" if kind == "int8" else "4 bits, a scale for each 64 of them in 8 bits"
     whole = sorted({name.rpartition(".")[2] for name, _ in _whole(model)})
     dtype = str(next((weight.dtype for _, weight in _whole(model)), "")).removeprefix("torch.")
-    reason = (
-        f"the recipe says so: {counted(len(found), 'linear layer')}, {count / 1e6:,.1f} M weights in {bits};"
-        f" whole, in {dtype}: {', '.join(whole)}"
-    )
+    rounded = f"{counted(len(found), 'linear layer')}, {count / 1e6:,.1f} M weights in {bits}"
+    reason = f"the recipe says so: {rounded}; whole, in {dtype}: {', '.join(whole)}"
     return {KEY: Choice(kind, reason), COMPUTE: computed, KERNELS: _kernels(kind, device)}
 
 
@@ -237,8 +223,7 @@ def _kernels(kind: Kind, device: str) -> Choice[str]:
         return Choice("PyTorch's own", "each row times its scale, for every product anew")
     if device != "mps":
         return Choice(own, f"its kernels for {'CUDA' if device == 'cuda' else 'the CPU'}")
-    macos = int(platform.mac_ver()[0].partition(".")[0] or 0)
-    if macos < HUB_MACOS:
+    if int(platform.mac_ver()[0].partition(".")[0] or 0) < HUB_MACOS:
         return Choice(own, f"operators of PyTorch's; {HUB_KERNEL} of the hub needs macOS {HUB_MACOS}")
     if find_spec("kernels") is None:
         return Choice(own, f"operators of PyTorch's; the package kernels, which fetches {HUB_KERNEL}, is not installed")

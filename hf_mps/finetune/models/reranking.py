@@ -16,7 +16,6 @@ from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.metrics import Baseline
 from hf_mps.metrics.scores import ndcg, order, reciprocal_rank
 from hf_mps.metrics.selection import Chosen
-from hf_mps.metrics.table import METRICS
 
 LISTED = ("LambdaLoss", "ListNetLoss", "RankNetLoss")
 """Losses over the documents of a query; the others are over single pairs."""
@@ -70,12 +69,8 @@ def collator(tokenizer: Any, length: Lengths) -> Any:
             names = [name for name in features[0] if name != "label"]
             columns = [[row[name] for name in names] for row in features]
             pairs = [dict(zip(names, one, strict=True)) for row in columns for one in zip(*row, strict=True)]
-            relevance = [value for row in features for value in row["label"]]
-            return {
-                **pad(pairs),
-                "label": torch.tensor(relevance, dtype=torch.float32),
-                SIZES: [len(row["label"]) for row in features],
-            }
+            relevance = torch.tensor([value for row in features for value in row["label"]], dtype=torch.float32)
+            return {**pad(pairs), "label": relevance, SIZES: [len(row["label"]) for row in features]}
 
     return Pairs(preprocess_fn=None)
 
@@ -148,8 +143,7 @@ class RerankEvaluator:
         scores = self._scores(model)
         ranks: dict[int, int] = {}
         for group in self._groups:
-            ordered = order(*self._of(group, scores))
-            ranks |= {group[number]: rank for rank, number in enumerate(ordered, 1)}
+            ranks |= {group[number]: rank for rank, number in enumerate(order(*self._of(group, scores)), 1)}
         for place, (query, document) in enumerate(self._pairs):
             line: dict[str, Any] = {"row": query.number, "text": query.text, "document": document}
             if query.relevance:
@@ -172,10 +166,7 @@ class RerankEvaluator:
             ranked = [(given, truths) for given, truths in sides if _can_rank(truths)] or sides
             for name, formula in (("ndcg@10", ndcg), ("mrr@10", reciprocal_rank)):
                 values[name] = sum(formula(*one) for one in ranked) / len(ranked)
-        for name in self._measured.names:
-            if (compute := METRICS[name].compute) is not None:
-                values |= compute(scores, self._relevance)
-        return self._measured.of(values)
+        return self._measured.of(values | self._measured.computed(scores, self._relevance))
 
     def _scores(self, model: Any) -> list[float]:
         """Return the logit of each document; pairs of like length share a batch.

@@ -109,8 +109,7 @@ def measured(sums: Any, chosen: Chosen) -> dict[str, float]:
     total, tokens, correct = numpy.asarray(sums, dtype=numpy.float64).sum(axis=0)
     tokens = max(tokens, 1.0)
     loss = total / tokens
-    values = {"perplexity": perplexity(loss), "accuracy": correct / tokens}
-    return {"loss": float(loss), **chosen.of(values)}
+    return {"loss": float(loss), **chosen.of({"perplexity": perplexity(loss), "accuracy": correct / tokens})}
 
 
 def perplexity(loss: float) -> float:

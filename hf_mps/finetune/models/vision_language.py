@@ -134,5 +134,4 @@ def language_part(model: Any) -> tuple[str, Choice[str]]:
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in kept)
     frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
-    reason = f"{frozen:,} parameters, those that see images, are frozen"
-    return name, Choice(f"the language model ({name})", reason)
+    return name, Choice(f"the language model ({name})", f"{frozen:,} parameters, those that see images, are frozen")

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import nearest
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.metrics import seqeval
 from hf_mps.metrics.table import REPORTS
 
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
-
 LOSS = "loss"
 # What the command line may change without making another run of it than the one that the promise was given for.
-HARMLESS = (
-    "seed",
-    "output_dir",
-    "expect",
-    "training.logging_",
-    "training.report_to",
-    "training.run_name",
-    "training.save_strategy",
-    "training.save_steps",
-    "training.save_total_limit",
-    "training.dataloader_",
-)
+OF_TRAINING = ("logging_", "report_to", "run_name", "save_strategy", "save_steps", "save_total_limit", "dataloader_")
+HARMLESS = ("seed", "output_dir", "expect", *(f"training.{name}" for name in OF_TRAINING))
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ class Key:
 def training(task: str) -> list[Key]:
     """Return the fields that `training` takes for a task. Raises UserError where their library is not installed."""
     kind = tasks.find(task)
-    source = kind.arguments_source or TRAINING_ARGUMENTS
-    known = training_section.fields(source)
+    known = training_section.fields(kind.arguments_source or TRAINING_ARGUMENTS)
     refused = training_section.set_elsewhere(kind.settled, known)
     free = [field for name, field in known.items() if name not in refused]
     return [Key(f"training.{one.name}", training_section.allowed(one), "", one.meaning) for one in free]

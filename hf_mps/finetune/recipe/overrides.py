@@ -23,8 +23,7 @@ HELD_OUT = 0.1
 GIVES_WAY = {
     "data.streaming": ("training.num_train_epochs",),
     "data.hold_out": ("data.files.validation", "data.splits.validation"),
-    "data.files.validation": ("data.hold_out",),
-    "data.splits.validation": ("data.hold_out",),
+    **dict.fromkeys(("data.files.validation", "data.splits.validation"), ("data.hold_out",)),
 }
 
 

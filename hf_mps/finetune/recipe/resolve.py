@@ -170,8 +170,7 @@ class ResolvedRecipe:
         """
         further = overrides.of_values(values)
         every = {key: override for key, override in self.overrides.items() if key not in further} | further
-        recipe = validate(overrides.lay(self.document, every))
-        return dataclasses.replace(self, recipe=recipe, overrides=every)
+        return dataclasses.replace(self, recipe=validate(overrides.lay(self.document, every)), overrides=every)
 
     def parse(self, words: Sequence[str]) -> Overrides:
         """Return further command-line words as overrides of this recipe, not yet validated. Raises UserError."""

@@ -140,19 +140,13 @@ def _metadata(value: ast.expr | None) -> dict[str, ast.expr]:
     """Return a field's metadata as written, by its keys."""
     for node in ast.walk(value) if value is not None else ():
         if isinstance(node, ast.Dict):
-            return {
-                key.value: item
-                for key, item in zip(node.keys, node.values, strict=True)
-                if isinstance(key, ast.Constant) and isinstance(key.value, str)
-            }
+            both = zip(node.keys, node.values, strict=True)
+            return {key.value: one for key, one in both if isinstance(key, ast.Constant) and isinstance(key.value, str)}
     return {}
 
 
 # Fields that transformers 5.23 gave new names (new: old). Both are taken from a recipe, and the old ones warn there.
-RENAMED = {
-    "activation_checkpointing": "gradient_checkpointing",
-    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
-}
+RENAMED = {f"activation_checkpointing{end}": f"gradient_checkpointing{end}" for end in ("", "_kwargs")}
 
 # What took the place of a name that transformers 5 removed; used only where the installed version lacks the name.
 REMOVED = {name: old.instead for name, old in removed_arguments.REMOVED.items()} | {
@@ -249,23 +243,19 @@ def set_elsewhere(settled: Mapping[str, str], known: Iterable[str]) -> dict[str,
 
 
 def problems(
-    training: Mapping[str, Any],
-    source: Source | None = None,
-    settled: Mapping[str, str] | None = None,
-    *,
-    task: str = "RECIPE",
+    said: Mapping[str, Any], source: Source | None = None, own: Mapping[str, str] | None = None, task: str = "RECIPE"
 ) -> list[tuple[str, str]]:
     """Return what is wrong with a recipe's `training` section: pairs of a key and a clause; empty where nothing is.
 
-    `source` is the class whose fields are allowed (None: TrainingArguments), `settled` are fields that the task sets
+    `source` is the class whose fields are allowed (None: TrainingArguments), `own` are fields that the task sets
     itself, each with where; `task` is whose keys a hint lists. Raises UserError where the library of `source` is not
     installed.
     """
     source = source or TRAINING_ARGUMENTS
     known = fields(source)
-    elsewhere = set_elsewhere(settled or {}, known)
+    elsewhere = set_elsewhere(own or {}, known)
     wrong = []
-    for key, value in training.items():
+    for key, value in said.items():
         if key in elsewhere:
             wrong.append((key, f"is not set here: {elsewhere[key]}"))
         elif (name := _installed(key)) not in known:
@@ -273,7 +263,7 @@ def problems(
             hint = f"is not a field of {source[1]}; next, to see all: hf-mps recipes keys {task}{nearest(key, names)}"
             removed = f"was removed in transformers 5; in its place: {REMOVED.get(key)}"
             wrong.append((key, removed if key in REMOVED else hint))
-        elif RENAMED.get(key) in training:
+        elif RENAMED.get(key) in said:
             wrong.append((key, f"is the newer name of {RENAMED[key]}, which is here too; give one of them"))
         elif problem := sharding.problem(key, value) if key in FSDP else _mismatch(known[name], value):
             wrong.append((key, problem))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +20,7 @@ __all__ = ["SCHEMA", "Baseline", "Expectation", "RunRecord", "pending", "results
 PICTURE = "training.png"
 
 
-def write(
-    output_dir: str | os.PathLike[str], record: RunRecord, answer: Callable[[], Written] | None = None
-) -> list[Path]:
+def write(folder: Path, record: RunRecord, answer: Callable[[], Written] | None = None) -> list[Path]:
     """Write results.json, training.png, README.md and what `answer` writes, each atomically; return their paths.
 
     results.json, by which a run counts as finished, comes last; until then a hidden file holds the record, which
@@ -34,7 +31,6 @@ def write(
     from hf_mps.finetune.report.card import card
     from hf_mps.finetune.report.plot import draw
 
-    folder = Path(output_dir)
     whole, record = record, without_paths(record, folder)
     hidden = write_json(folder / failures.PENDING, record)
     files, written = [folder / failures.RESULTS], Written([])

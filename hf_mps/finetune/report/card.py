@@ -104,10 +104,8 @@ def _opening(record: RunRecord) -> str:
 
 def _results(record: RunRecord) -> str:
     base = record.baseline.metrics if record.baseline else {}
-    rows = [
-        (f"**{name}**" if name == record.main_metric else name, _number(value), _number(base.get(name)))
-        for name, value in record.metrics.items()
-    ]
+    shown = {record.main_metric: f"**{record.main_metric}**"}
+    rows = [(shown.get(name, name), _number(came), _number(base.get(name))) for name, came in record.metrics.items()]
     heads = (f"metric ({SPLIT})", "this model", "baseline")
     table = _table(heads, rows) if base else _table(heads[:2], [row[:2] for row in rows])
     notes = [f"The baseline {_cell(record.baseline.what)}."] if record.baseline and base else []
@@ -126,11 +124,9 @@ def _snippet(record: RunRecord) -> str:
 
 def _choices(record: RunRecord) -> str:
     device = Choice(record.device.value, SIMULATED) if record.simulated else record.device
-    rows = {"device": device, **record.choices}
-    return _table(
-        ("what", "value", "why"),
-        [(name, f"`{_code(_words(choice.value))}`", choice.reason) for name, choice in rows.items()],
-    )
+    choices = {"device": device, **record.choices}
+    rows = ((name, f"`{_code(_words(choice.value))}`", choice.reason) for name, choice in choices.items())
+    return _table(("what", "value", "why"), rows)
 
 
 def _fallback(record: RunRecord) -> str:
@@ -155,14 +151,12 @@ def _section(title: str, content: str) -> list[str]:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in [heads, ["---"] * len(heads), *rows])
 
 
 def _cell(text: str) -> str:
     """Escape text so that it stays in a table's cell and opens no tag; safe to apply twice."""
-    one_line = " ".join(str(text).split())
-    return re.sub(r"(?<!\\)\|", r"\\|", one_line).replace("<", "&lt;")
+    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(str(text).split())).replace("<", "&lt;")
 
 
 def _code(text: str) -> str:
@@ -170,8 +164,7 @@ def _code(text: str) -> str:
 
 
 def _fenced(language: str, text: str) -> str:
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 

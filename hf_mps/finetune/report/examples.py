@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
@@ -17,9 +17,7 @@ from hf_mps.core.files import write_atomic
 from hf_mps.finetune.features.early_steps import undone
 from hf_mps.finetune.report import predictions
 from hf_mps.finetune.run import failures
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 
 FOLDER, NAME = "examples", "step-{:06}"
 ROWS = 4

@@ -18,6 +18,8 @@ PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 SCENES = 4
 Scene = tuple[Any, Any, Any]
 """A PIL image, its truth and the answer."""
+Paint = Callable[[Any, Any, Mapping[str, Any]], None]
+"""Draws a truth or an answer on axes, in the colours of its classes by their names."""
 
 
 def answers(rows: Rows) -> dict[str, bytes]:
@@ -28,7 +30,7 @@ def answers(rows: Rows) -> dict[str, bytes]:
     for row in rows:
         by_length.setdefault(_words(row["truth"].split(" | ")[0]), []).append(float(row["f1"]))
     predicted = Counter(_words(row["prediction"]) for row in rows)
-    lengths = range(WORDS + 1)
+    sizes = range(WORDS + 1)
 
     def draw(left: Any, right: Any) -> None:
         known = sorted(by_length)
@@ -38,10 +40,8 @@ def answers(rows: Rows) -> dict[str, bytes]:
             left.annotate(len(by_length[length]), (length, mean), ha="center", va="bottom", fontsize=7, color=QUIET)
         below = f"words ({WORDS}: as many or more), with the number of questions"
         left.set(title="F1 by the length of the truth", xlabel=below, ylim=(0, 105))
-        right.bar(
-            [n - 0.2 for n in lengths], [len(by_length.get(n, ())) for n in lengths], 0.4, color=INK, label="truth"
-        )
-        right.bar([n + 0.2 for n in lengths], [predicted[n] for n in lengths], 0.4, color=ORANGE, label="prediction")
+        right.bar([n - 0.2 for n in sizes], [len(by_length.get(n, ())) for n in sizes], 0.4, color=INK, label="truth")
+        right.bar([n + 0.2 for n in sizes], [predicted[n] for n in sizes], 0.4, color=ORANGE, label="prediction")
         right.set(title="How long answers are", xlabel=f"words (0: no answer; {WORDS}: as many or more)")
         right.legend()
 
@@ -183,9 +183,7 @@ def encoded(image: Any) -> bytes:
     return written.getvalue()
 
 
-def _scenes(
-    scenes: Sequence[Scene], names: Sequence[str], paint: Callable[[Any, Any, Mapping[str, Any]], None]
-) -> bytes:
+def _scenes(scenes: Sequence[Scene], names: Sequence[str], paint: Paint) -> bytes:
     """Return a page of images side by side with their truths, which `paint` draws, and below with the answers.
 
     The legend has a colour for each of the classes `names`.

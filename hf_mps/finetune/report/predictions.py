@@ -7,14 +7,12 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hf_mps.core.files import plain, write_atomic
 from hf_mps.finetune.report.verdict import only_answer
 from hf_mps.finetune.run import failures
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks._base import Prepared
 
 FILE = "predictions.csv"
 

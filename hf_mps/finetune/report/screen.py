@@ -77,10 +77,7 @@ def note(line: str, *, stream: TextIO | None = None, console: Console | None = N
 
 
 def final_table(
-    record: RunRecord,
-    notes: Sequence[tuple[str, str]] = (),
-    files: Sequence[Path] = (),
-    commands: Sequence[str] = (),
+    record: RunRecord, notes: Sequence[tuple[str, str]] = (), files: Sequence[Path] = (), commands: Sequence[str] = ()
 ) -> None:
     """Print the end of a run: metrics beside the baseline's, time and memory, notes, the run's folder with its `files`,
     and the next commands.
@@ -100,8 +97,7 @@ def final_table(
     below += [("" if index else "next", command) for index, command in enumerate(commands)]
     heads = ("metric", "this run", "baseline")[: 3 if base else 2]
     if console := terminal(stream):
-        shown = [row[: len(heads)] for row in cells]
-        console.print(_table("", heads, shown, right=(1, 2)))
+        console.print(_table("", heads, [row[: len(heads)] for row in cells], right=(1, 2)))
         console.print(_notes(below, failed=expectation is not None and not expectation.met))
         return
     for line in [*aligned([heads, *cells], right=(1, 2)), *aligned(below)]:

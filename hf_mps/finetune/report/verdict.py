@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.errors import brief
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.report.results import RunRecord
+from hf_mps.finetune.report.results import RunRecord
 
 LONGER = "next: more training.num_train_epochs, another training.learning_rate, or more rows"
 

@@ -35,8 +35,7 @@ _MARKS = (re.compile(r"####\s*(?P<answer>[^\n]*)"), re.compile(r"\\boxed\{(?P<an
 
 def exact(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
     """Return 1.0 where a completion is the answer, white space around both aside, otherwise 0.0."""
-    pairs = zip(completions, answer, strict=True)
-    return [float(words(said).strip() == right.strip()) for said, right in pairs]
+    return [float(words(said).strip() == right.strip()) for said, right in zip(completions, answer, strict=True)]
 
 
 def normalised(completions: Sequence[Completion], answer: Sequence[str], **_: Any) -> list[float]:
@@ -235,11 +234,10 @@ def choose(
         harmless = reward.name in BUILT_IN or reward.name in known or (package == TRL and function.isidentifier())
         if not (agreed or harmless):
             # A recipe is a file that people share, and `subprocess.getoutput` is a function, too.
-            raise UserError(
-                f"rewards has '{reward.name}', which would be imported and called on this machine; allowed without a"
-                f" word of yours: {', '.join(BUILT_IN)}, {TRL}.NAME, and what packages declare as {ENTRY_POINTS}; next,"
-                f" where you trust it: {AGREEMENT}=true on the command line"
-            )
+            problem = f"rewards has '{reward.name}', which would be imported and called on this machine"
+            free = f"{', '.join(BUILT_IN)}, {TRL}.NAME, and what packages declare as {ENTRY_POINTS}"
+            way_on = f"next, where you trust it: {AGREEMENT}=true on the command line"
+            raise UserError(f"{problem}; allowed without a word of yours: {free}; {way_on}")
         if reward.name in WITH_ANSWER and "answer" not in rows[0]:
             problem = f"rewards has {reward.name}, which compares with a reference answer"
             raise UserError(f"{problem}; next: data.columns.answer=COLUMN")

@@ -119,10 +119,8 @@ def refuse_early_stopping(training: dict[str, Any], patience: int | None) -> Non
     for key, value in (("eval_strategy", "no"), ("save_strategy", "no"), ("load_best_model_at_end", False)):
         if patience is not None and training.get(key) == value:
             words = f"training.{key}={str(value).lower()}"
-            raise UserError(
-                f"early_stopping_patience: it compares evaluations and keeps the best checkpoint, and {words};"
-                f" leave one of them out"
-            )
+            told = f"it compares evaluations and keeps the best checkpoint, and {words}"
+            raise UserError(f"early_stopping_patience: {told}; leave one of them out")
 
 
 def refuse_another_type(model_type: str | None, source: checkpoint.Checkpoint) -> None:
@@ -143,10 +141,9 @@ def refuse_unknown_operators(named: Sequence[str]) -> None:
     bare = {name.partition(".")[0] for name in known}
     for name in named:
         if name not in known and name not in bare:
-            which = f"which is not an operator of PyTorch {metadata.version('torch')}{nearest(name, bare)}"
-            raise UserError(
-                f"fallback has '{name}', {which}; next: hf-mps audit RECIPE, which lists those that fall back"
-            )
+            told = f"is not an operator of PyTorch {metadata.version('torch')}{nearest(name, bare)}"
+            way_on = "next: hf-mps audit RECIPE, which lists those that fall back"
+            raise UserError(f"fallback has '{name}', which {told}; {way_on}")
 
 
 def refuse_caches() -> None:
@@ -156,9 +153,8 @@ def refuse_caches() -> None:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"{name} is {path}, which cannot be made: {error.strerror}; allowed: a folder that can be written"
-            ) from error
+            told = f"{name} is {path}, which cannot be made: {error.strerror}"
+            raise UserError(f"{told}; allowed: a folder that can be written") from error
 
 
 def refuse_unusable(args: Any, model: Any, steps: int) -> None:

@@ -150,10 +150,8 @@ def killed_worker(error: BaseException) -> str | None:
     signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
     if not signals:
         return None
-    return (
-        f"a worker of the data loader was ended by {signals[0]}, as by a system short of memory; next: the same"
-        " command, or fewer training.dataloader_num_workers"
-    )
+    told = f"a worker of the data loader was ended by {signals[0]}, as by a system short of memory"
+    return f"{told}; next: the same command, or fewer training.dataloader_num_workers"
 
 
 def _iterators() -> list[Any]:

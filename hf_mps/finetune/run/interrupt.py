@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from transformers import TrainerCallback
@@ -80,9 +80,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]
                     self._before[number] = signal.signal(number, self._remember)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._agreement.close()
         while self._before:
             number, before = self._before.popitem()

@@ -8,11 +8,11 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.features import attention
-from hf_mps.finetune.features.precision import precision_of
+from hf_mps.finetune.features.machine import precision_of
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
-from hf_mps.finetune.run.stages import REFUSALS, one_gpu, refused
+from hf_mps.finetune.run.stages import one_gpu, refusals_told
 from hf_mps.finetune.tasks._base import Prepared
 
 # Beginnings of arguments that say how weights change and what is kept of them: nothing here does either.
@@ -27,12 +27,7 @@ EVALUATED = "per_device_eval_batch_size"
 
 
 def trainer(
-    made: Prepared,
-    recipe: Recipe,
-    device: Choice[str],
-    folder: Path,
-    chosen: Mapping[str, Any],
-    batch: int | None = None,
+    made: Prepared, recipe: Recipe, device: Choice[str], folder: Path, chosen: Mapping[str, Any], batch: int | None
 ) -> tuple[Any, dict[str, Choice[Any]]]:
     """Return the task's trainer for `made` on `device`, and what was chosen for it: precision and batch.
 
@@ -44,19 +39,17 @@ def trainer(
 
     from hf_mps.finetune.run.trainer import recipe_trainer
 
-    of_rows: dict[str, Any] = {}
+    parts = made.parts
     if made.splits:
-        of_rows = {"train_dataset": made.sample, "eval_dataset": made.validation}
-        of_rows |= {"compute_metrics": made.compute_metrics, "callbacks": []}
+        parts |= {"train_dataset": made.sample, "eval_dataset": made.validation}
+        parts |= {"compute_metrics": made.compute_metrics, "callbacks": []}
     left_out = OF_TRAINING if device.value == "cuda" else (*OF_TRAINING, *checks.CUDA_ALONE)
     said = {k: value for k, value in recipe.training.items() if value is not None and not k.startswith(left_out)}
     precision, mixed = precision_of(said, device.value)
     own = None if made.splits else made.task.batch  # rows with labels are measured as a run measures them
     trained = chosen.get("batch")
-    size = Choice(
-        max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH),
-        "as in the evaluations of its run" if trained else "the size of a run's evaluations",
-    )
+    why = "as in the evaluations of its run" if trained else "the size of a run's evaluations"
+    size = Choice(max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH), why)
     if batch is not None:
         size = Choice(batch, "--batch")
     elif own is not None:
@@ -70,22 +63,13 @@ def trainer(
         EVALUATED: size.value,
     }
     attention.give(made, attention.choose(recipe.attention, made))
-    try:
+    with refusals_told():
         pinned = {"dataloader_pin_memory": device.value == "cuda"}
         arguments = (made.arguments or TrainingArguments)(**(pinned | defaults | mixed | said | ours))
         # A task may name a function that makes its trainer: sentence-transformers' cannot be made without a loss.
         named = made.trainer
         kind = recipe_trainer(named) if named is None or isinstance(named, type) else named
-        built = kind(
-            model=made.model,
-            args=one_gpu(arguments),
-            data_collator=made.collator,
-            processing_class=made.processing_class,
-            **of_rows,
-            **made.trainer_settings,
-        )
-    except REFUSALS as error:
-        raise refused(error) from error
+        built = kind(args=one_gpu(arguments), **parts)
     if hasattr(built, "remove_callback"):
         built.remove_callback(PrinterCallback)
     return built, {"precision": precision, "batch": size}

@@ -53,10 +53,8 @@ def refuse_different(resolved: ResolvedRecipe, chosen: RunDir) -> None:
 
 def _judge(states: list[HostState], path: Path) -> None:
     main, every = states[0], {rank for one in states for rank in one.of_ranks}
-    next_step = (
-        "next: start the hosts in the same order as before (--node_rank), give all of them the same folder, or"
-        " --fresh with an output_dir that none of them has"
-    )
+    again = "start the hosts in the same order as before (--node_rank), give all of them the same folder"
+    next_step = f"next: {again}, or --fresh with an output_dir that none of them has"
     for rank, one in enumerate(states):
         if one.has != main.has:
             raise UserError(f"{path} {main.has} on {main.host} and {one.has} on {one.host}; {next_step}")
@@ -81,13 +79,10 @@ def _state(path: Path, resolved: ResolvedRecipe) -> HostState:
         return HostState(host, "holds nothing of this run")
     names = sorted(file.relative_to(whole[-1]).as_posix() for file in whole[-1].rglob("*") if file.is_file())
     logged = json.loads((whole[-1] / STATE).read_text(encoding="utf-8"))["log_history"]
-    return HostState(
-        host,
-        f"holds {whole[-1].name}",
-        tuple(name for name in names if OF_RANK.search(name) is None),
-        tuple({int(found[1]) for name in names if (found := OF_RANK.search(name)) is not None}),
-        tuple(entry["loss"] for entry in logged if "loss" in entry),
-    )
+    files = tuple(name for name in names if OF_RANK.search(name) is None)
+    of_ranks = tuple({int(found[1]) for name in names if (found := OF_RANK.search(name)) is not None})
+    losses = tuple(entry["loss"] for entry in logged if "loss" in entry)
+    return HostState(host, f"holds {whole[-1].name}", files, of_ranks, losses)
 
 
 @contextmanager
@@ -119,15 +114,11 @@ def saved_on_each(plan: Plan, run_dir: RunDir) -> Plan:
     if run_dir.shared:
         return plan
     if sharding.KEY in plan.choices and plan.arguments.get("save_strategy") != "no":
-        raise UserError(
-            f"FSDP writes the checkpoints of all ranks into one folder, and the hosts do not share {run_dir.path};"
-            " next: an output_dir that all hosts share, or training.save_strategy=no"
-        )
+        told = f"FSDP writes the checkpoints of all ranks into one folder, and the hosts do not share {run_dir.path}"
+        raise UserError(f"{told}; next: an output_dir that all hosts share, or training.save_strategy=no")
     output = plan.choices["output"]
-    each = Choice(output.value, f"{output.reason}; the hosts share no folder, so each keeps checkpoints and model")
-    return replace(
-        plan, choices=plan.choices | {"output": each}, arguments=plan.arguments | {"save_on_each_node": True}
-    )
+    own = Choice(output.value, f"{output.reason}; the hosts share no folder, so each keeps checkpoints and model")
+    return replace(plan, choices=plan.choices | {"output": own}, arguments=plan.arguments | {"save_on_each_node": True})
 
 
 def by_writers(run_dir: RunDir, make: Callable[[], Any]) -> None:
@@ -156,11 +147,9 @@ def go_on(plan: Plan, checkpoint: Path | None, processes: int) -> Plan:
     count = "1 process" if before.processes == 1 else f"{before.processes} processes"
     began = f"the run began in {count}, with {before.rows} rows in a step"
     if rest:
-        allowed = [number for number in range(1, before.rows + 1) if before.rows % number == 0]
-        raise UserError(
-            f"{checkpoint.parent}: {began}, which {processes} processes cannot share; allowed:"
-            f" {', '.join(map(str, allowed))} processes; next: one of these numbers, or --fresh"
-        )
+        told = f"{checkpoint.parent}: {began}, which {processes} processes cannot share"
+        allowed = ", ".join(str(number) for number in range(1, before.rows + 1) if before.rows % number == 0)
+        raise UserError(f"{told}; allowed: {allowed} processes; next: one of these numbers, or --fresh")
     batch = next(size for size in range(min(before.batch, share), 0, -1) if share % size == 0)
     passes = share // batch
     sharing = f"{passes} batches of {batch}" if passes > 1 else f"a batch of {batch}"

@@ -40,8 +40,7 @@ def make_record(resolved: ResolvedRecipe, plan: Plan, prepared: Prepared, traine
     """Return the record of a run whose training ended as `trained`."""
     trainer, watch, recipe, data = trained.trainer, trained.watch, resolved.recipe, resolved.recipe.data
     metrics = {name.removeprefix("eval_"): value for name, value in trained.measured.items() if is_metric(name)}
-    reported = sorted(metrics, key=lambda name: (name != prepared.metrics.main, name == "loss"))
-    metrics = {name: metrics[name] for name in reported}
+    metrics = dict(sorted(metrics.items(), key=lambda pair: (pair[0] != prepared.metrics.main, pair[0] == "loss")))
     stream = stream_figures(trainer, watch.seconds) if prepared.stream is not None else None
     fell_back = of_training(trainer)
     fallback = fell_back.as_dict()["operators"] if fell_back else []

@@ -167,16 +167,12 @@ class RunDir:
             unfinished = not (path / RESULTS).exists()
             if differs is not None and (unfinished or (named is not None and differs)):
                 listed = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
-                state = "an unfinished" if unfinished else "a finished"
-                raise UserError(
-                    f"{path} holds {state} run of a recipe that has changed since: {listed}; next: the recipe as it"
-                    f" was, or --fresh, which trains beside it in {next_free(path)}"
-                )
+                told = f"{path} holds {'an unfinished' if unfinished else 'a finished'} run of a recipe"
+                way_on = f"next: the recipe as it was, or --fresh, which trains beside it in {next_free(path)}"
+                raise UserError(f"{told} that has changed since: {listed}; {way_on}")
         if named is not None and used:
-            way_on = f"output_dir={next_free(first)}"
-            raise UserError(
-                f"output_dir {first} is in use already, and a run never writes over another; next: {way_on}"
-            )
+            told = f"output_dir {first} is in use already, and a run never writes over another"
+            raise UserError(f"{told}; next: output_dir={next_free(first)}")
         if used:
             return cls(next_free(first), f"{first} holds another run, which stays as it is", named=False)
         reason = "output_dir in the recipe" if named else "the default: runs/ and the recipe's name"
@@ -215,10 +211,8 @@ class RunDir:
                 how = "other files"
             others.append(f"{split} ({how})")
         if others:
-            raise UserError(
-                f"{self.path} holds an unfinished run on other rows: {', '.join(others)}; next: the rows as they were,"
-                f" or --fresh, which trains beside it in {next_free(self.path)}"
-            )
+            way_on = f"next: the rows as they were, or --fresh, which trains beside it in {next_free(self.path)}"
+            raise UserError(f"{self.path} holds an unfinished run on other rows: {', '.join(others)}; {way_on}")
 
     @contextmanager
     def lock(self) -> Iterator[RunDir]:

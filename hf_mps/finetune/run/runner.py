@@ -138,9 +138,8 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         code, step = getattr(error, "exit_code", INTERRUPTED), getattr(error, "step", None)
         kept_files = _kept_clause(run_dir)
         way_on = f"; to go on: {resolved.command('finetune')}" if "kept:" in kept_files else ""
-        raise Interrupted(
-            f"interrupted{f' at step {step}' if step is not None else ''}{kept_files}{way_on}", code
-        ) from error
+        at = f" at step {step}" if step is not None else ""
+        raise Interrupted(f"interrupted{at}{kept_files}{way_on}", code) from error
     except RunError as error:
         if error.quiet:
             raise

@@ -9,8 +9,8 @@ none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -143,9 +143,8 @@ def choose_device(recipe: Recipe) -> Choice[str]:
 
     if recipe.training.get("use_cpu"):
         if (wanted := settings.device()) not in (None, "cpu"):
-            raise UserError(
-                f"training.use_cpu is true and HF_MPS_DEVICE={wanted} asks for another device; give one of them"
-            )
+            told = f"training.use_cpu is true and HF_MPS_DEVICE={wanted} asks for another device"
+            raise UserError(f"{told}; give one of them")
         return Choice("cpu", "training.use_cpu in the recipe")
     return kernels.told(hf_mps.metal.device.choose())
 
@@ -237,20 +236,10 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
         # Before the clock, which goes on behind an evaluation.
         shown = [Examples(prepared)] if plan.recipe.examples and prepared.task.shows and prepared.predict else []
         callbacks = [*shown, watch, FiniteLoss(), OwnDraws(), MainStatistics(), *prepared.callbacks, Shares.of(args)]
-        try:
-            trainer = recipe_trainer(prepared.trainer)(
-                model=prepared.model,
-                args=args,
-                train_dataset=prepared.train,
-                eval_dataset=prepared.validation,
-                data_collator=prepared.collator,
-                processing_class=prepared.processing_class,
-                compute_metrics=prepared.compute_metrics,
-                callbacks=callbacks,
-                **prepared.trainer_settings,
-            )
-        except REFUSALS as error:
-            raise refused(error) from error
+        parts = prepared.parts | {"compute_metrics": prepared.compute_metrics, "callbacks": callbacks}
+        parts |= {"train_dataset": prepared.train, "eval_dataset": prepared.validation}
+        with refusals_told():
+            trainer = recipe_trainer(prepared.trainer)(args=args, **parts)
     for one in shown:
         one.trainer = trainer
     for feature in FEATURES:
@@ -268,10 +257,8 @@ def training_arguments(plan: Plan, prepared: Prepared) -> Any:
     if plan.device.value == "cpu" and "ddp_timeout" in plan.arguments and not World.here().alone:
         # TrainingArguments hands the key on for other devices alone (_setup_devices).
         PartialState(cpu=True, timeout=timedelta(seconds=plan.arguments["ddp_timeout"]))
-    try:
+    with refusals_told():
         made = (prepared.arguments or TrainingArguments)(**plan.arguments)
-    except REFUSALS as error:
-        raise refused(error) from error
     checks.refuse_unusable(made, prepared.model, plan.choices["steps"].value)
     return one_gpu(made)
 
@@ -283,8 +270,13 @@ def one_gpu(arguments: Any) -> Any:
     return arguments
 
 
-def refused(error: Exception) -> UserError:
-    return UserError(f"training: transformers refuses it: {first_line(error)}")
+@contextmanager
+def refusals_told() -> Iterator[None]:
+    """Raise UserError for what the constructors of training arguments and trainers refuse."""
+    try:
+        yield
+    except REFUSALS as error:
+        raise UserError(f"training: transformers refuses it: {first_line(error)}") from error
 
 
 # ---- training ----
@@ -306,11 +298,8 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_di
     peak, interruption = Peak(plan.device.value), Interruption()
     interruption.trainer, trainer.interruption = trainer, interruption  # each calls the other
     trainer.add_callback(interruption)
-    lines = StepLines(
-        memory=lambda: (peak.sample(), peak.result.value),
-        main_metric=prepared.metrics.main,
-        greater_is_better=prepared.metrics.greater_is_better,
-    )
+    main, better = prepared.metrics.main, prepared.metrics.greater_is_better
+    lines = StepLines(memory=lambda: (peak.sample(), peak.result.value), main_metric=main, greater_is_better=better)
     start = str(run_dir.checkpoint) if run_dir.checkpoint is not None else trainer.args.resume_from_checkpoint
     if prepared.stream is not None:
         trainer.get_train_dataloader().begin(Path(start) if start is not None else None)

@@ -138,8 +138,7 @@ def _base(resolved: ResolvedRecipe, every: Sequence[dict[str, str]], *, fresh: b
     first = Path(named).expanduser() if named else RUNS / f"{resolved.name}-sweep"
     if not first.exists():
         return first
-    there = [] if fresh else [first] if named else reversed(numbered(first))
-    for path in there:
+    for path in [] if fresh else [first] if named else reversed(numbered(first)):
         if all(values in every for values in _swept(path)):
             return path
     if named and not fresh:
@@ -182,10 +181,7 @@ def write(sweep: Sweep) -> list[Path]:
     }
     sweep.folder.mkdir(parents=True, exist_ok=True)
     checkpoint_files.sweep(sweep.folder)  # half a table of a process that was killed
-    return [
-        write_atomic(sweep.folder / "sweep.csv", predictions.text(rows)),
-        write_json(sweep.folder / TABLE, content),
-    ]
+    return [write_atomic(sweep.folder / "sweep.csv", predictions.text(rows)), write_json(sweep.folder / TABLE, content)]
 
 
 @contextmanager

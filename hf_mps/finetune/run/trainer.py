@@ -342,8 +342,7 @@ def _gathered(accelerator: Any, data: Any, counts: list[int]) -> Any:
 
     def gather(tensor: Any) -> Any:
         rows = tensor[:own]
-        padded = torch.cat([rows, rows.new_zeros(most - own, *rows.shape[1:])])
-        every = accelerator.gather(padded)
+        every = accelerator.gather(torch.cat([rows, rows.new_zeros(most - own, *rows.shape[1:])]))
         return torch.cat([every[most * place : most * place + count] for place, count in enumerate(counts)])
 
     return recursively_apply(gather, data)

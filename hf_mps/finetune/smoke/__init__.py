@@ -87,11 +87,9 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
             files[split] = str(folder / f"{split}.jsonl")
             written = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in lines)
             Path(files[split]).write_text(written, encoding="utf-8")
-        yield dataclasses.replace(
-            whole,
-            recipe=type(whole.recipe).model_validate(_values(whole, files, folder)),
-            smoke=Choice(f"a tiny {family.name}", "; ".join(filter(None, (family.reason, SHOWS)))),
-        )
+        recipe = type(whole.recipe).model_validate(_values(whole, files, folder))
+        smoke = Choice(f"a tiny {family.name}", "; ".join(filter(None, (family.reason, SHOWS))))
+        yield dataclasses.replace(whole, recipe=recipe, smoke=smoke)
 
 
 def family_of(recipe: Recipe) -> processors.Family:

@@ -128,10 +128,8 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size = args[0].shape if func in OF_A_SHAPE else torch.Size(args[1])
             return _followed(size.numel(), kwargs.get("dtype") or args[0].dtype)
         leaves = tensors_of(args, kwargs)
-        if (
-            not all(leaf in self._real or _is_real(leaf) for leaf in leaves)
-            or torch.Tag.nondeterministic_seeded in func.tags
-        ):
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        if drawn or not all(leaf in self._real or _is_real(leaf) for leaf in leaves):
             return False
         # A call without tensor arguments has its size among its arguments.
         sizes = [size for size in tree_leaves(args) if isinstance(size, int)] if not leaves else []
@@ -141,14 +139,9 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forget the values of what `func` writes to, and of everything that shares its memory."""
         if not func._schema.is_mutable:
             return
-        written = [
-            self._real[tensor]
-            for tensor, argument in zip(args, func._schema.arguments, strict=False)
-            if isinstance(tensor, torch.Tensor)
-            and tensor in self._real
-            and argument.alias_info
-            and argument.alias_info.is_write
-        ]
+        pairs = zip(args, func._schema.arguments, strict=False)
+        changed = (one for one, argument in pairs if argument.alias_info and argument.alias_info.is_write)
+        written = [self._real[one] for one in changed if isinstance(one, torch.Tensor) and one in self._real]
         if not written:
             return
         storages = {tensor.untyped_storage()._cdata for tensor in written}
@@ -203,8 +196,7 @@ class _OfValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
-            data = tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, args[0])
-            args = (data, *args[1:])
+            args = (tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, args[0]), *args[1:])
         if func is torch.Tensor.data_ptr and isinstance(args[0], FakeTensor):
             return id(args[0])  # transformers tells embeddings apart by it, for 8-bit optimizers
         return func(*args, **(kwargs or {}))

@@ -54,19 +54,14 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
     special = list(roles.values())
     tokenizer = {"wordpiece": _word_pieces, "pieces": _sentence_pieces}.get(kind, _bytes)(special, texts)
     if "single" in facts:
-        special_ids = [(word, tokenizer.token_to_id(word)) for word in special]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=facts["single"], pair=facts["pair"], special_tokens=special_ids
-        )
+        ids = [(word, tokenizer.token_to_id(word)) for word in special]
+        shapes = {name: facts[name] for name in ("single", "pair")}
+        tokenizer.post_processor = processors.TemplateProcessing(**shapes, special_tokens=ids)
     elif kind in ("bytes", "chat"):
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    names = ["input_ids", "attention_mask"]
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=facts["longest"],
-        model_input_names=[*names, "token_type_ids"] if parts else names,
-        **{f"{role}_token": word for role, word in roles.items()},
-    )
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if parts else [])]
+    said = {"model_max_length": facts["longest"], **{f"{role}_token": word for role, word in roles.items()}}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names, **said)
     if kind == "chat":
         wrapped.chat_template = FACTS["chat"]["chatml"]
     return wrapped
@@ -95,8 +90,7 @@ def _word_pieces(special: list[str], texts: Sequence[str]) -> Any:
     normalizer, before = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
     pieces = _learned((VOCABULARY - len(special)) // 2, normalizer, before, texts)
     words = [*special, *pieces, *(f"##{piece}" for piece in pieces)]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, before, decoders.WordPiece()
     tokenizer.add_special_tokens(special)
     return tokenizer
@@ -175,36 +169,24 @@ def _in_squares(config: Any) -> Files:
     """Idefics3's and SmolVLM's: a small whole image and squares of it, of the size that the image tower takes."""
     side = shrink.picture(config)[0]
     patches = side // int(config.vision_config.patch_size)
-    reads = {
-        "size": {"longest_edge": ACROSS * side},
-        "max_image_size": {"longest_edge": side},
-        "do_image_splitting": True,
-    }
-    return reads, {"image_seq_len": (patches // int(config.scale_factor)) ** 2}
+    reads = {"size": {"longest_edge": ACROSS * side}, "max_image_size": {"longest_edge": side}}
+    return {**reads, "do_image_splitting": True}, {"image_seq_len": (patches // int(config.scale_factor)) ** 2}
 
 
 def _in_patches(area: dict[str, int], config: Any) -> Files:
     """Qwen-VL's: as many patches as an image has, which is made to have so many pixels."""
     vision = config.vision_config
-    reads = {
-        "patch_size": vision.patch_size,
-        "merge_size": vision.spatial_merge_size,
-        "temporal_patch_size": vision.temporal_patch_size,
-        "size": area,
-    }
-    return reads, {}
+    reads = {"patch_size": vision.patch_size, "merge_size": vision.spatial_merge_size, "size": area}
+    return {**reads, "temporal_patch_size": vision.temporal_patch_size}, {}
 
 
 def _whole(config: Any) -> Files:
     """LLaVA 1.5's: the middle of an image, in the size that its tower takes, which adds one token."""
     side = shrink.picture(config)[0]
     reads = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}, "do_center_crop": True}
-    says = {
-        "patch_size": config.vision_config.patch_size,
-        "vision_feature_select_strategy": config.vision_feature_select_strategy,
-        "num_additional_image_tokens": 1,
-    }
-    return reads, says
+    chosen = config.vision_feature_select_strategy
+    says = {"patch_size": config.vision_config.patch_size, "vision_feature_select_strategy": chosen}
+    return reads, {**says, "num_additional_image_tokens": 1}
 
 
 @dataclass(frozen=True)
@@ -241,10 +223,8 @@ def seeing(family: Family, folder: Path, texts: Sequence[str]) -> dict[str, Any]
     Raises UserError for an architecture of another kind.
     """
     if family.name not in KINDS:
-        raise UserError(
-            f"--smoke: no tiny {family.name} of images and text can be made; allowed: {', '.join(KINDS)}; next:"
-            " model_type=NAME of one of them for a try of the recipe"
-        )
+        told = f"--smoke: no tiny {family.name} of images and text can be made; allowed: {', '.join(KINDS)}"
+        raise UserError(f"{told}; next: model_type=NAME of one of them for a try of the recipe")
     kind = KINDS[family.name]
     tokenizer = train("chat", texts, parts=False)
     squares = SQUARES if kind.files is _in_squares else ()
@@ -261,10 +241,6 @@ def seeing_images(folder: Path, config: Any) -> None:
     """Write how a model of `config` reads images."""
     kind = KINDS[config.model_type]
     reads, says = kind.files(config)
-    whole = {
-        "preprocessor_config.json": {"image_processor_type": kind.image_processor, **reads},
-        "processor_config.json": says,
-    }
-    for name, values in whole.items():
-        text = json.dumps({**values, "processor_class": kind.processor})
-        (folder / name).write_text(text, encoding="utf-8")
+    reads = {"image_processor_type": kind.image_processor, **reads}
+    for name, values in (("preprocessor_config.json", reads), ("processor_config.json", says)):
+        (folder / name).write_text(json.dumps({**values, "processor_class": kind.processor}), encoding="utf-8")

@@ -55,11 +55,9 @@ def candidates(name: str, checkpoint_config: Mapping[str, Any], token_ids: Mappi
         small = _small(defaults, checkpoint_config, sizes)
         for key, value in SIZES["own"].get(name, {}).items():  # what this architecture alone needs
             small[key] = small[key] | value if _is_config(small.get(key)) else value
-        known_ids = {
-            key: value for key, value in token_ids.items() if key in defaults or key == "decoder_start_token_id"
-        }
+        known = {key: value for key, value in token_ids.items() if key in defaults or key == "decoder_start_token_id"}
         try:
-            yield AutoConfig.for_model(name, **_with_words(small, defaults, token_ids) | known_ids)
+            yield AutoConfig.for_model(name, **_with_words(small, defaults, token_ids) | known)
         except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError):
             continue
 
@@ -115,21 +113,16 @@ def picture(config: Any, default: int = IMAGE) -> tuple[int, int]:
     return (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
 
 
-def _small(
-    defaults: Mapping[str, Any], checkpoint_config: Mapping[str, Any], sizes: Mapping[str, Any]
-) -> dict[str, Any]:
+def _small(defaults: Mapping[str, Any], stored: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with `sizes` in place of its own, also in the configurations inside it."""
-    small = {
-        key: value
-        for key, value in checkpoint_config.items()
-        if key not in (*SIZES["derived"], "architectures", "dtype", "model_type") and not _is_config(value)
-    }
+    left_out = (*SIZES["derived"], "architectures", "dtype", "model_type")
+    small = {key: value for key, value in stored.items() if key not in left_out and not _is_config(value)}
     for key, value in defaults.items():
         if _is_config(value):
-            inner = _small(value, checkpoint_config.get(key) or {}, sizes)
+            inner = _small(value, stored.get(key) or {}, sizes)
             small[key] = {"model_type": value["model_type"], **{k: v for k, v in inner.items() if v is not None}}
         elif key in sizes and value is not None:
-            current = checkpoint_config.get(key, value)
+            current = stored.get(key, value)
             small[key] = [sizes[key]] * len(current) if isinstance(current, (list, tuple)) else sizes[key]
     if any(isinstance(defaults.get(key), (list, tuple)) for key in STAGES):
         small |= {key: size for key, size in STAGED.items() if isinstance(small.get(key), int) and key in sizes}

@@ -29,10 +29,7 @@ def write(family: processors.Family, folder: Path, texts: Sequence[str], seed: i
     import torch
     from transformers import set_seed
 
-    token_ids = processor(family, folder, texts)
-    config, problem = shrink.smallest(
-        family.name, family.config, token_ids, lambda config: _auto_class(config).from_config(config)
-    )
+    config, problem = shrink.smallest(family.name, family.config, processor(family, folder, texts), _of_config)
     if problem is not None:
         raise UserError(f"--smoke: no tiny {family.name} can be made of its configuration: {problem}")
     if family.reads in PICTURES:
@@ -41,7 +38,7 @@ def write(family: processors.Family, folder: Path, texts: Sequence[str], seed: i
         processors.seeing_images(folder, config)
     set_seed(seed)
     with torch.device("cpu"):
-        model = _auto_class(config).from_config(config)
+        model = _of_config(config)
     model.save_pretrained(folder)
 
 
@@ -81,22 +78,19 @@ def tiny_copy(model: Any) -> Any:
         return type(inner)(config)
 
 
-def _auto_class(config: Any) -> Any:
-    """Return the auto class of the architecture's hub checkpoints, with the head of their pretraining."""
+def _of_config(config: Any) -> Any:
+    """Return a model of the class that loads the architecture's hub checkpoints, with the head of their pretraining."""
     import transformers
     from transformers.models.auto import modeling_auto as auto
 
-    if config.model_type in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
-        return transformers.AutoModelForSpeechSeq2Seq
-    if config.is_encoder_decoder:
-        return transformers.AutoModelForSeq2SeqLM
-    if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        return transformers.AutoModelForMaskedLM
-    if config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return transformers.AutoModelForCausalLM
-    if config.model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        return transformers.AutoModelForImageTextToText
-    return transformers.AutoModel
+    kinds = {
+        "AutoModelForSpeechSeq2Seq": config.model_type in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        "AutoModelForSeq2SeqLM": config.is_encoder_decoder,
+        "AutoModelForMaskedLM": config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "AutoModelForCausalLM": config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModelForImageTextToText": config.model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    }
+    return getattr(transformers, next((name for name, fits in kinds.items() if fits), "AutoModel")).from_config(config)
 
 
 def image_processor(folder: Path, size: tuple[int, int], kind: str | None = None) -> None:

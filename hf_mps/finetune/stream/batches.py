@@ -107,16 +107,14 @@ class Batches:
             skipped, self._skip = min(self._skip, len(batches)), 0
             if self._size != self._arranging.size:
                 # A run that goes on with batches of another size: what was left of the group comes first in the next.
-                again = [example for batch in batches[skipped:] for example in batch]
-                self._examples = again + self._examples
+                self._examples = [example for batch in batches[skipped:] for example in batch] + self._examples
                 batches, self._size = [], self._arranging.size
             self._number += 1
             here: dict[str, Any] | None = state
             state, group = self._state(), self._group()
             for number, examples in enumerate(batches[skipped:], skipped + 1):
                 told, reader.told = reader.told, []
-                tally = Tally(reader.tally.rows, reader.tally.broken + self._refused)
-                yield Batch(examples, number, here, tally, told)
+                yield Batch(examples, number, here, Tally(reader.tally.rows, reader.tally.broken + self._refused), told)
                 here = None
                 self._take(group, rows, number / len(batches))
             self._take(group, rows, 1.0)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.stream.batches import Arranging, Batches, Making
 from hf_mps.finetune.stream.endless import Reader, Reading, TooManyBroken, Windows
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.stream.streamed import Stream
 
 
 @dataclass
@@ -65,9 +63,10 @@ class ReaderState:
         return all((count - first) % every == mine for first, every, mine in self.parts)
 
 
-def train(stream: Stream, sample: Any, sampled: int, making: Making) -> Streamed:
-    """Return the stream that a task trains on; `sample` are the features of the first `sampled` rows."""
-    return Streamed(stream.reading, making, stream.buffer, sample, sampled)
+def train(rows: Rows, sample: Any, making: Making) -> Any:
+    """Return what a task trains on: `sample`, the features of `rows`, or the stream of all rows where they have one."""
+    stream = rows.stream
+    return sample if stream is None else Streamed(stream.reading, making, stream.buffer, sample, len(rows.dataset))
 
 
 class Streamed(IterableDataset[Message]):
@@ -92,8 +91,7 @@ class Streamed(IterableDataset[Message]):
         # A worker needs no sample, and what it encodes with is often a function inside another.
         from datasets.utils._dill import dumps
 
-        kept = {**self.__dict__, "sample": None}
-        return {"pickled": dumps(kept)}
+        return {"pickled": dumps({**self.__dict__, "sample": None})}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         import dill

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 from hf_mps.core.errors import UserError
@@ -78,6 +79,12 @@ class Reading:
                 return Broken(f"has {kind} for data.columns.{role}; allowed: text")
         return picked
 
+    def rows(self, corpus: Corpus) -> Iterator[Row | Broken]:
+        """Yield every row of a source in the order of its files, once."""
+        for piece in corpus.slices:
+            for _, raw in readers.read(corpus.files[piece.file], piece, None, tuple(self.columns.values())):
+                yield self.row(raw)
+
     def held(self, row: Row) -> bool:
         """Return whether a row belongs to the validation split: a hash of its values falls into the share `hold_out`.
 
@@ -87,8 +94,7 @@ class Reading:
         if self.hold_out is None:
             return False
         content = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str).encode()
-        number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
-        return number < self.hold_out * 2**64
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") < self.hold_out * 2**64
 
 
 @dataclass
@@ -136,11 +142,8 @@ class Reader:
 
     def state(self) -> dict[str, Any]:
         """Return where the reader is, as JSON has it."""
-        return {
-            "drawn": self.drawn,
-            "places": [[place.passed, place.slice, place.position, place.row] for place in self.places],
-            "tally": [self.tally.rows, self.tally.broken],
-        }
+        places = [[place.passed, place.slice, place.position, place.row] for place in self.places]
+        return {"drawn": self.drawn, "places": places, "tally": [self.tally.rows, self.tally.broken]}
 
     def load(self, state: Mapping[str, Any]) -> Reader:
         """Begin at `state`, before the first row is asked for; return self."""
@@ -212,21 +215,12 @@ class Reader:
 
 
 def validation(reading: Reading, corpora: Sequence[Corpus], most: int, *, held: bool) -> Iterator[Row]:
-    """Yield at most `most` rows in the order of the files: the held-out ones, or all.
+    """Return at most `most` rows in the order of the files: the held-out ones, or all.
 
     Broken rows are left out; they are counted where the training reads them.
     """
-    given = 0
-    for corpus in corpora:
-        for piece in corpus.slices:
-            for _, raw in readers.read(corpus.files[piece.file], piece, None, tuple(reading.columns.values())):
-                row = reading.row(raw)
-                if isinstance(row, Broken) or (held and not reading.held(row)):
-                    continue
-                yield row
-                given += 1
-                if given == most:
-                    return
+    rows = (row for corpus in corpora for row in reading.rows(corpus) if not isinstance(row, Broken))
+    return islice((row for row in rows if not held or reading.held(row)), most)
 
 
 class Windows:

@@ -93,23 +93,15 @@ class StreamLoader:
         # The reader that has given fewest batches is the next one: its worker comes first.
         self._stream.assigned = [replace(one) for one in sorted(self._readers.values(), key=lambda one: one.count)]
         self._stream.collate = self._trainer.data_collator
-        settings: dict[str, Any] = {}
+        # An iterator draws a seed for its workers; a resumed run's own numbers are restored by then.
+        settings: dict[str, Any] = {"num_workers": self._workers, "generator": torch.Generator()}
         if self._workers:
             ready = args.dataloader_prefetch_factor or READY
-            settings = {"prefetch_factor": ready, "worker_init_fn": self.worker_init_fn}
+            settings |= {"prefetch_factor": ready, "worker_init_fn": self.worker_init_fn}
             if (context := getattr(args, "dataloader_multiprocessing_context", None)) is not None:
                 settings["multiprocessing_context"] = context
         pinned = args.device.type == "cuda" and args.dataloader_pin_memory
-        loader = DataLoader(
-            self._stream,
-            batch_size=None,
-            num_workers=self._workers,
-            pin_memory=pinned,
-            # An iterator draws a seed for its workers; a resumed run's own numbers are restored by then.
-            generator=torch.Generator(),
-            **settings,
-        )
-        messages = iter(loader)
+        messages = iter(DataLoader(self._stream, batch_size=None, pin_memory=pinned, **settings))
         while True:
             begun = time.perf_counter()
             message = next(messages)

@@ -31,21 +31,18 @@ def refuse_endless(recipe: Recipe) -> None:
         remedy = "next, in its place: training.max_steps=N, or data.rows.train=N for so many rows"
         raise UserError(f"training.num_train_epochs: nobody counts streamed rows, so an epoch has no length; {remedy}")
     if training.get("max_steps", -1) < 1 and data.rows.train is None:
+        told = "nobody counts streamed rows, so the recipe says how long the run is"
         remedy = "next: training.max_steps=1000, or data.rows.train=100000 for so many rows"
-        raise UserError(
-            f"data.streaming: nobody counts streamed rows, so the recipe says how long the run is; {remedy}"
-        )
+        raise UserError(f"data.streaming: {told}; {remedy}")
 
 
-def steps(
-    training: Mapping[str, Any], stream: Streamed, rows: int | None, batch: int, accumulation: int
-) -> Choice[int]:
+def steps(training: Mapping[str, Any], stream: Streamed, rows: int | None, batch: int, passes: int) -> Choice[int]:
     """Return the number of optimizer steps: the recipe's, or as many as take `rows` rows of the files."""
     if training.get("max_steps", -1) > 0:
         return Choice(training["max_steps"], "max_steps in the recipe")
     assert rows is not None, "refuse_endless"
     each = len(stream.sample) / stream.sampled
-    together = batch * accumulation * World.here().size
+    together = batch * passes * World.here().size
     number = max(1, math.ceil(rows * each / together))
     about = "" if each == 1 else f"about, since {stream.sampled:,} rows made {len(stream.sample):,} samples; "
     return Choice(number, f"{about}{rows:,} rows (data.rows.train) at {together} samples a step")

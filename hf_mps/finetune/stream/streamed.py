@@ -97,10 +97,8 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     most = data.rows.validation or VALIDATION
     for split, of in corpora.items():
         if split != "train":
-            whole = endless.Reading(of, columns, asked, seed)
-            rows = list(endless.validation(whole, of, most, held=False))
-            name = "; ".join(corpus.name for corpus in of)
-            found[split] = _evaluated(rows, kinds, name, most, textual)
+            rows = list(endless.validation(endless.Reading(of, columns, asked, seed), of, most, held=False))
+            found[split] = _evaluated(rows, kinds, "; ".join(corpus.name for corpus in of), most, textual)
     if data.hold_out is not None:
         rows = list(endless.validation(reading, reading.corpora, most, held=True))
         found["validation"] = _evaluated(rows, kinds, f"{where} (held out by a hash of the row)", most, textual)
@@ -129,16 +127,13 @@ def _corpora(data: schema.Data, split: str) -> tuple[endless.Corpus, ...]:
 
 def _usable(reading: endless.Reading, corpus: endless.Corpus) -> Iterator[readers.Row]:
     """Yield the rows of a source that are trained on, until SAMPLE rows of it were broken."""
-    wanted = tuple(reading.columns.values())
     broken = 0
-    for piece in corpus.slices:
-        for _, raw in readers.read(corpus.files[piece.file], piece, None, wanted):
-            row = reading.row(raw)
-            broken += isinstance(row, readers.Broken)
-            if broken > SAMPLE:
-                return
-            if not isinstance(row, readers.Broken) and not reading.held(row):
-                yield row
+    for row in reading.rows(corpus):
+        broken += isinstance(row, readers.Broken)
+        if broken > SAMPLE:
+            return
+        if not isinstance(row, readers.Broken) and not reading.held(row):
+            yield row
 
 
 def _unusable(reading: endless.Reading, corpus: endless.Corpus) -> str:

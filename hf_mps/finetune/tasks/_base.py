@@ -31,6 +31,9 @@ CALLS_PARTS = "sentence-transformers' trainer calls the parts of a model by them
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 
 
+OWN: tuple[str, ...] = ("model", "processing_class", "collator", "choices", "trainer", "arguments")
+OWN += ("arguments_defaults", "trainer_settings", "snippet")
+"""The attributes of a task that are those of what it prepares, too."""
 Shape = Literal["decoder", "encoder", "seq2seq", "choices", "image", "sound"]
 Input = Literal["text", "image", "sound", "image and text", "image and mask", "image and boxes"]
 Words = Literal["wordpiece", "sentence", "bytes", "chat", "pieces", ""]
@@ -191,13 +194,7 @@ class Task:
 
         `predicted` are the rows of predictions.csv with their `inputs`.
         """
-        given = {
-            name: getattr(self, name)
-            for name in (
-                *("model", "processing_class", "collator", "choices", "trainer", "arguments", "arguments_defaults"),
-                *("trainer_settings", "snippet"),
-            )
-        }
+        given = {name: getattr(self, name) for name in OWN}
         if predicted is not None:
             given["predict"] = lambda trainer: self.answers(trainer, *predicted)
         return Prepared(task=self, **(given | parts))
@@ -265,6 +262,12 @@ class Prepared:
     def answers(self, trainer: Any, rows: Rows, every: bool = False) -> Iterable[Mapping[str, Any]]:
         """Return `Task.answers` to rows that need no truth."""
         return self.task.answers(trainer, rows, self.task.inputs(rows), every)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What its trainer is made of, with rows or without."""
+        ours = {"model": self.model, "data_collator": self.collator, "processing_class": self.processing_class}
+        return ours | self.trainer_settings
 
     @property
     def train(self) -> Any:

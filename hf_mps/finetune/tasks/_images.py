@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hf_mps.core.choice import Choice
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.tasks._base import Prepared, Task
@@ -25,9 +26,14 @@ class ImageTask(Task):
         self.load(config)
         return self.made()
 
-    def trained(self, rows: Mapping[str, Rows], splits: Mapping[str, Any], **parts: Any) -> Prepared:
-        """Return `made` for `splits` of `rows`, of which those to train on are varied anew in each epoch."""
+    def trained(
+        self, rows: Mapping[str, Rows], splits: Mapping[str, Any], choices: Mapping[str, Choice[Any]], **parts: Any
+    ) -> Prepared:
+        """Return `made` for `splits` of `rows`, of which those to train on are varied anew in each epoch.
+
+        `choices` come before those about the model.
+        """
         from hf_mps.finetune.run.callbacks import Epochs
 
         predicted, varied = (rows["validation"], splits["validation"]), Epochs(splits["train"].begin)
-        return self.made(predicted, splits=splits, callbacks=[varied], **parts)
+        return self.made(predicted, splits=splits, callbacks=[varied], choices={**choices, **self.choices}, **parts)

@@ -116,9 +116,7 @@ def readable(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _words(content: str | Sequence[Mapping[str, Any]]) -> str:
     """Return a message's text, with <image> where it has one."""
-    if isinstance(content, str):
-        return content
-    return " ".join(part.get("text", f"<{part['type']}>") for part in content)
+    return content if isinstance(content, str) else " ".join(part.get("text", f"<{part['type']}>") for part in content)
 
 
 def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list[Asked]:
@@ -170,7 +168,6 @@ def mapped(
 
     Raises UserError, naming the row, where `make` raises ConversationError, and with `empty` where no row is left.
     """
-    from datasets import Features
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         usable: dict[str, list[Any]] = {name: [] for name in kinds}
@@ -181,7 +178,7 @@ def mapped(
                 usable[name].append(value)
         return usable
 
-    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=Features(kinds))
+    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
     if len(features) == 0:
         raise UserError(f"{rows.where}: {empty}")
     return features

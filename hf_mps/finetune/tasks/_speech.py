@@ -26,6 +26,8 @@ RATE, LETTER = 8000, 800
 Case = Literal["lower", "upper", "keep"]
 Left = dict[str, dict[str, int]]
 """How many rows of each split are left out, by the reason."""
+Ids = Callable[[Sequence[str], Sequence[int]], list[list[int]]]
+"""Makes ids of texts; the second argument has their rows' numbers."""
 
 
 class Columns(schema.Columns):
@@ -66,9 +68,7 @@ class SpeechTask(Task):
             said = f"{SPELLED[number % 8]} {SPELLED[number // 8]}"
             path = folder / f"{number}.wav"
             with wave.open(str(path), "wb") as file:
-                file.setnchannels(1)
-                file.setsampwidth(2)
-                file.setframerate(RATE)
+                file.setparams((1, 2, RATE, 0, "NONE", ""))  # one channel of two bytes a sample
                 for letter in said:
                     pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))  # a space is silence
                     tone = (int(9000 * math.sin(2 * math.pi * pitch * time / RATE)) for time in range(LETTER))
@@ -83,26 +83,17 @@ def cleaned(text: str, case: Case, ignored: str) -> str:
     return {"lower": kept.lower(), "upper": kept.upper(), "keep": kept}[case]
 
 
-def encoded(
-    rows: Rows,
-    tokenizer: Any,
-    key: Sequence[Any],
-    ids: Callable[[Sequence[str], Sequence[int]], list[list[int]]],
-    rate: int,
-) -> Any:
+def encoded(rows: Rows, tokenizer: Any, key: Sequence[Any], ids: Ids, rate: int) -> Any:
     """Return `labels`, what `ids` makes of texts and their rows' numbers, and `samples` (at `rate`) of each row.
 
     `key` is that of `tokens.map_cached`.
     """
-    from datasets import Features, List, Value
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        return {
-            "labels": ids(tokens.texts(rows, "text", batch, indices), indices),
-            "samples": [audio.samples(rows, index, rate) for index in indices],
-        }
+        found = ids(tokens.texts(rows, "text", batch, indices), indices)
+        return {"labels": found, "samples": [audio.samples(rows, index, rate) for index in indices]}
 
-    features = Features({"labels": List(Value("int32")), "samples": Value("int64")})
+    features = {"labels": ("int32",), "samples": "int64"}
     return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=features)
 
 
@@ -113,10 +104,8 @@ def short_enough(rows: Rows, counts: Sequence[int], most: float, rate: int) -> l
     """
     kept = [row for row, count in enumerate(counts) if count <= most * rate]
     if not kept:
-        shortest = min(counts) / rate
-        raise UserError(
-            f"{rows.where}: each row is longer than max_duration_in_seconds, {most:g}; allowed: {shortest:.1f} or more"
-        )
+        allowed = f"allowed: {min(counts) / rate:.1f} or more"
+        raise UserError(f"{rows.where}: each row is longer than max_duration_in_seconds, {most:g}; {allowed}")
     return kept
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hf_mps.core.choice import Choice
@@ -54,12 +53,8 @@ class TextTask(Task):
         """Return the features of each split, and the lengths of the training rows, from which all are chosen."""
         features = {split: self.inputs(some) for split, some in rows.items()}
         counts = {split: self.counts(some) for split, some in features.items()}
-        self.choose_lengths(counts["train"], itertools.chain(*counts.values()))
+        self.length = lengths.decide(self.recipe, counts, self.longest)
         return features, counts["train"]
-
-    def choose_lengths(self, train: list[int], others: Iterable[int], **settings: Any) -> None:
-        """Choose what batches are padded to."""
-        self.length = lengths.decide(self.recipe, train, self.longest, others=others, **settings)
 
     def finish(self) -> None:
         """Load the model, and make the collator."""

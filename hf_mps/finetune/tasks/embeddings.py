@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,12 +23,12 @@ from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import embeddings, in_batch
+from hf_mps.finetune.models.embeddings import WHOLE, Span
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks._base import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, Task
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import choose
-from hf_mps.metrics.table import METRICS
 
 Loss = Literal["CosineSimilarityLoss", "CoSENTLoss", "MultipleNegativesRankingLoss"]
 SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
@@ -63,8 +64,7 @@ class SentenceTask(Task):
     def choose_lengths(self, counts: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Choose what batches are padded to, from the tokens of each text of each row."""
         flat = {split: list(itertools.chain(*some)) for split, some in counts.items()}
-        others = itertools.chain(*flat.values())
-        self.length = lengths.decide(self.recipe, flat["train"], self.longest, others=others, grouped=False)
+        self.length = lengths.decide(self.recipe, flat, self.longest, grouped=False)
 
 
 class EmbeddingTask(SentenceTask):
@@ -91,17 +91,23 @@ class EmbeddingTask(SentenceTask):
         self._collate()
         return self.made()
 
-    def encoded(
-        self, rows: Mapping[str, Rows], span: tuple[float, float] = (0.0, 1.0)
-    ) -> tuple[dict[str, Any], list[int]]:
+    def encoded(self, rows: Mapping[str, Rows], span: Span = WHOLE) -> tuple[dict[str, Any], list[int]]:
         """Return the texts of each split with their scores, and the tokens of each training row's longest text."""
         roles = [role for role in self.recipe.data.columns.roles() if role != "score"]
         made = {split: embeddings.encoded(rows[split], self.tokenizer, self.longest, roles, span) for split in rows}
         counts = {split: made[split]["lengths"][:] for split in made}
         self.choose_lengths(counts)
         self._collate()
-        data = {split: made[split].remove_columns("lengths") for split in SPLITS}
-        return data, [max(row) for row in counts["train"]]
+        return {split: made[split].remove_columns("lengths") for split in SPLITS}, [max(row) for row in counts["train"]]
+
+    def trained(
+        self, rows: Rows, evaluator: Any, choices: Mapping[str, Choice[Any]], scored: bool = False, **parts: Any
+    ) -> Prepared:
+        """Return `made` for a training that `evaluator` measures on `rows`, of pairs with a score or without."""
+        sampling = embeddings.sampling(self.recipe, scored=scored)
+        parts["choices"] = {"lengths": self.length, **choices, "sampling": sampling, **self.choices}
+        defaults = in_batch.arguments(ranked=not scored)
+        return self.made((rows, evaluator), baseline=evaluator.baseline(), arguments_defaults=defaults, **parts)
 
     def _collate(self) -> None:
         self.collator = embeddings.collator(self.model, self.length.value, self.recipe.training.get("prompts"))
@@ -206,51 +212,42 @@ class SentenceEmbeddings(EmbeddingTask):
         scored = recipe.data.columns.score is not None
         measured = metrics.load(choose(recipe.metrics, ["sts" if scored else "retrieval"], recipe.task).names)
         self.open_encoder()
-        span = _span(recipe, rows) if scored else Choice((0.0, 1.0), "")
+        span = _span(recipe, rows) if scored else Choice(WHOLE, "")
         data, counts = self.encoded(rows, span.value)
         loss = recipe.loss or (SCORED if scored else RANKED)[0]
         why = "the other pairs of a batch are what a text is not about: a larger batch is a harder lesson"
         why = "the pairs have a score, which the cosine is to equal" if scored else why
         evaluator = embeddings.EmbeddingEvaluator(rows["validation"], data["validation"], measured, self.collator)
-        return self.made(
+        choices: dict[str, Choice[Any]] = {"loss": Choice(loss, "loss in the recipe" if recipe.loss else why)}
+        choices |= {"scores": Choice(f"{span.value[0]:g} to {span.value[1]:g}", span.reason)} if scored else {}
+        return self.trained(
+            rows["validation"],
+            evaluator,
+            choices,
+            scored=scored,
             splits=data,
             metrics=measured,
-            baseline=evaluator.baseline(),
-            choices={
-                "lengths": self.length,
-                "loss": Choice(loss, "loss in the recipe" if recipe.loss else why),
-                **({"scores": Choice(f"{span.value[0]:g} to {span.value[1]:g}", span.reason)} if scored else {}),
-                "sampling": embeddings.sampling(recipe, scored=scored),
-                **self.choices,
-            },
             trainer=embeddings.trainer(evaluator),
             arguments=library.SentenceTransformerTrainingArguments,
-            arguments_defaults=in_batch.arguments(ranked=not scored),
             trainer_settings={"loss": in_batch.make(library.sentence_transformer.losses, loss, self.model)},
             token_counts=counts,
-            predicted=(rows["validation"], evaluator),
             figures=pictures.similarities if scored else pictures.ranks,
         )
 
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Yield the cosine of each pair of texts, or the embedding of each text alone."""
-        size = trainer.args.eval_batch_size
-        found = [
-            embeddings.embedded(trainer.model, self.collator, some, embeddings.NAMES[role], size)
-            for role, some in texts.items()
-        ]
+        embed = partial(embeddings.embedded, trainer.model, self.collator, at_once=trainer.args.eval_batch_size)
+        found = [embed(some, embeddings.NAMES[role]) for role, some in texts.items()]
         for number, cosine in enumerate((found[0] * found[-1]).sum(axis=1).tolist()):
             line = {role: some[number] for role, some in texts.items()}
             yield line | ({"embedding": found[0][number]} if len(texts) == 1 else {"cosine": round(cosine, 4)})
 
 
-def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float]]:
+def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[Span]:
     """Return the lowest and highest score. Raises UserError, naming the row, for a score outside of them or not
     finite.
     """
-    found = {
-        split: [_number(rows[split], at, raw) for at, raw in enumerate(rows[split].dataset["score"])] for split in rows
-    }
+    found = {split: _numbers(some) for split, some in rows.items()}
     low, high = min(found["train"]), max(found["train"])
     if recipe.data.score_range is not None:
         span, reason = Choice(tuple(recipe.data.score_range), "").value, "data.score_range in the recipe"
@@ -259,23 +256,20 @@ def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[tuple[float, float
     else:
         span, reason = (min(0.0, low), high), "the training scores' own span; data.score_range names another"
     for split, values in found.items():
-        for where, value in enumerate(values):
+        for at, value in enumerate(values):
             if not span[0] <= value <= span[1]:
-                number = rows[split].number(where)
-                raise UserError(
-                    f"{rows[split].where}: row {number} has the score {value:g}; allowed: {span[0]:g} to {span[1]:g}, "
-                    + reason
-                )
+                told = f"{rows[split].place(at)} has the score {value:g}"
+                raise UserError(f"{told}; allowed: {span[0]:g} to {span[1]:g}, {reason}")
     return Choice((span[0], span[1]), f"{reason}; brought to 0 to 1")
 
 
-def _number(rows: Rows, place: int, raw: Any) -> float:
-    value = labels.number(raw)
-    if not math.isfinite(value):
-        raise UserError(
-            f"{rows.where}: row {rows.number(place)} has the score {brief(repr(raw))}; allowed: a number in every row"
-        )
-    return value
+def _numbers(rows: Rows) -> list[float]:
+    raw = rows.dataset["score"][:]
+    found = list(map(labels.number, raw))
+    for at, value in enumerate(found):
+        if not math.isfinite(value):
+            raise UserError(f"{rows.place(at)} has the score {brief(repr(raw[at]))}; allowed: a number in every row")
+    return found
 
 
 class SparseColumns(schema.Columns):
@@ -328,32 +322,22 @@ class SparseEmbeddings(EmbeddingTask):
         data, counts = self.encoded(rows)
         evaluator = SparseEvaluator(rows["validation"], data["validation"], measured, self.collator)
         losses, documents, asked = library.sparse_encoder.losses, recipe.document_regularizer, recipe.query_regularizer
-        loss = losses.SpladeLoss(
-            self.model,
-            loss=in_batch.make(losses, INNER, self.model),
-            document_regularizer=in_batch.make(losses, COST, self.model),
-            query_regularizer=in_batch.make(losses, COST, self.model),
-            document_regularizer_weight=documents,
-            query_regularizer_weight=asked,
-        )
+        inner = in_batch.make(losses, INNER, self.model)
+        costs = {of: in_batch.make(losses, COST, self.model) for of in ("document_regularizer", "query_regularizer")}
+        weights = {"document_regularizer_weight": documents, "query_regularizer_weight": asked}
+        loss = losses.SpladeLoss(self.model, loss=inner, **costs, **weights)
         said = f"{INNER}, a dimension costs {documents:g} in documents and {asked:g} in queries"
         reason = "the other pairs of a batch are what a query is not about; the costs rise over a third of the steps"
-        return self.made(
+        return self.trained(
+            rows["validation"],
+            evaluator,
+            {"loss": Choice(said, reason)},
             splits=data,
             metrics=measured,
-            baseline=evaluator.baseline(),
-            choices={
-                "lengths": self.length,
-                "loss": Choice(said, reason),
-                "sampling": embeddings.sampling(recipe, scored=False),
-                **self.choices,
-            },
             trainer=trainer(evaluator),
             arguments=library.SparseEncoderTrainingArguments,
-            arguments_defaults=in_batch.arguments(ranked=True),
             trainer_settings={"loss": loss},
             token_counts=counts,
-            predicted=(rows["validation"], evaluator),
             figures=pictures.ranks,
         )
 
@@ -418,10 +402,8 @@ class SparseEvaluator(embeddings.EmbeddingEvaluator):
         queries, corpus = embed(self._texts["anchor"], "anchor"), embed(list(self._corpus), "positive")
         ranks, _ = self._ranks(queries, corpus)
         values = {"active_dims": (queries.nnz + corpus.nnz) / (queries.shape[0] + corpus.shape[0])}
-        for name in self._measured.names:
-            if (compute := METRICS[name].compute) is not None:
-                values |= compute(ranks, [1] * len(ranks))
-        return {name: float(values[name]) for name in self._measured.reported}
+        values |= self._measured.computed(ranks, [1] * len(ranks))
+        return dict(self._measured.of(values))
 
     def rows(self, model: Any) -> Iterator[dict[str, Any]]:
         """Yield the rows of predictions.csv, each with the words that its query is found by."""

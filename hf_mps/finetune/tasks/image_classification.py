@@ -84,7 +84,6 @@ class ImageClassification(ImageTask):
                 "images": images.prepared_by(self.processing_class, MODES),
                 "augmentation": images.described_augmentation(recipe.augmentation),
                 **labels.choices(classes),
-                **self.choices,
             },
             figures=lambda predicted: classification.confusion(predicted, classes.names),
         )

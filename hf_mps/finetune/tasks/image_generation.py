@@ -98,10 +98,8 @@ class Recipe(schema.Recipe):
     @model_validator(mode="after")
     def _one_caption(self) -> Recipe:
         if (self.prompt is None) == (self.data.columns.text is None):
-            given = "neither prompt nor" if self.prompt is None else "prompt and"
-            raise ValueError(
-                f"has {given} data.columns.text; give one of them: a prompt for all images, or their column"
-            )
+            told = f"has {'neither prompt nor' if self.prompt is None else 'prompt and'} data.columns.text"
+            raise ValueError(f"{told}; give one of them: a prompt for all images, or their column")
         return self
 
 
@@ -250,16 +248,11 @@ class ImageGeneration(Task):
         prompts = latents.captions(rows, None if "text" in columns else recipe.prompt, batch, each)
         if trainer.train_dataset is not None:
             self._encoders = None  # between two evaluations the memory is the training's
+        how = recipe.generate.model_dump(include={"num_inference_steps", "guidance_scale"})
+        how |= dict.fromkeys(("height", "width"), recipe.image_size)
         for at, prompt in enumerate(prompts):
             generator = torch.Generator("cpu").manual_seed(recipe.seed + rows.number(at))
-            image = pipeline(
-                prompt,
-                height=recipe.image_size,
-                width=recipe.image_size,
-                num_inference_steps=recipe.generate.num_inference_steps,
-                guidance_scale=recipe.generate.guidance_scale,
-                generator=generator,
-            ).images[0]
+            image = pipeline(prompt, generator=generator, **how).images[0]
             yield {"row": rows.number(at), "prompt": prompt, "picture": Picture(pictures.encoded(image))}
 
     @classmethod

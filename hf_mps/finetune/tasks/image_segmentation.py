@@ -101,7 +101,6 @@ class ImageSegmentation(ImageTask):
                 "images": images.prepared_by(self.processing_class),
                 "augmentation": images.described_augmentation(recipe.augmentation),
                 "labels": Choice(f"{len(names)} classes: {labels.listed(names)}", told),
-                **self.choices,
             },
             trainer_settings={"preprocess_logits_for_metrics": self._areas},
             # As a split of these rows alone would be answered: each with its mask.
@@ -157,10 +156,9 @@ class ImageSegmentation(ImageTask):
             return recipe.data.labels, "data.labels in the recipe"
         if any(name.endswith(self.architectures) for name in config.architectures or ()):
             return [config.id2label[number] for number in sorted(config.id2label)], f"those of {recipe.model}"
-        raise UserError(
-            "data.labels names no classes, and masks hold their numbers alone; next: data.labels=[ground, tree, …], in"
-            f" the order of the numbers from {int(recipe.reduce_labels)} on"
-        )
+        told = "data.labels names no classes, and masks hold their numbers alone"
+        order = f"in the order of the numbers from {int(recipe.reduce_labels)} on"
+        raise UserError(f"{told}; next: data.labels=[ground, tree, …], {order}")
 
     def _baseline(self, rows: Mapping[str, Rows], chosen: Callable[[Mapping[str, float]], Any]) -> Baseline:
         """Return the scores of one class everywhere: the most frequent of the first training masks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -76,10 +75,9 @@ class ImageText(LanguageTask):
         processor, tokenizer, text = reader.processor, reader.tokenizer, config.get_text_config()
         choices = {"images": vision_language.budget(reader, recipe.max_image_tokens)}
         if recipe.chat_template is None and not processor.chat_template:
-            raise UserError(
-                f"model {recipe.model}: its processor has no chat template; next: chat_template=FILE, a Jinja file, or"
-                " a model that was trained on conversations (its name often ends with Instruct)"
-            )
+            told = f"model {recipe.model}: its processor has no chat template; next: chat_template=FILE, a Jinja file"
+            other = "a model that was trained on conversations (its name often ends with Instruct)"
+            raise UserError(f"{told}, or {other}")
         tokenizer.chat_template = processor.chat_template
         choices["chat_template"] = chat.template(tokenizer, recipe.chat_template)
         processor.chat_template = tokenizer.chat_template
@@ -95,19 +93,16 @@ class ImageText(LanguageTask):
         chosen = self.measures()
         self.begin()
         reader, loaded = self.reader, self.loaded
-        tables = {
-            split: image_chats.tokenised(some, reader, loaded.longest, recipe.prompt, loaded.content)
-            for split, some in rows.items()
-        }
+        how = (reader, loaded.longest, recipe.prompt, loaded.content)
+        tables = {split: image_chats.tokenised(some, *how) for split, some in rows.items()}
         counts = {split: tokens.counts(table) for split, table in tables.items()}
         loaded.choices["learned"] = learned(rows, tables)
         self.load_language(only=vision_language.language_part)
         seen = reader.processor.image_processor
         splits = {split: image_chats.ImageChats(rows[split], tables[split], seen) for split in rows}
         joining = self._joining()
-        image_chats.refuse_unlike(reader, splits["train"], rows["train"], joining, self._takes(), recipe.prompt)
-        others = itertools.chain(*counts.values())
-        length = lengths.decide(recipe, counts["train"], loaded.longest, others=others)
+        image_chats.refuse_unlike(reader, splits["train"], joining, self._takes(), recipe.prompt)
+        length = lengths.decide(recipe, counts, loaded.longest)
         if recipe.lora is not None and recipe.lora.export == "adapter":
             self.snippet = snippets()[f"{self.name} adapter"].format(base=recipe.model)
         return self.made(

@@ -167,10 +167,8 @@ class MaskedLM(BlockTask):
 
         self.load(self.loaded.config)
         self.choices["loss"] = deferred_head.decide(self.recipe, self.model)
-        self.choices["gaps"] = Choice(
-            f"{self.recipe.mlm_probability:.0%} of the tokens",
-            "drawn anew in each training epoch, and once for all evaluations, which stay comparable",
-        )
+        reason = "drawn anew in each training epoch, and once for all evaluations, which stay comparable"
+        self.choices["gaps"] = Choice(f"{self.recipe.mlm_probability:.0%} of the tokens", reason)
         self.trainer_settings = {"causal": False}
 
     def labelling(self) -> MaskingCollator:
@@ -188,9 +186,8 @@ class MaskedLM(BlockTask):
         """Open tokenizer and configuration. Raises UserError for a tokenizer without a mask."""
         super().begin()
         if self.loaded.tokenizer.mask_token is None:
-            raise UserError(
-                f"model {self.recipe.model}: its tokenizer has no mask token; allowed: a model such as BERT's"
-            )
+            told = "its tokenizer has no mask token; allowed: a model such as BERT's"
+            raise UserError(f"model {self.recipe.model}: {told}")
 
     def _drawing(self, seed: int | None = None) -> Any:
         """Return transformers' masking collator: 80 % become the mask token, 10 % another token, 10 % stay.
@@ -212,4 +209,4 @@ class MaskedLM(BlockTask):
 
         said = ("gaps", code_digest(gaps), self.recipe.mlm_probability, self.recipe.seed, self.loaded.content)
         mark = Hasher.hash((features._fingerprint, *said))
-        return features.map(gaps, batched=True, features=language.labelled(), new_fingerprint=mark)
+        return features.map(gaps, batched=True, features=tokens.typed(language.LABELLED), new_fingerprint=mark)

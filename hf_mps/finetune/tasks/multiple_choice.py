@@ -154,10 +154,8 @@ def _count(rows: load.Rows) -> int:
     kind = rows.dataset.features["choices"]
     if getattr(getattr(kind, "feature", None), "dtype", None) not in tokens.TEXT:
         came = getattr(kind, "dtype", None) or type(kind).__name__
-        raise UserError(
-            f"{rows.where}: data.columns.choices names a column of type {came}; allowed: a list of texts in each row,"
-            " or a list of columns (data.columns.choices=[ending0, ending1])"
-        )
+        allowed = "a list of texts in each row, or a list of columns (data.columns.choices=[ending0, ending1])"
+        raise UserError(f"{rows.where}: data.columns.choices names a column of type {came}; allowed: {allowed}")
     return len(rows.dataset[0]["choices"] or ())
 
 
@@ -190,7 +188,6 @@ def _tokenised(rows: load.Rows, tokenizer: Any, content: str, longest: int) -> D
 
     Where nobody knows it, it is 0: transformers' collator asks for one.
     """
-    from datasets import Features, List, Value
 
     roles, starts = _roles(rows), "start" in rows.dataset.column_names
 
@@ -205,11 +202,6 @@ def _tokenised(rows: load.Rows, tokenizer: Any, content: str, longest: int) -> D
         grouped = {name: [flat[at : at + size] for at in range(0, len(flat), size)] for name, flat in encoded.items()}
         return {**grouped, "labels": [_choice_number(raw) for raw in batch.get("label", [0] * len(listed))]}
 
-    inputs = tokenizer("a", "b")
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=content,
-        key=("multiple-choice", longest, roles, starts),
-        features=Features({**{name: List(List(Value("int32"))) for name in inputs}, "labels": Value("int64")}),
-    )
+    kinds = {**dict.fromkeys(tokenizer("a", "b"), (("int32",),)), "labels": "int64"}
+    key = ("multiple-choice", longest, roles, starts)
+    return tokens.map_cached(rows, encode, content=content, key=key, features=kinds)

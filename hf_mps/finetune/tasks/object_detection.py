@@ -25,6 +25,8 @@ Format = Literal["xywh", "xyxy"]
 BOX, CLASS = ("bbox", "bboxes", "box", "boxes"), ("category", "category_id", "categories", "label", "labels", "class")
 Object = tuple[list[float], int]
 """A box as (left, upper, width, height) in pixels, and the number of its class."""
+Objects = Sequence[Sequence[Object]]
+"""Those of each row."""
 
 
 # Width and height in pixels of the images of a smoke run, and the colours of their classes.
@@ -91,9 +93,8 @@ class ObjectDetection(ImageTask):
         if not names:
             names, told = _class_names(rows["train"].dataset.features["objects"]), labels.NAMED
         if not names:
-            raise UserError(
-                "data.labels names no classes; next: data.labels=[cat, dog, …], in the order of their numbers"
-            )
+            way_on = "next: data.labels=[cat, dog, …], in the order of their numbers"
+            raise UserError(f"data.labels names no classes; {way_on}")
         for split in rows.values():
             images.refuse_missing(split)
         found = {split: _objects(one, names, recipe.box_format) for split, one in rows.items()}
@@ -106,11 +107,8 @@ class ObjectDetection(ImageTask):
         count, without = sum(map(len, found["train"])), sum(not one for one in found["train"])
         varied = f"mirrored in {recipe.flip:.0%}, drawn from the seed, the epoch and the row alone"
         varied, empty = varied if recipe.flip else "not varied", f"; {without} images have none" if without else ""
-        flips = {"train": recipe.flip}
-        splits = {
-            split: Boxes(one, processor, found[split], flip=flips.get(split, 0.0), seed=recipe.seed)
-            for split, one in rows.items()
-        }
+        splits = {split: Boxes(one, processor, found[split], recipe.seed) for split, one in rows.items()}
+        splits["train"].flip = recipe.flip
         return self.trained(
             rows,
             splits,
@@ -123,14 +121,11 @@ class ObjectDetection(ImageTask):
                 "images": images.prepared_by(processor, "one shape"),
                 "objects": Choice(f"{count} in {len(found['train'])} training images", f"images are {varied}{empty}"),
                 "labels": Choice(f"{len(names)} classes: {labels.listed(names)}", told),
-                **self.choices,
             },
             figures=lambda predicted: self._figures(rows["validation"], found["validation"], predicted),
         )
 
-    def _figures(
-        self, rows: Rows, truths: Sequence[Sequence[Object]], predicted: Sequence[Mapping[str, Any]]
-    ) -> dict[str, bytes]:
+    def _figures(self, rows: Rows, truths: Objects, predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         scenes = []
         for at in pictures.spread(len(predicted)):
             found = []
@@ -226,18 +221,18 @@ class Boxes(images.Varied):
     mirrored with probability `flip`.
     """
 
-    def __init__(
-        self, rows: Rows, processor: Any, found: Sequence[Sequence[Object]] | None, *, flip: float = 0.0, seed: int = 0
-    ) -> None:
+    flip = 0.0
+
+    def __init__(self, rows: Rows, processor: Any, found: Objects | None, seed: int = 0) -> None:
         super().__init__(rows, seed)
-        self._processor, self._found, self._flip = processor, found, flip
+        self._processor, self._found = processor, found
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         image = images.opened(self._rows, index)
         if self._found is None:
             return {"pixel_values": self._processor(images=[image], return_tensors="pt")["pixel_values"][0]}
         found = self._found[index]
-        if self._flip and self.draw(index).random() < self._flip:
+        if self.flip and self.draw(index).random() < self.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             found = [([image.width - box[0] - box[2], *box[1:]], kind) for box, kind in found]
         annotations = [{"bbox": box, "category_id": kind, "area": box[2] * box[3], "iscrowd": 0} for box, kind in found]

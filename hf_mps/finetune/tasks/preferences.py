@@ -6,7 +6,6 @@ become ids, and TRL's trainers reward them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -95,7 +94,7 @@ class PreferenceTask(ChatTask):
             split: [min(before + max(answers), loaded.longest) for before, *answers in zip(*some, strict=True)]
             for split, some in sizes.items()
         }
-        length = lengths.decide(recipe, counts["train"], loaded.longest, others=itertools.chain(*counts.values()))
+        length = lengths.decide(recipe, counts, loaded.longest)
         self.load_language(chunks=False)  # TRL takes its log-probabilities in chunks itself
         name, what = self.counted
         left = left_out(rows, features, "their prompt alone is max_length or longer", f"{what}; ")
@@ -136,14 +135,9 @@ class PreferenceTask(ChatTask):
         if not trained:  # a saved model's own trainer computes no rewards
             if self._rewarding is None:  # beside `trainer`, which has put the model on its device
                 reference = self.reference()
-                self._rewarding = self.trainer(
-                    model=self.model,
-                    args=trainer.args,
-                    data_collator=self.make_collator(self.length),
-                    train_dataset=inputs,
-                    processing_class=trainer.processing_class,
-                    **({} if reference is None else {"ref_model": reference}),
-                )
+                parts = {"data_collator": self.make_collator(self.length), "processing_class": trainer.processing_class}
+                parts |= {} if reference is None else {"ref_model": reference}
+                self._rewarding = self.trainer(model=self.model, args=trainer.args, train_dataset=inputs, **parts)
             trainer = self._rewarding
         decode = self.loaded.tokenizer.decode
         for row, reward in zip(inputs, trainer.predict(inputs).predictions.tolist(), strict=True):
@@ -156,10 +150,8 @@ class PreferenceTask(ChatTask):
         """Return prompt and answers of one split as ids, cut at their ends; rows whose prompt fills the length are
         dropped.
         """
-        from datasets import List, Value
-
         loaded = self.loaded
-        columns = {**dict.fromkeys(self.ids, List(Value("int32"))), **dict.fromkeys(self.label, Value("bool"))}
+        columns = {**dict.fromkeys(self.ids, ("int32",)), **dict.fromkeys(self.label, "bool")}
 
         def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
             prompt, answers = self.answered(row)
@@ -392,8 +384,7 @@ class KTO(PreferenceTask):
         return twice.with_columns(twice.dataset.add_column("label", [True, False] * pairs))
 
     def answered(self, row: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
-        side = "completion" if "completion" in row else PAIR[0] if row["label"] else PAIR[1]
-        before, answer = said(row, side)
+        before, answer = said(row, "completion" if "completion" in row else PAIR[0] if row["label"] else PAIR[1])
         return before or prompted(row), [answer]
 
     def told(self, left: Choice[str], features: Mapping[str, Any]) -> Choice[str]:
@@ -456,10 +447,8 @@ def said(row: Mapping[str, Any], side: str) -> tuple[list[dict[str, str]], str]:
     """
     raw = row[side]
     *before, last = [{"role": "assistant", "content": raw}] if isinstance(raw, str) else chat.messages(raw)
-    if last["role"] != "assistant":
-        raise chat.ConversationError(
-            f"has a {side} answer whose last words are the {last['role']}'s, not the assistant's"
-        )
+    if (role := last["role"]) != "assistant":
+        raise chat.ConversationError(f"has a {side} answer whose last words are the {role}'s, not the assistant's")
     return before, last["content"]
 
 

@@ -51,8 +51,7 @@ class Data(schema.Data):
         files = values.get("files") if isinstance(values, dict) else None
         if not isinstance(files, dict) or values.get("field") is not None:
             return values
-        paths = [Path(name).expanduser() for name in files.values() if isinstance(name, str)]
-        for path in paths:
+        for path in [Path(name).expanduser() for name in files.values() if isinstance(name, str)]:
             if path.suffix == ".json" and path.is_file():
                 with path.open("rb") as file:
                     if b'"paragraphs"' in file.read(4096):
@@ -138,7 +137,7 @@ class QuestionAnswering(TextTask):
             reason = "the questions of one text are of one length: batches of one length would be batches of one text"
             self.choices["sampling"] = Choice(buckets.RANDOM, reason)
         grouped = False if "sampling" in self.choices else None
-        self.choose_lengths(counts["train"], counts["validation"], grouped=grouped)
+        self.length = lengths.decide(recipe, counts, self.longest, grouped=grouped)
         self.finish()
         validation = rows["validation"]
         return self.made(
@@ -192,25 +191,18 @@ class QuestionAnswering(TextTask):
             (int(place["row"]), windows.Window(start, end, place["starts"], place["ends"], int(place["null"])))
             for place, start, end in zip(places, *logits, strict=True)
         )
+        how: dict[str, Any] = {"count": recipe.n_best_size, "longest": recipe.max_answer_length}
+        how |= {"nothing": self.negative, "threshold": recipe.null_score_diff_threshold}
         for row, pieces in itertools.groupby(found, key=lambda pair: pair[0]):
-            yield windows.answer(
-                contexts[row],
-                (window for _, window in pieces),
-                count=recipe.n_best_size,
-                longest=recipe.max_answer_length,
-                nothing=self.negative,
-                threshold=recipe.null_score_diff_threshold,
-            )
+            yield windows.answer(contexts[row], (window for _, window in pieces), **how)
 
     def _score(self, rows: Rows, texts: Sequence[str]) -> dict[str, float]:
         """Return the metrics of the texts that answer every question."""
         assert self.measured is not None
         # Numbered here: ids in a user's rows may repeat.
         predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(texts)]
-        references = [
-            {"id": str(number), "answers": {"text": right, "answer_start": [0] * len(right)}}
-            for number, right in enumerate(windows.truths(rows))
-        ]
+        truths = [{"text": right, "answer_start": [0] * len(right)} for right in windows.truths(rows)]
+        references = [{"id": str(number), "answers": truth} for number, truth in enumerate(truths)]
         return self.measured.compute(predictions, references)
 
     def _baseline(self, rows: Rows) -> metrics.Baseline:
@@ -247,9 +239,7 @@ class QuestionAnswering(TextTask):
 
 def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
     """Whether a question may have no answer."""
-    empty = {
-        split: [number for number, texts in enumerate(windows.truths(rows[split])) if not texts] for split in SPLITS
-    }
+    empty = {split: [at for at, texts in enumerate(windows.truths(rows[split])) if not texts] for split in SPLITS}
     if recipe.version_2_with_negative is None:
         some = len(empty["train"])
         return Choice(bool(some), f"{some} of {len(rows['train'].dataset)} training rows have no answer")

@@ -26,6 +26,7 @@ from hf_mps.metrics.selection import choose
 Loss = Literal["BinaryCrossEntropyLoss", "LambdaLoss", "ListNetLoss", "RankNetLoss"]
 # Documents of a generated query: about as many as MS MARCO has, for a plan counts them.
 LISTED = 8
+COMPARED = "the documents of a query are compared; LambdaLoss, which weighs places, makes Metal wait at each step"
 
 
 class Columns(schema.Columns):
@@ -80,10 +81,8 @@ class Recipe(labels.Overridden, lengths.Padded):
     @model_validator(mode="after")
     def _lists(self) -> Recipe:
         if self.loss in reranking.LISTED and self.data.columns.text_pair and not self.data.columns.negative:
-            raise ValueError(
-                f"has loss {self.loss}, which compares the documents of a row, and these have one each; allowed:"
-                " BinaryCrossEntropyLoss, or data.columns.documents"
-            )
+            told = f"has loss {self.loss}, which compares the documents of a row, and these have one each"
+            raise ValueError(f"{told}; allowed: BinaryCrossEntropyLoss, or data.columns.documents")
         return self
 
 
@@ -125,11 +124,7 @@ class Rerank(SentenceTask):
         counts = {split: [[len(ids) for ids in row] for row in encoded[split]["input_ids"][:]] for split in encoded}
         self.choose_lengths(counts)
         evaluator = reranking.RerankEvaluator(found["validation"], encoded["validation"], measured, self._padding())
-        why = "each pair is judged by itself, relevant or not"
-        if listed:
-            why = (
-                "the documents of a query are compared; LambdaLoss, which weighs places, makes Metal wait at each step"
-            )
+        why = COMPARED if listed else "each pair is judged by itself, relevant or not"
         return self.made(
             splits={split: encoded[split] for split in SPLITS},
             collator=reranking.collator(self.tokenizer, self.length.value),
@@ -187,9 +182,8 @@ class Rerank(SentenceTask):
         row: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
         if named.documents:
             return row | {named.documents: texts, str(named.label): [int(one == kind) for one in kinds]}
-        right, wrong = (
-            next(text for text, one in zip(texts, kinds, strict=True) if (one == kind) is so) for so in (True, False)
-        )
+        right = texts[kinds.index(kind)]
+        wrong = next(text for text, one in zip(texts, kinds, strict=True) if one != kind)
         if named.negative:
             return row | {str(named.text_pair): right, named.negative: wrong}
         label = draw.randrange(2)
@@ -207,7 +201,6 @@ def _described(train: Sequence[reranking.Query], without: int) -> Choice[str]:
 
 def _encoded(rows: Rows, found: Sequence[reranking.Query], tokenizer: Any, longest: int) -> Dataset:
     """Return the model's columns, each a list with an entry for each document of a row, and their relevance."""
-    from datasets import Features, List, Value
 
     names = list(tokenizer("a", "b"))
 
@@ -222,11 +215,6 @@ def _encoded(rows: Rows, found: Sequence[reranking.Query], tokenizer: Any, longe
             made["label"].append(list(query.relevance))
         return made
 
-    kinds: dict[str, Any] = {name: List(List(Value("int32"))) for name in names}
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=tokens.digest(tokenizer),
-        key=("rerank", longest, sorted(rows.dataset.column_names)),
-        features=Features({**kinds, "label": List(Value("float32"))}),
-    )
+    kinds = {**dict.fromkeys(names, (("int32",),)), "label": ("float32",)}
+    key = ("rerank", longest, sorted(rows.dataset.column_names))
+    return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=kinds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -83,12 +82,7 @@ class Seq2SeqTask(LanguageTask):
         super().begin()
         recipe, config = self.recipe, self.loaded.config
         positions = getattr(config, "max_position_embeddings", None) or 2**31  # T5 has no such limit
-        if recipe.max_target_length is not None and recipe.max_target_length > positions:
-            raise UserError(
-                f"max_target_length is {recipe.max_target_length}; allowed: at most {positions}, the positions of this"
-                " model"
-            )
-        self.longest_target = recipe.max_target_length or min(TARGET, positions)
+        self.longest_target = longest_target(recipe.max_target_length, positions, TARGET)
         # Before the features are made: the languages are part of each source.
         self.settle(self.loaded.tokenizer, None)
         own = (getattr(config, "task_specific_params", None) or {}).get(self.prefix_key, {}).get("prefix")
@@ -144,12 +138,9 @@ class Seq2SeqTask(LanguageTask):
         self.settle(tokenizer, self.model)
         self.collator = length.value.collator(DataCollatorForSeq2Seq(tokenizer, model=self.model), tokenizer, **labels)
 
-    def _lengths(
-        self, features: Mapping[str, Dataset], column: str, longest: int, **settings: Any
-    ) -> Choice[lengths.Lengths]:
+    def _lengths(self, features: Mapping[str, Any], column: str, longest: int, **how: Any) -> Choice[lengths.Lengths]:
         counts = {split: tokens.counts(some, column) for split, some in features.items()}
-        others = itertools.chain(*counts.values())
-        return lengths.decide(self.recipe, counts["train"], longest, others=others, **settings)
+        return lengths.decide(self.recipe, counts, longest, **how)
 
     def inputs(self, rows: Rows) -> Dataset:
         return _tokenised(rows, self.loaded, self.prefix, self.longest_target)
@@ -162,17 +153,21 @@ class Seq2SeqTask(LanguageTask):
             yield {"prompt": row["source"], **truth, "generated": text}
 
 
+def longest_target(asked: int | None, positions: int, usual: int) -> int:
+    """Return the tokens of a target, the recipe's or the `usual` ones. Raises UserError for more than `positions`."""
+    if asked is not None and asked > positions:
+        raise UserError(f"max_target_length is {asked}; allowed: at most {positions}, the positions of this model")
+    return asked or min(usual, positions)
+
+
 def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target: int) -> Dataset:
     """Return sources with their prefix as ids and targets as labels, each cut to its longest length.
 
     Rows without targets get one token: Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
     """
-    from datasets import Features, List, Value
-
     labelled = "target" in rows.dataset.column_names
     tokens.refuse_other_than_text(rows, ("source", "target") if labelled else ("source",))
     tokenizer, longest = loaded.tokenizer, loaded.longest
-    names = ("input_ids", "attention_mask", "labels")
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         sources = tokens.texts(rows, "source", batch, indices)
@@ -185,7 +180,7 @@ def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target:
 
     languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
     key = ("seq2seq", longest, longest_target, prefix, languages)
-    kinds = Features({name: List(Value("int32")) for name in names})
+    kinds = dict.fromkeys(("input_ids", "attention_mask", "labels"), ("int32",))
     return tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
 
 
@@ -277,18 +272,14 @@ class Translation(Seq2SeqTask):
 
     def settle(self, tokenizer: Any, model: Any) -> None:
         """Set a multilingual tokenizer's languages, and the token with which the model begins its translations."""
-        recipe = self.recipe
+        recipe, name, keys = self.recipe, self.recipe.model, "src_lang and tgt_lang"
         multilingual = hasattr(tokenizer, "src_lang") and hasattr(tokenizer, "tgt_lang")
         if recipe.tgt_lang is None:
             if multilingual:
-                raise UserError(
-                    f"model {recipe.model} knows many languages; give src_lang and tgt_lang, as its tokenizer has them"
-                )
+                raise UserError(f"model {name} knows many languages; give {keys}, as its tokenizer has them")
             return
         if not multilingual:
-            raise UserError(
-                f"src_lang: model {recipe.model} has no languages to choose from; leave src_lang and tgt_lang out"
-            )
+            raise UserError(f"src_lang: model {name} has no languages to choose from; leave {keys} out")
         codes = getattr(tokenizer, "lang_code_to_token", None)  # M2M100 writes `ro` as __ro__; the others as it is
         known = codes if codes is not None else {token: token for token in tokenizer.all_special_tokens}
         for key in ("src_lang", "tgt_lang"):
@@ -297,8 +288,7 @@ class Translation(Seq2SeqTask):
                 raise UserError(f"{key} is '{name}', which the tokenizer does not know{nearest(name, known)}")
             setattr(tokenizer, key, name)
         if model is not None:
-            first = tokenizer.convert_tokens_to_ids(known[recipe.tgt_lang])
-            model.generation_config.forced_bos_token_id = first
+            model.generation_config.forced_bos_token_id = tokenizer.convert_tokens_to_ids(known[recipe.tgt_lang])
 
     @staticmethod
     def smoke_row(recipe: TranslationRecipe, made: synthetic.MadeUp) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Distillation learns a larger model's next-token probabilities in place of the wo
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -109,13 +108,8 @@ class SFT(ChatTask):
             train = packing.Packed(train, trained, loaded.longest, tokenizer.pad_token_id)
             trained = [loaded.longest] * len(train)
             parts["arguments_defaults"]["per_device_train_batch_size"] = train.batch(training_section.DEFAULT_BATCH)
-        length = lengths.decide(
-            recipe,
-            counts["validation" if packed.value else "train"],
-            loaded.longest,
-            others=itertools.chain(*counts.values()),
-            grouped=False if packed.value else None,
-        )
+        of, grouped = ("validation", False) if packed.value else ("train", None)
+        length = lengths.decide(recipe, counts, loaded.longest, of=of, grouped=grouped)
         if packed.value:
             length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
         return self.made(
@@ -230,7 +224,7 @@ def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
 
     make = partial(_encoded, tokenizer, longest)
     empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one"
-    return mapped(rows, loaded, ("sft", longest), language.labelled(), make, empty)
+    return mapped(rows, loaded, ("sft", longest), language.LABELLED, make, empty)
 
 
 def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, list[int]] | None:
@@ -245,8 +239,6 @@ def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, 
 
 def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool) -> Any:
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
-    if rows.stream is None:
-        return sample
     from hf_mps.finetune.stream import dataset
 
     tokenizer, longest = loaded.tokenizer, loaded.longest
@@ -265,6 +257,5 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
         fitted = packing.best_fit([len(one["input_ids"]) for one in examples], longest)
         return [[examples[place] for place in row] for row in fitted]
 
-    filler = tokenizer.pad_token_id
-    making = Making(encode, longest, pack=pack if packed else None, filler=filler)
-    return dataset.train(rows.stream, sample, len(rows.dataset), making)
+    making = Making(encode, longest, pack=pack if packed else None, filler=tokenizer.pad_token_id)
+    return dataset.train(rows, sample, making)

@@ -140,10 +140,9 @@ class SpeechRecognition(_speech.SpeechTask):
         """Open configuration and feature extractor. Raises UserError for a model that does not take the wave."""
         self.extractor = extractor = self.checkpoint.feature_extractor()
         if extractor.model_input_names[0] != "input_values":
-            raise UserError(
-                f"model {self.checkpoint.name}: it takes {extractor.model_input_names[0]}; allowed: models that take"
-                " the wave itself, such as wav2vec2, hubert, wavlm, sew; next: for Whisper task=speech-seq2seq"
-            )
+            told = f"model {self.checkpoint.name}: it takes {extractor.model_input_names[0]}"
+            allowed = "models that take the wave itself, such as wav2vec2, hubert, wavlm, sew"
+            raise UserError(f"{told}; allowed: {allowed}; next: for Whisper task=speech-seq2seq")
         return self.checkpoint.config(), extractor
 
     def _load(self, config: Any) -> None:
@@ -201,10 +200,8 @@ def spelled(recipe: Recipe, rows: Mapping[str, Rows], checkpoint: Checkpoint, co
         if not alphabet:
             raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
         tokenizer = _tokenizer(alphabet)
-    choices: dict[str, Choice[Any]] = {
-        "vocabulary": Choice(_shown(alphabet), f"{origin}: {reason}"),
-        "letter_case": Choice(case, "letter_case in the recipe" if recipe.letter_case else why),
-    }
+    choices: dict[str, Choice[Any]] = {"vocabulary": Choice(_shown(alphabet), f"{origin}: {reason}")}
+    choices["letter_case"] = Choice(case, "letter_case in the recipe" if recipe.letter_case else why)
     spelling, vocabulary = Spelling(tokenizer, case, ignored, choices), tokenizer.get_vocab()
     texts = (spelling.clean(text or "") for split in rows.values() for text in split.dataset["text"])
     if missing := [letter for letter in _letters(texts) if letter not in vocabulary]:

@@ -20,7 +20,7 @@ from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import _speech
 from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.tasks.seq2seq import SETTLED, SOURCE
+from hf_mps.finetune.tasks.seq2seq import SETTLED, SOURCE, longest_target
 from hf_mps.finetune.text import lengths, tokens
 
 SpeechTask = Literal["transcribe", "translate"]
@@ -84,7 +84,7 @@ class SpeechSeq2Seq(_speech.SpeechTask):
         said = spoken(self.checkpoint, recipe.language, recipe.speech_task)
         self._begin(config, said)
         tokenizer, longest = self.tokenizer, self.longest
-        heard = {split: _heard(rows[split], tokenizer, recipe, self.extractor, longest) for split in SPLITS}
+        heard = {split: self._heard(rows[split]) for split in SPLITS}
         sounds: dict[str, Any] = {split: found for split, (found, _) in heard.items()}
         self._load(config, said)
         truths = self._truths(sounds["validation"])
@@ -94,12 +94,8 @@ class SpeechSeq2Seq(_speech.SpeechTask):
             raise UserError(f"{rows['validation'].where}: no text has a word left to measure; next: normalizer=none")
         targets = {split: [len(one.labels[row]) for row in one.kept] for split, one in sounds.items()}
         # The recipe's settings as `lengths.decide` reads them: labels have no keys of their own.
-        padded = lengths.Padded.model_construct(
-            padding=None, optimizations=recipe.optimizations, training=recipe.training
-        )
-        shapes = lengths.decide(
-            padded, targets["train"], longest, others=targets["validation"], grouped=False, name="target_lengths"
-        )
+        own = lengths.Padded.model_construct(padding=None, optimizations=recipe.optimizations, training=recipe.training)
+        shapes = lengths.decide(own, targets, longest, grouped=False, name="target_lengths")
         missing = {"training": heard["train"][1], "validation": heard["validation"][1]}
         self.choices |= {"target_lengths": shapes, **_speech.left_out(missing)}
         defaults, baseline = language.untrained(recipe)
@@ -149,6 +145,28 @@ class SpeechSeq2Seq(_speech.SpeechTask):
             return _speech.lines(inputs, texts)
         return _speech.lines(inputs, texts, self._truths(inputs), self.clean)
 
+    def _heard(self, rows: Rows) -> tuple[audio.Sounds, dict[str, int]]:
+        """Return the rows of a split that take part, with labels (ids without the start token), and how many others do
+        not, by the reason.
+        """
+        case, most = self.recipe.letter_case, self.recipe.max_duration_in_seconds
+        tokenizer, longest, rate = self.tokenizer, self.longest, self.extractor.sampling_rate
+
+        def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
+            # The model puts the first token before the labels itself; in pretraining texts began with a space.
+            made = tokenizer([f" {_speech.cleaned(text, case, '')}" for text in texts])["input_ids"]
+            return [row[1:] for row in made]
+
+        encoded = _speech.encoded(rows, tokenizer, ("speech-seq2seq", case, rate, tokenizer.prefix_tokens), ids, rate)
+        samples, targets = encoded["samples"][:], encoded["labels"][:]
+        short = _speech.short_enough(rows, samples, most, rate)
+        kept = [row for row in short if len(targets[row]) <= longest]
+        if not kept:
+            raise UserError(f"{rows.where}: every text has more than max_target_length, {longest} tokens; next: more")
+        missing = {f"longer than {most:g} seconds": len(samples) - len(short)}
+        missing[f"more than {longest} tokens of text"] = len(short) - len(kept)
+        return audio.Sounds(rows, targets, kept, samples, self.extractor), missing
+
     def _truths(self, sounds: audio.Sounds) -> list[str]:
         texts = sounds.rows.dataset["text"][:]
         return [_speech.cleaned(texts[row], self.recipe.letter_case, "") for row in sounds.kept]
@@ -156,10 +174,8 @@ class SpeechSeq2Seq(_speech.SpeechTask):
     def _config(self) -> Any:
         config = self.checkpoint.config()
         if config.model_type != "whisper":
-            raise UserError(
-                f"model {self.checkpoint.name}: its architecture is {config.model_type}; allowed: whisper; next: for"
-                " wav2vec2 and its kind task=speech-recognition"
-            )
+            told = f"model {self.checkpoint.name}: its architecture is {config.model_type}"
+            raise UserError(f"{told}; allowed: whisper; next: for wav2vec2 and its kind task=speech-recognition")
         labels.override(config, self.recipe.config_overrides)
         return config
 
@@ -175,10 +191,7 @@ class SpeechSeq2Seq(_speech.SpeechTask):
         self.tokenizer = self.checkpoint.tokenizer(**settings)
         rate, frames = self.extractor.sampling_rate, self.extractor.nb_max_frames
         self.width = audio.Spectrograms(frames, "max_length", hop=self.extractor.hop_length, rate=rate)
-        asked, positions = self.recipe.max_target_length, int(config.max_target_positions)
-        if asked is not None and asked > positions:
-            raise UserError(f"max_target_length is {asked}; allowed: at most {positions}, the positions of this model")
-        self.longest = asked or min(TARGET, positions)
+        self.longest = longest_target(self.recipe.max_target_length, int(config.max_target_positions), TARGET)
         self.processing_class = WhisperProcessor(self.extractor, self.tokenizer)
         self.trainer, self.arguments = SpeechTrainer, Seq2SeqTrainingArguments
         self.arguments_defaults = {"predict_with_generate": True, "generation_max_length": self.longest}
@@ -201,32 +214,6 @@ class SpeechSeq2Seq(_speech.SpeechTask):
                 self.choices["encoder"] = Choice("frozen", "freeze_encoder in the recipe")
         reason = f"the encoder takes {self.extractor.nb_max_frames} frames, and silence fills up what is shorter"
         self.choices["lengths"] = Choice(self.width, reason)
-
-
-def _heard(
-    rows: Rows, tokenizer: Any, recipe: Recipe, extractor: Any, longest: int
-) -> tuple[audio.Sounds, dict[str, int]]:
-    """Return the rows of a split that take part, with labels (ids without the start token), and how many others do
-    not, by the reason.
-    """
-    case, rate, most = recipe.letter_case, extractor.sampling_rate, recipe.max_duration_in_seconds
-
-    def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
-        # The model puts the first token before the labels itself; in pretraining texts began with a space.
-        made = tokenizer([f" {_speech.cleaned(text, case, '')}" for text in texts])["input_ids"]
-        return [row[1:] for row in made]
-
-    encoded = _speech.encoded(rows, tokenizer, ("speech-seq2seq", case, rate, tokenizer.prefix_tokens), ids, rate)
-    samples, targets = encoded["samples"][:], encoded["labels"][:]
-    short = _speech.short_enough(rows, samples, most, rate)
-    kept = [row for row in short if len(targets[row]) <= longest]
-    if not kept:
-        raise UserError(f"{rows.where}: every text has more than max_target_length, {longest} tokens; next: more")
-    missing = {
-        f"longer than {most:g} seconds": len(samples) - len(short),
-        f"more than {longest} tokens of text": len(short) - len(kept),
-    }
-    return audio.Sounds(rows, targets, kept, samples, extractor), missing
 
 
 @dataclass(frozen=True)

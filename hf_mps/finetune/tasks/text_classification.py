@@ -171,9 +171,7 @@ class TextClassification(TextTask):
         recipe, data = self.recipe, self.recipe.data
         if label_sets.asked(train, data.separator, recipe.problem_type):
             columns = data.columns.columns_of_labels
-            return label_sets.decide(
-                train, others, named_in_recipe=data.labels, columns=columns, separator=data.separator
-            )
+            return label_sets.decide(train, others, data.labels, columns=columns, separator=data.separator)
         if recipe.threshold is not None:
             raise UserError("threshold is for rows with several labels, and these have one each; leave it out")
         return labels.decide(train, others, data.labels, recipe.problem_type)
@@ -189,20 +187,17 @@ class TextClassification(TextTask):
 
     def _streamed(self, rows: Rows, sample: Dataset) -> Any:
         """Return the features to train on: `sample`, or the stream of all rows where they have one."""
-        if rows.stream is None:
-            return sample
         from hf_mps.finetune.stream import dataset
 
         roles, classes, tokenizer, longest = _texts(rows), self.classes, self.tokenizer, self.longest
 
         def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
             if wrong := [raw for raw in classes.raw(batch) if not classes.known(raw)]:
-                raise UserError(
-                    f"its label is {brief(str(wrong[0]))}, which no row of the first ones has; next: data.labels"
-                )
+                told = f"its label is {brief(str(wrong[0]))}, which no row of the first ones has"
+                raise UserError(f"{told}; next: data.labels")
             return _encoded(tokenizer, longest, classes, [batch[role] for role in roles], classes.raw(batch))
 
-        return dataset.train(rows.stream, sample, len(rows.dataset), Making(by_rows(encode), longest))
+        return dataset.train(rows, sample, Making(by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
         from hf_mps.finetune.report import classes
@@ -237,7 +232,7 @@ class TextClassification(TextTask):
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: labels.Labels | None) -> Dataset:
     """Return the features of one split; without `classes` those of rows without a label."""
-    from datasets import ClassLabel, Features, List, Value
+    from datasets import ClassLabel
 
     roles = _texts(rows)
     tokens.refuse_other_than_text(rows, roles)
@@ -251,16 +246,11 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: 
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
     label: dict[str, Any] = {}
     if isinstance(classes, label_sets.LabelSets):
-        label = {"labels": List(Value("float32"))}
+        label = {"labels": ("float32",)}
     elif classes is not None:
-        label = {"labels": ClassLabel(names=list(classes.names)) if classes.names else Value("float32")}
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=content,
-        key=("text-classification", longest, roles, classes),
-        features=Features({**{name: List(Value("int32")) for name in inputs}, **label}),
-    )
+        label = {"labels": ClassLabel(names=list(classes.names)) if classes.names else "float32"}
+    key, kinds = ("text-classification", longest, roles, classes), dict.fromkeys(inputs, ("int32",)) | label
+    return tokens.map_cached(rows, encode, content=content, key=key, features=kinds)
 
 
 def _encoded(

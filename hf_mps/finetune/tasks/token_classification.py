@@ -70,10 +70,9 @@ class TokenClassification(TextTask):
         """
         tokenizer = self.checkpoint.tokenizer()
         if not tokenizer.is_fast:
-            raise UserError(
-                f"model {self.checkpoint.name}: its tokenizer cannot tell which word a token is of; allowed: a fast"
-                " tokenizer (https://huggingface.co/docs/transformers/fast_tokenizers)"
-            )
+            told = f"model {self.checkpoint.name}: its tokenizer cannot tell which word a token is of"
+            link = "https://huggingface.co/docs/transformers/fast_tokenizers"
+            raise UserError(f"{told}; allowed: a fast tokenizer ({link})")
         if getattr(tokenizer, "add_prefix_space", None) is False:
             return self.checkpoint.tokenizer(add_prefix_space=True)
         return tokenizer
@@ -153,8 +152,7 @@ class TokenClassification(TextTask):
         tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
         steps = [step * draw.randrange(1, 3) for step in range(draw.randrange(4, 9))]
         kinds = [(made.number + step) % len(tags) for step in steps]
-        words = [synthetic.word(draw, kind) for kind in kinds]
-        return {named.words: words, named.tags: [tags[kind] for kind in kinds]}
+        return {named.words: [synthetic.word(draw, kind) for kind in kinds], named.tags: [tags[kind] for kind in kinds]}
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: labels.Labels | None) -> Dataset:
@@ -162,7 +160,6 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: lab
 
     Without `tags` the labels, all 0, mark the token that answers for each word.
     """
-    from datasets import Features, List, Value
 
     def encode(batch: dict[str, list[Any]], indices: list[int]) -> dict[str, Any]:
         encoded = tokenizer(batch["words"], is_split_into_words=True, truncation=True, max_length=longest)
@@ -175,15 +172,9 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: lab
         return {**encoded, "labels": targets, "words_seen": seen}
 
     inputs = tokenizer(["a"], is_split_into_words=True)
-    return tokens.map_cached(
-        rows,
-        encode,
-        content=content,
-        key=("token-classification", longest, tags and (tags.names, tags.keys)),
-        features=Features(
-            {name: List(Value("int32")) for name in (*inputs, "words_seen")} | {"labels": List(Value("int64"))}
-        ),
-    )
+    kinds = dict.fromkeys((*inputs, "words_seen"), ("int32",)) | {"labels": ("int64",)}
+    key = ("token-classification", longest, tags and (tags.names, tags.keys))
+    return tokens.map_cached(rows, encode, content=content, key=key, features=kinds)
 
 
 def _named(table: Any, names: Sequence[str], truths: Any = None) -> list[list[str]]:

@@ -70,16 +70,9 @@ def make(data: Data, rows: Rows, loaded: Loaded, special: SpecialTokens) -> Data
         cut = (ids[at : at + size] for at in range(0, len(ids), size))
         return {"input_ids": [[*special.before, *block, *special.after] for block in cut]}
 
-    from datasets import Features, List, Value
-
-    features = tokens.map_cached(
-        rows,
-        encode,
-        content=loaded.content,
-        key=("blocks", longest, separator, special.before, special.after),
-        features=Features({"input_ids": List(Value("int32"))}),
-        batch_size=ROWS_AT_A_TIME,
-    )
+    key, kinds = ("blocks", longest, separator, special.before, special.after), {"input_ids": ("int32",)}
+    how: dict[str, Any] = {"content": loaded.content, "batch_size": ROWS_AT_A_TIME}
+    features = tokens.map_cached(rows, encode, key=key, features=kinds, **how)
     if len(features) == 0:
         raise UserError(f"{rows.where}: the texts hold no token; allowed: at least one row with text")
     return features
@@ -90,8 +83,6 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
 
     A stream's texts are joined on and on: only whole blocks are trained on, and none ends early.
     """
-    if rows.stream is None:
-        return sample
     from hf_mps.finetune.stream import dataset
 
     tokenizer, separator = loaded.tokenizer, _separator(data, loaded.tokenizer)
@@ -100,7 +91,7 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
         return [[{"input_ids": ids}] for ids in _ids(tokenizer, separator, [row["text"] for row in some])]
 
     making = Making(encode, loaded.longest, joined=True, before=special.before, after=special.after)
-    return dataset.train(rows.stream, sample, len(rows.dataset), making)
+    return dataset.train(rows, sample, making)
 
 
 def _separator(data: Data, tokenizer: Any) -> str:
@@ -122,8 +113,7 @@ def decide(
     recipe: lengths.Padded, data: Data, counts: Mapping[str, Sequence[int]], longest: int
 ) -> tuple[Choice[lengths.Lengths], Choice[str]]:
     """Choose what batches are padded to, and describe the blocks; `counts` are their lengths by split."""
-    every = [count for of_split in counts.values() for count in of_split]
-    length = lengths.decide(recipe, counts["train"], longest, others=every)
+    length = lengths.decide(recipe, counts, longest)
     shown = " + ".join(f"{len(lengths_of):,}" for lengths_of in counts.values())
     joined = "each row ended with the end token" if data.end_of_text else "rows joined by line breaks"
     if data.streaming:

@@ -32,6 +32,8 @@ STEP = 2
 CANDIDATES = 256
 # A list within this share of the longest list's cost is good enough: each further length is a shape more.
 TOLERANCE = 0.01
+Listed = tuple[int, ...]
+"""Lengths that batches are padded to, in ascending order."""
 
 
 def decide(recipe: Recipe, counts: Sequence[int] | None, batch: int) -> Choice[str]:
@@ -117,8 +119,7 @@ class BucketSampler:
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
         rows_drawn = torch.randperm(len(self._lengths), generator=generator).tolist()
         batches, rest = full_batches(self._lengths, rows_drawn, self._batch)
-        order = torch.randperm(len(batches), generator=generator).tolist()
-        batches = [batches[place] for place in order]
+        batches = [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
         widths = [max(self._lengths[row] for row in rows) for rows in batches]
         longest = max(range(len(batches)), key=widths.__getitem__, default=0)
         if batches:
@@ -147,9 +148,7 @@ def full_batches(lengths: Sequence[int], rows: Iterable[int], batch: int) -> tup
     return full, left[cut:]
 
 
-def optimal_buckets(
-    counts: Sequence[int], *, top: int, limit: int, batch: int, most: int, step: int
-) -> tuple[int, ...]:
+def optimal_buckets(counts: Sequence[int], *, top: int, limit: int, batch: int, most: int, step: int) -> Listed:
     """Return the ascending list of at most `most` lengths that gives batches of `batch` random rows least padding.
 
     `counts` are the rows' lengths (at least one), `top` the longest that the list must hold; `batch` 1 means
@@ -192,9 +191,7 @@ def _maximum_within(counts: Sequence[int], top: int, size: int) -> list[float]:
     return [comb(below, size) / every for below in accumulate(histogram)]
 
 
-def _optimal_lists(
-    candidates: Sequence[int], within: Sequence[float], most: int
-) -> list[tuple[float, tuple[int, ...]]]:
+def _optimal_lists(candidates: Sequence[int], within: Sequence[float], most: int) -> list[tuple[float, Listed]]:
     """Return (least expected length of a batch, list) for 1, 2, … `most` lengths; each list has the last candidate."""
     last = len(candidates) - 1
     costs = [[length * share for length, share in zip(candidates, within, strict=True)]]

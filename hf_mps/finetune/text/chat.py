@@ -7,16 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, neighbour
 from hf_mps.core.text import first_line
+from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE
 from hf_mps.finetune.text.blocks import special_tokens
-
-if TYPE_CHECKING:
-    from hf_mps.finetune.data.rows import Rows
 
 Message = Mapping[str, Any]
 """{"role", "content"}; the content is a text, or a list of parts, {"type": "text", "text"} and {"type": "image"}."""
@@ -75,9 +73,8 @@ def template(tokenizer: Any, requested: str | None) -> Choice[str]:
         tokenizer.chat_template = read_template(str(requested))
         return Choice(str(requested), "chat_template in the recipe")
     if tokenizer.eos_token is None:
-        raise UserError(
-            "chat_template: plain needs an end token, and the model's tokenizer has none; next: a Jinja file"
-        )
+        told = "plain needs an end token, and the model's tokenizer has none"
+        raise UserError(f"chat_template: {told}; next: a Jinja file")
     # Llama's tokenizer begins every text with a first token: the template has to write it too.
     bos_first = tokenizer.bos_token_id is not None and special_tokens(tokenizer).before == (tokenizer.bos_token_id,)
     tokenizer.chat_template = "{{ bos_token }}" * bos_first + PLAIN

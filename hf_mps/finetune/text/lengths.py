@@ -7,15 +7,17 @@ A task cuts its rows to `limit`, counts them, and calls `decide`; `Lengths.colla
 
     longest = lengths.limit(recipe, tokenizer, config)
     features = …  # cut to `longest` tokens
-    length = lengths.decide(recipe, tokens.counts(features["train"]), longest, others=tokens.counts(validation))
+    counts = {split: tokens.counts(some) for split, some in features.items()}
+    length = lengths.decide(recipe, counts, longest)
     collator = length.value.collator(DataCollatorWithPadding(tokenizer), tokenizer)
-    Prepared(…, collator=collator, token_counts=counts, choices={"lengths": length})
+    Prepared(…, collator=collator, token_counts=counts["train"], choices={"lengths": length})
 """
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,10 +32,12 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets
-from hf_mps.finetune.text.padding import PadToBucket, pad_values
+from hf_mps.finetune.text.padding import Inner, PadToBucket, pad_values
 from hf_mps.metal.device import choose
 
 Padding = Literal["list", "longest", "max_length"]
+Counts = Mapping[str, Sequence[int]]
+"""The length of each row, by split."""
 SHAPES = 8
 STEP = 8
 DEFAULT = 128
@@ -98,12 +102,7 @@ class Lengths:
         return self.shapes[place] if place < len(self.shapes) else max(width, min(_round_up(width, STEP), self.longest))
 
     def collator(
-        self,
-        inner: Callable[[list[Any]], Any],
-        tokenizer: Any,
-        *,
-        labels: Lengths | None = None,
-        filled: Mapping[str, float] | None = None,
+        self, inner: Inner, tokenizer: Any, *, labels: Lengths | None = None, filled: Mapping[str, float] | None = None
     ) -> PadToBucket:
         """Wrap `inner` so that its batches are padded up to `target`: each tensor of the rows' width, labels by -100.
 
@@ -174,51 +173,43 @@ def kept(recipe: Padded, chosen: Mapping[str, Any], tokenizer: Any, config: Any)
 
 
 def decide(
-    recipe: Padded,
-    counts: Sequence[int],
-    longest: int,
-    *,
-    others: Iterable[int] = (),
-    grouped: bool | None = None,
-    name: str = "lengths",
+    recipe: Padded, rows: Counts, longest: int, *, of: str = "train", grouped: bool | None = None, name: str = "lengths"
 ) -> Choice[Lengths]:
-    """Choose what batches are padded to, from the length of each training row in `counts`, at most `longest`.
+    """Choose what batches are padded to, from the lengths of the rows of each split, at most `longest`.
 
-    `others` are lengths of further rows that the list must hold (validation). `grouped` says whether rows of like
-    length share a batch, and defaults to what `buckets.decide` chooses. The list has at most SHAPES lengths, all
-    multiples of STEP but the last, which never exceeds `longest`. Within `those_of` it is what that run chose under
-    `name`.
+    The split `of` decides, and the list holds those of the others too. `grouped` says whether rows of like length share
+    a batch, and defaults to what `buckets.decide` chooses. The list has at most SHAPES lengths, all multiples of STEP
+    but the last, which never exceeds `longest`. Within `those_of` it is what that run chose under `name`.
     """
     if (said := of_a_run(decided(), name)) is not None:
         return Choice(Lengths(**said), KEPT)
-    rows = summary(counts, longest)
+    counts = rows[of]
+    told = summary(counts, longest)
     if recipe.padding == "max_length":
-        return Choice(Lengths(longest, "max_length"), f"padding in the recipe: one shape; {rows}")
+        return Choice(Lengths(longest, "max_length"), f"padding in the recipe: one shape; {told}")
     if recipe.pad_to_multiple_of is not None:
         stepped = Lengths(longest, "longest", multiple=recipe.pad_to_multiple_of)
-        return Choice(stepped, f"pad_to_multiple_of in the recipe; {rows}")
+        return Choice(stepped, f"pad_to_multiple_of in the recipe; {told}")
     if recipe.padding == "longest" or (recipe.padding is None and not recipe.optimizations):
         reason = "padding in the recipe" if recipe.padding else "optimizations is false in the recipe"
-        return Choice(Lengths(longest, "longest"), f"{reason}: each batch to its own longest row; {rows}")
+        return Choice(Lengths(longest, "longest"), f"{reason}: each batch to its own longest row; {told}")
     if recipe.padding is None and choose().value == "cpu":
         reason = "a CPU compiles nothing for a new shape, so each batch goes to its own longest row"
-        return Choice(Lengths(longest, "longest"), f"{reason}; {rows}")
+        return Choice(Lengths(longest, "longest"), f"{reason}; {told}")
     size = recipe.training.get("per_device_train_batch_size") or DEFAULT_BATCH
     alike = buckets.grouped(buckets.decide(recipe, counts, size)) if grouped is None else grouped
-    top = max([*counts, *others])
+    top = max(itertools.chain(*rows.values()))
     shapes = buckets.optimal_buckets(counts, top=top, limit=longest, batch=1 if alike else size, most=SHAPES, step=STEP)
     listed = Lengths(longest, "list", shapes)
     # What the list gains over random batches padded to their own longest rows: less padding, or fewer shapes.
-    tokens = (
-        buckets.padded_tokens(counts, size, listed.target, alike=alike),
-        buckets.padded_tokens(counts, size, int, alike=False),
-    )
-    ours, plain = (round(100 * (1 - sum(counts) / number)) for number in tokens)
+    ways = ((listed.target, alike), (int, False))
+    padded = (buckets.padded_tokens(counts, size, target, alike=same) for target, same in ways)
+    ours, plain = (round(100 * (1 - sum(counts) / number)) for number in padded)
     gain = f", where random batches of {size} padded to their longest rows have {plain}%" if ours < plain else ""
     if ours > plain:
         gain = f", {plain}% where each batch is padded to its longest row, often a shape new to Metal"
     shown = "one length" if len(shapes) == 1 else f"{len(shapes)} lengths, chosen from your data"
-    return Choice(listed, f"{shown}: about {ours}% padding{gain}; {rows}")
+    return Choice(listed, f"{shown}: about {ours}% padding{gain}; {told}")
 
 
 def summary(counts: Sequence[int], longest: int) -> str:

@@ -42,27 +42,37 @@ def map_cached(
     *,
     content: str,
     key: Sequence[Any],
-    features: Features | None = None,
+    features: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Dataset:
     """`encode(batch, indices)` over the rows, by batches, in place of their columns; made once and then found again.
 
     What `encode` returns must depend on nothing but the rows, the tokenizer (`content`, from `digest`), its own code,
     which is looked at here, and `key`, which holds the task's name and every setting that `encode` reads, as plain
-    values. `features` says the columns' types outright (or they are guessed from the first batch, where a column
-    without a value has none). `settings` are further arguments of `datasets.Dataset.map`.
+    values. `features` says the columns' types outright, as `typed` reads them (or they are guessed from the first
+    batch, where a column without a value has none). `settings` are further arguments of `datasets.Dataset.map`.
     """
     from datasets.fingerprint import Hasher
 
-    return rows.dataset.map(
-        encode,
-        batched=True,
-        with_indices=True,
-        remove_columns=rows.dataset.column_names,
-        features=features,
-        new_fingerprint=Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key)),
-        **settings,
-    )
+    mark = Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key))
+    settings |= {"features": None if features is None else typed(features), "new_fingerprint": mark}
+    left_out = rows.dataset.column_names
+    return rows.dataset.map(encode, batched=True, with_indices=True, remove_columns=left_out, **settings)
+
+
+def typed(columns: Mapping[str, Any]) -> Features:
+    """Return the types of columns for `datasets`: "int32" for a number in each row, ("int32",) for a list of them.
+
+    A type of `datasets` stays as it is.
+    """
+    from datasets import Features, List, Value
+
+    def kind(said: Any) -> Any:
+        if isinstance(said, Mapping):
+            return {name: kind(one) for name, one in said.items()}
+        return List(kind(said[0])) if isinstance(said, tuple) else Value(said) if isinstance(said, str) else said
+
+    return Features(kind(columns))
 
 
 def refuse_other_than_text(rows: Rows, roles: Sequence[str]) -> None:
@@ -138,5 +148,4 @@ def set_pad_token(tokenizer: Any, config: Any) -> dict[str, Choice[str]]:
         raise UserError("the model's tokenizer has neither a padding nor an end token, so rows cannot be batched")
     tokenizer.pad_token = tokenizer.eos_token
     config.pad_token_id = tokenizer.pad_token_id
-    reason = "the tokenizer has none; the end token takes its place"
-    return {"pad_token": Choice(tokenizer.pad_token, reason)}
+    return {"pad_token": Choice(tokenizer.pad_token, "the tokenizer has none; the end token takes its place")}

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -53,19 +54,10 @@ class QAWindowing:
 
         Raises UserError for a row without a text, an answer that is not where it should be, a question too long.
         """
-        from datasets import Features, List, Value
-
-        lists = [*self.tokenizer("a", "b"), "starts", "ends"]
-        numbers = ["start_positions", "end_positions", "row", "null"]
-        return tokens.map_cached(
-            rows,
-            lambda batch, indices: self._encode(rows, batch, indices),
-            content=self.content,
-            key=("windows", self.longest, self.stride, self.tokenizer.padding_side),
-            features=Features(
-                {**{name: List(Value("int32")) for name in lists}, **{name: Value("int64") for name in numbers}}
-            ),
-        )
+        lists, numbers = (*self.inputs, "starts", "ends"), ("start_positions", "end_positions", "row", "null")
+        kinds = dict.fromkeys(lists, ("int32",)) | dict.fromkeys(numbers, "int64")
+        key = ("windows", self.longest, self.stride, self.tokenizer.padding_side)
+        return tokens.map_cached(rows, partial(self._encode, rows), content=self.content, key=key, features=kinds)
 
     def _encode(self, rows: Rows, batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         # Some of SQuAD's questions begin with blanks, enough to fill a window.
@@ -76,19 +68,13 @@ class QAWindowing:
         for question, index in zip(question_ids, indices, strict=True):
             if (left := capacity - len(question)) <= self.stride:
                 told = f"has {len(question)} tokens, which leaves {max(0, left)} of {self.longest} for the text"
-                way_on = (
-                    f"allowed: more than doc_stride, {self.stride}; next: a larger max_length or a smaller doc_stride"
-                )
-                raise UserError(f"{rows.place(index)}: the question {told}; {way_on}")
+                allowed = f"allowed: more than doc_stride, {self.stride}"
+                way_on = "next: a larger max_length or a smaller doc_stride"
+                raise UserError(f"{rows.place(index)}: the question {told}; {allowed}; {way_on}")
         last = self.tokenizer.padding_side == "right"
-        encoded = self.tokenizer(
-            *((questions, contexts) if last else (contexts, questions)),
-            truncation="only_second" if last else "only_first",
-            max_length=self.longest,
-            stride=self.stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
+        pair = (questions, contexts) if last else (contexts, questions)
+        how = {"truncation": "only_second" if last else "only_first", "max_length": self.longest, "stride": self.stride}
+        encoded = self.tokenizer(*pair, **how, return_overflowing_tokens=True, return_offsets_mapping=True)
         offsets, sources = encoded.pop("offset_mapping"), encoded.pop("overflow_to_sample_mapping")
         names = ("starts", "ends", "null", "row", "start_positions", "end_positions")
         columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -99,10 +85,8 @@ class QAWindowing:
             starts = [pair[0] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
             ends = [pair[1] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
             # The token that answers "nothing": [CLS], as in BERT, or the first.
-            ids, special = (
-                list(encoded["input_ids"][number]),
-                (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id),
-            )
+            ids = list(encoded["input_ids"][number])
+            special = (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id)
             null = next((ids.index(token) for token in special if token is not None and token in ids), 0)
             span_tokens = token_span(starts, ends, spans[source]) or (null, null)
             for name, value in zip(columns, (starts, ends, null, indices[source], *span_tokens), strict=True):
@@ -225,21 +209,14 @@ def best_spans(window: Window, count: int, longest: int) -> list[Span]:
     worst = numpy.partition(flat, flat.size - taken)[flat.size - taken]
     # All ties with the worst: which of them a partition keeps is undefined.
     places = numpy.flatnonzero((flat >= worst) & (flat > -numpy.inf)).tolist()
-    ranked = [(-flat[place], place % width, place // width) for place in places]
-    ranked.sort()
+    ranked = sorted((-flat[place], place % width, place // width) for place in places)
     return [Span(int(starts[at]), int(ends[at + more]), float(-score)) for score, at, more in ranked[:count]]
 
 
 def answer(
-    text: str,
-    windows: Iterable[Window],
-    *,
-    count: int = 20,
-    longest: int = 30,
-    nothing: bool = False,
-    threshold: float = 0.0,
+    text: str, pieces: Iterable[Window], count: int = 20, longest: int = 30, nothing: bool = False, threshold: float = 0
 ) -> Answer:
-    """Return what `text` answers, from all of its windows: the best of each window's `count` best spans.
+    """Return what `text` answers, from all of its windows, `pieces`: the best of each window's `count` best spans.
 
     `longest` is in tokens. With `nothing` there may be no answer (SQuAD 2.0): when the null score, the least over the
     windows, exceeds the best span by more than `threshold`. transformers' run_qa.py has the same rule, but combines the
@@ -247,7 +224,7 @@ def answer(
     """
     seen: dict[tuple[int, int], Span] = {}
     null = math.inf
-    for window in windows:
+    for window in pieces:
         null = min(null, float(window.start_logits[window.null]) + float(window.end_logits[window.null]))
         for span in best_spans(window, count, longest):
             place = (span.start, span.end)

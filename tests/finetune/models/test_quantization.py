@@ -98,7 +98,7 @@ def test_a_device_holds_the_same_bits_and_multiplies_by_them_as_the_cpu_does(rou
     _, model = rounded
     ids = torch.arange(5, 25)[None]
     there = copy.deepcopy(model)
-    quantization.place(there, "mps")
+    there.to("mps")
     layers, moved = quantization.layers(model), quantization.layers(there)
     for name in list(layers)[:7]:
         assert moved[name].weight.device.type == "mps"

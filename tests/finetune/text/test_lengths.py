@@ -102,7 +102,7 @@ def padding(rows: list[int], order: list[int], target: Callable[[int], int]) -> 
 def test_the_padding_that_the_reason_tells_is_what_batches_then_hold(number: int, grouped: bool) -> None:
     rows = counts(number)
     made = recipe(training={"per_device_train_batch_size": 16})
-    choice = lengths.decide(made, rows, 96, grouped=grouped)
+    choice = lengths.decide(made, {"train": rows}, 96, grouped=grouped)
     told = [int(figure) for figure in re.findall(r"(\d+)%", choice.reason)]
     told = told * 2 if len(told) == 1 else told  # one figure: the list is no worse and no better
     shuffled = [random.Random(seed).sample(range(number), number) for seed in range(200 if number < 1000 else 5)]
@@ -115,12 +115,12 @@ def test_the_padding_that_the_reason_tells_is_what_batches_then_hold(number: int
 
 
 def test_rows_of_one_length_of_the_list_leave_nothing_to_compare() -> None:
-    choice = lengths.decide(recipe(), [16] * 40, 96)
+    choice = lengths.decide(recipe(), {"train": [16] * 40}, 96)
     assert choice.reason.startswith("one length: about 0% padding; half of the rows within 16 tokens")
 
 
 def test_the_choice_says_what_the_list_saves() -> None:
-    choice = lengths.decide(recipe(), counts(2000), 96)
+    choice = lengths.decide(recipe(), {"train": counts(2000)}, 96)
     assert choice.value.padding == "list"
     assert all(length % 8 == 0 for length in choice.value.shapes)
     assert len(choice.value.shapes) <= lengths.SHAPES
@@ -144,20 +144,20 @@ def test_the_choice_says_what_the_list_saves() -> None:
     ],
 )
 def test_the_recipes_word_decides(said: dict[str, Any], value: Lengths, reason: str) -> None:
-    choice = lengths.decide(recipe(**said), counts(50), 96)
+    choice = lengths.decide(recipe(**said), {"train": counts(50)}, 96)
     assert choice.value == value
     assert choice.reason.startswith(reason)
 
 
 def test_a_cpu_which_compiles_nothing_pads_to_each_batchs_longest_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
-    choice = lengths.decide(recipe(), [5, 9, 12], 96)
+    choice = lengths.decide(recipe(), {"train": [5, 9, 12]}, 96)
     assert choice.value == Lengths(96, "longest")
     assert choice.reason == snapshot(
         "a CPU compiles nothing for a new shape, so each batch goes to its own longest row; half of the rows within 9"
         " tokens, the longest 12"
     )
-    assert lengths.decide(recipe(padding="list"), [5, 9, 12], 96).value.padding == "list"
+    assert lengths.decide(recipe(padding="list"), {"train": [5, 9, 12]}, 96).value.padding == "list"
 
 
 def test_a_recipe_has_one_way_of_padding() -> None:
