@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from hf_mps.core import status
@@ -11,8 +12,12 @@ from hf_mps.layer.activation.activate import activate
 from hf_mps.tools.doctor import findings
 
 
-def examine() -> dict[str, list[findings.Finding]]:
-    """Examine everything, section by section. Imports torch and uses the device; never raises for what it finds."""
+def examine(tried: dict[str, Any] | None = None) -> Iterator[tuple[str, list[findings.Finding]]]:
+    """Examine everything, and yield each section's name and findings as soon as they are made.
+
+    Imports torch and uses the device, and for the guards the libraries that they act on; never raises for what it
+    finds. Where `tried` is given, the training kernels and the device's faults are tried, and it gets the outcomes.
+    """
     from hf_mps.tools.doctor import environment, guards, machine, metal, versions
 
     refused = ""
@@ -20,31 +25,28 @@ def examine() -> dict[str, list[findings.Finding]]:
         activate()
     except UserError as error:  # of a variable, which the environment's section reports
         refused = str(error)
-    return {
-        "machine": machine.examine(),
-        "metal": metal.examine(),
-        "training kernels": metal.training_kernels(),
-        "memory": machine.examine_memory(),
-        "versions": versions.examine(),
-        "environment": environment.examine(refused),
-        "guards": guards.examine(),
-    }
+    yield "machine", machine.examine()
+    yield "metal", metal.examine()
+    if tried is not None:
+        status.now("trying the training kernels …")
+        tried["training_kernels"] = metal.try_kernels()
+    yield "training kernels", metal.training_kernels()
+    yield "memory", machine.examine_memory()
+    yield "versions", versions.examine()
+    yield "environment", environment.examine(refused)
+    status.now("importing the libraries that guards act on …")
+    yield "guards", guards.examine()
+    if tried is not None:
+        status.now("trying the device for every fault that a guard knows …")
+        tried["trials"] = guards.try_all()
+        yield "trials", guards.examine_trials(tried["trials"])
 
 
 def run(*, trials: bool = False, json: bool = False) -> None:
     """Print the report, with `trials` also those of guards and kernels. Raises RunError for problems (exit 1)."""
-    also: dict[str, Any] = {}
+    tried: dict[str, Any] = {}
     with status.shown("looking at this machine …"):
-        sections = examine()
-    from hf_mps.tools.doctor import guards, metal
-
-    if trials:
-        with status.shown("trying the device for every fault that a guard knows, and the training kernels …"):
-            also = {"trials": guards.try_all(), "training_kernels": metal.try_kernels()}
-        # Looked at again: the trials just made have outcomes to tell.
-        sections["training kernels"] = metal.training_kernels()
-        sections["trials"] = guards.examine_trials(also["trials"])
-    findings.show(sections, also, json=json)
+        findings.show(examine(tried if trials else None), tried, json=json)
 
 
 def run_upgrade(release: str, *, json: bool = False) -> None:
@@ -57,4 +59,4 @@ def run_upgrade(release: str, *, json: bool = False) -> None:
     with contextlib.suppress(UserError):  # of a variable, which `run` reports
         activate()
     found = upgrade.compared(release)
-    findings.show(upgrade.sections(found), {"upgrade": found.values}, json=json)
+    findings.show(upgrade.sections(found).items(), {"upgrade": found.values}, json=json)

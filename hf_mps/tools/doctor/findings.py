@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as jsons
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from hf_mps.metal.device import simulated
 
 CURED = " (cured here by "
 KNOWN = "known problem"
+WIDTH = 21
+"""Columns of a finding's name, as those of the machine and of most guards need."""
 State = Literal["ok", "note", "problem"]
 SIGNS: dict[State, str] = {"ok": " ", "note": "·", "problem": "!"}
 
@@ -47,34 +50,38 @@ def problem(name: str, says: str, next: str) -> Finding:
     return Finding(name, "problem", says, next)
 
 
-def show(sections: Mapping[str, Sequence[Finding]], also: Mapping[str, Any] | None = None, *, json: bool) -> None:
-    """Print every section, with a line for each finding and, where that is not well, the next command or link.
+def show(
+    sections: Iterable[tuple[str, Sequence[Finding]]], also: Mapping[str, Any] | None = None, *, json: bool
+) -> None:
+    """Print each section when it comes, with a line for each finding and, where that is not well, what to do next.
 
-    JSON also has the values of `also`. Raises RunError (exit 1), which counts and names the problems, where there is
-    one.
+    JSON comes at the end, and also has the values that `also` has by then. Raises RunError (exit 1), which counts and
+    names the problems, where there is one.
     """
-    findings = [finding for section in sections.values() for finding in section]
-    problems = [finding for finding in findings if finding.state == "problem"]
+    if not json:
+        print(f"hf-mps {hf_mps.__version__} doctor", flush=True)
+    found: dict[str, Sequence[Finding]] = {}
+    for name, section in sections:
+        found[name] = section
+        if not json:
+            _print_section(name, section)
+    problems = [finding for section in found.values() for finding in section if finding.state == "problem"]
     if json:
-        values = {"hf_mps": hf_mps.__version__, "ready": not problems, "simulated": simulated(), "findings": sections}
+        values = {"hf_mps": hf_mps.__version__, "ready": not problems, "simulated": simulated(), "findings": found}
         print(jsons.dumps(plain({**values, **(also or {})}), indent=2))
-    else:
-        _print_for_people(sections, findings)
     if problems:
         names = ", ".join(dict.fromkeys(finding.name for finding in problems))
         raise RunError(f"doctor: {counted(len(problems), 'problem')}: {names}; next: {problems[0].next}")
 
 
-def _print_for_people(sections: Mapping[str, Sequence[Finding]], findings: Sequence[Finding]) -> None:
-    print(f"hf-mps {hf_mps.__version__} doctor")
-    width = max(len(finding.name) for finding in findings)
-    for name, section in sections.items():
-        print(f"\n{name}")
-        # What a guard cures needs nothing, and takes one line.
-        cured = [finding for finding in section if finding.name == KNOWN and CURED in finding.says]
-        told = f"{counted(len(cured), 'known problem')} of these versions on this machine, cured here by guards"
-        count = [note("cured here", told, "hf-mps doctor --json, which lists them")] if cured else []
-        for finding in [*(finding for finding in section if finding not in cured), *count]:
-            print(f"{SIGNS[finding.state]} {finding.name:<{width}}  {finding.says}".rstrip())
-            if finding.next:
-                print(f"  {'':<{width}}  next: {finding.next}")
+def _print_section(name: str, section: Sequence[Finding]) -> None:
+    print(f"\n{name}")
+    # What a guard cures needs nothing, and takes one line.
+    cured = [finding for finding in section if finding.name == KNOWN and CURED in finding.says]
+    told = f"{counted(len(cured), 'known problem')} of these versions on this machine, cured here by guards"
+    count = [note("cured here", told, "hf-mps doctor --json, which lists them")] if cured else []
+    for finding in [*(finding for finding in section if finding not in cured), *count]:
+        print(f"{SIGNS[finding.state]} {finding.name:<{WIDTH}}  {finding.says}".rstrip())
+        if finding.next:
+            print(f"  {'':<{WIDTH}}  next: {finding.next}")
+    sys.stdout.flush()

@@ -142,7 +142,7 @@ def test_without_metal_the_guards_are_one_line_and_what_concerns_the_user_stays(
 
 def test_every_finding_that_is_not_well_tells_what_to_do(pretend: Pretend) -> None:
     pretend(macos="13.6", found=False)
-    for findings in doctor.examine().values():
+    for _, findings in doctor.examine():
         for each in findings:
             assert bool(each.next) == (each.state != "ok"), each
 
@@ -418,3 +418,14 @@ def test_a_variable_that_nobody_knows_is_the_first_thing_said(run_python) -> Non
     ended = run_python("-m", "hf_mps", "doctor", env={"HF_MPS_DEVISE": "mps"})
     assert ended.returncode == 1
     assert "HF_MPS_DEVISE is no variable of hf_mps" in ended.stdout + ended.stderr
+
+
+def test_what_concerns_the_machine_comes_before_libraries_are_imported(run_python) -> None:
+    """The guards' section needs transformers, Lightning and others, which takes most of the doctor's time."""
+    program = (
+        "import sys\nfrom hf_mps.tools import doctor\n"
+        "for name, findings in doctor.examine():\n    print(name, 'transformers.trainer' in sys.modules)"
+    )
+    *machine, guards = run_python("-c", program).stdout.splitlines()
+    assert [line.split()[-1] for line in machine] == ["False"] * 6
+    assert guards == "guards True"

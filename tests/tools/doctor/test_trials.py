@@ -16,8 +16,8 @@ from hf_mps.core.releases import torch_release
 from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.simulator import strictness
-from hf_mps.tools import doctor
-from hf_mps.tools.doctor import guards
+from hf_mps.tools.doctor import environment, guards, metal, versions
+from hf_mps.tools.doctor import machine as machines
 from hf_mps.tools.doctor.guards import Trial
 
 pytestmark = pytest.mark.usefixtures("simulated")
@@ -137,7 +137,8 @@ def test_a_trial_that_aborts_costs_itself_alone_and_its_last_words_are_kept() ->
 def test_json_has_each_trial_as_values_and_the_report_as_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "examine", lambda: {"machine": []})
+    for room in (machines, metal, versions, environment, guards):
+        monkeypatch.setattr(room, "examine", lambda *given: [])
     monkeypatch.setattr(guards.GUARDS, "names", ("large-k", "lstm-dropout"))
     assert main(["doctor", "--trials", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -178,7 +179,6 @@ def test_the_report_says_which_training_kernels_are_used_and_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from hf_mps.metal.training_kernels import trial
-    from hf_mps.tools.doctor import metal
 
     monkeypatch.setattr(trial, "_place", lambda name: tmp_path / f"{name}.json")
     monkeypatch.delenv("HF_MPS_TRAINING_KERNELS")
