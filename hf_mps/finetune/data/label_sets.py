@@ -109,7 +109,7 @@ def decide(
             if wrong == "":
                 raise UserError(f"{place} has an empty label among its own; allowed: a name for each")
             told = f"label '{brief(wrong)}' is not in the label set ({labels.listed(found.names)}), {found.reason}"
-            raise UserError(f"{place}: {told}{nearest(wrong, found.names)}")
+            raise UserError(f"{place}: {told}{nearest(wrong, found.names) or '; next: correct it'}")
     counts = _counts(train, found)
     if not any(counts):
         raise UserError(f"{train.where}: no row has any label; allowed: labels in some of the training rows")

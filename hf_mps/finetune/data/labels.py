@@ -146,7 +146,7 @@ def decide(
     if found and SHOWN < len(labels.names) == len(train.dataset):
         way_on = "give the column of classes with data.columns.label"
         raise UserError(f"{train.where}: each of its {len(labels.names)} rows has another label; next: {way_on}")
-    way_on = "; next: correct it, or name every class in data.labels" if found else ""
+    way_on = "; next: correct it" + (", or name every class in data.labels" if found else "")
     outside = f"is not in the label set ({listed(labels.names)}), {labels.reason}"
     for rows in splits:
         _refuse_first(rows, lambda raw: key(raw) not in labels.keys, outside, labels.names, way_on)

@@ -171,7 +171,7 @@ def test_a_label_that_is_not_among_the_named(desk: Path, finetune: Command) -> N
         2,
         snapshot(
             "hf-mps: train.csv: row 2: label 'goood' is not in the label set (bad, good), data.labels in the recipe;"
-            " did you mean 'good'?\n"
+            " did you mean 'good'?; next: correct it\n"
         ),
     )
 
