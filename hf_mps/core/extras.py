@@ -6,6 +6,10 @@ import logging
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parents[2]
+"""The folder that Python imports hf_mps from; a checkout has its pyproject.toml there."""
 
 
 @contextmanager
@@ -26,11 +30,16 @@ def install(extra: str) -> str:
     """Return the command that installs what `extra` needs: `pip install 'peft>=0.15'`.
 
     It names the packages, as the installed metadata has them: `pip install 'hf-mps[lora]'` asks an index for hf-mps,
-    which fails for who installed it from a wheel file or from its sources. Raises ValueError for an unknown extra.
+    which fails for who installed it from a wheel file or from its sources. Sources on PYTHONPATH have no metadata:
+    there it installs them, with the extra. Raises ValueError for an unknown extra.
     """
-    from importlib.metadata import requires
+    from importlib.metadata import PackageNotFoundError, requires
 
-    return shlex.join(["pip", "install", *dict.fromkeys(_needs(requires("hf-mps") or [], extra))])
+    try:
+        lines = requires("hf-mps") or []
+    except PackageNotFoundError:
+        return shlex.join(["pip", "install", "-e", f"{SOURCES}[{extra}]"])
+    return shlex.join(["pip", "install", *dict.fromkeys(_needs(lines, extra))])
 
 
 def _needs(lines: list[str], extra: str) -> Iterator[str]:

@@ -27,6 +27,15 @@ def test_an_unknown_extra_is_an_error_of_ours() -> None:
         extras.install("nope")
 
 
+def test_sources_that_are_not_installed_are_installed_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "requires", not_installed)
+    assert extras.install("lora") == shlex.join(["pip", "install", "-e", f"{CHECKOUT}[lora]"])
+
+
+def not_installed(name: str) -> list[str]:
+    raise metadata.PackageNotFoundError(name)
+
+
 def test_what_recipes_say_to_install_is_what_an_extra_brings() -> None:
     brought = {
         re.split(r"[<>=!~]", need)[0]

@@ -12,6 +12,7 @@ from hf_mps.metal.device import machine
 from hf_mps.metal.device.faults import FAULTS
 from hf_mps.tools.doctor import versions
 from hf_mps.tools.doctor.findings import Finding
+from tests import CHECKOUT
 
 Having = Callable[..., None]
 
@@ -53,6 +54,17 @@ def test_a_release_with_a_security_advisory_is_a_problem(
     found = [each for each in versions.examine() if each.name == "advisory"]
     assert [each.says[: len(says or "")] for each in found] == ([] if says is None else [says])
     assert [each.next for each in found] == ([] if says is None else [f"pip install --upgrade {package}"])
+
+
+def test_sources_that_are_not_installed_are_told_of_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    found = versions.examine()
+    first = named(found, "hf-mps")
+    assert (first.state, first.next) == ("note", f"pip install -e {CHECKOUT}")
+    assert named(found, "tokenizers").state == "ok"
 
 
 def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
