@@ -23,7 +23,8 @@ MUTATIONS["layer-norm"] = MUTATIONS["rms-norm"] = [
     ("float squares = 0;", "half squares = 0;"),
     ("row += groups) {", "row += groups + 1) {"),
     ("memory[lane] = sum;\n" + BARRIER, "memory[lane] = sum;\n"),
-    ("memory, group - groups,", "memory, group - groups + 1,"),
+    # Not the group: a column that nobody writes may hold what an earlier call wrote there, which is right.
+    ("other = lane + SIMDGROUP", "other = lane"),
     ("float(beside[first + i])", "float(beside[i])"),
 ]
 MUTATIONS["residual-norm"] = [
