@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import sys
@@ -111,8 +112,8 @@ def user_line() -> tuple[str, int] | None:
         for ident in (threading.main_thread().ident, *running):
             if ident in running and ident != threading.get_ident():
                 frames += _stack(running[ident])
-    found = [*filter(_is_users, frames), *filter(_is_neither, frames)]
-    return (found[0].f_code.co_filename, found[0].f_lineno) if found else None
+    found = next(itertools.chain(filter(_is_users, frames), filter(_is_neither, frames)), None)
+    return None if found is None else (found.f_code.co_filename, found.f_lineno)
 
 
 def _stack(frame: FrameType) -> list[FrameType]:

@@ -113,14 +113,17 @@ _TEXTS: Columns = [("string", "string")]
 _SEVERAL: Columns = [("string", ["string"]), ("string", "string")]
 # GLUE's pairs list F1 first: MRPC's results are compared by it.
 PAIRS = {"f1": _averaged("f1"), "accuracy": scores.accuracy}
-COUNTED: Mapping[str, tuple[Rows, ...]] = {"accuracy": ("labels", "words"), "matthews_correlation": ("labels",)}
 REWARDS = ("rewards/accuracies", "rewards/margins", "reward", "completions/mean_length")
 
 METRICS: dict[str, Metric] = {
-    **{
-        name: _numbers({name: getattr(scores, name)}, of, Interface(getattr(labels, name), _LABELS, _MULTILABEL))
-        for name, of in COUNTED.items()
-    },
+    "accuracy": _numbers(
+        {"accuracy": scores.accuracy}, ("labels", "words"), Interface(labels.accuracy, _LABELS, _MULTILABEL)
+    ),
+    "matthews_correlation": _numbers(
+        {"matthews_correlation": scores.matthews_correlation},
+        ("labels",),
+        Interface(labels.matthews_correlation, _LABELS, _MULTILABEL),
+    ),
     "pearsonr": _numbers({"pearsonr": scores.pearsonr}, ("labels", "values"), Interface(labels.pearsonr, _VALUES)),
     "spearmanr": _numbers({"spearmanr": scores.spearmanr}, ("labels", "values"), Interface(labels.spearmanr, _VALUES)),
     "mse": _numbers(
@@ -142,9 +145,7 @@ METRICS: dict[str, Metric] = {
     "exact_match": _numbers({"exact_match": scores.accuracy}, ("sets",)),
     "glue/cola": _numbers({"matthews_correlation": scores.matthews_correlation}, ("labels",)),
     "glue/stsb": _numbers({"pearsonr": scores.pearsonr, "spearmanr": scores.spearmanr}, ("labels", "values")),
-    **dict.fromkeys(
-        ("glue/mrpc", "glue/qqp"), _numbers({"f1": _averaged("f1"), "accuracy": scores.accuracy}, ("labels",))
-    ),
+    **dict.fromkeys(("glue/mrpc", "glue/qqp"), _numbers(PAIRS, ("labels",))),
     **{
         f"glue/{task}": _numbers({"accuracy": scores.accuracy}, ("labels",))
         for task in ("sst2", "mnli", "mnli_matched", "mnli_mismatched", "qnli", "rte", "wnli")
@@ -198,9 +199,7 @@ METRICS: dict[str, Metric] = {
     ),
     "map": Metric(("map", "map_50", "map_75", "mar_100")),  # by `boxes`
     "perplexity": Metric(("perplexity",), lower_is_better=True),
-    **{
-        name: Metric((name,)) for name in ("rewards/accuracies", "rewards/margins", "reward", "completions/mean_length")
-    },
+    **{name: Metric((name,)) for name in REWARDS},
     **{name: Metric((name,), lower_is_better=True) for name in ("completions/clipped_ratio", "kl")},
 }
 REPORTS: dict[str, tuple[str, ...]] = {name: metric.reports for name, metric in METRICS.items() if metric.reports}

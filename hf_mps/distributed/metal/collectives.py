@@ -27,7 +27,8 @@ class HostSide:
     """What Gloo gets for the tensors of one call, and what has to be done when it is through."""
 
     def __init__(self) -> None:
-        self._on_host, self._on_device = list[Callable[[], object]](), list[Callable[[], object]]()
+        self._on_host: list[Callable[[], object]] = []
+        self._on_device: list[Callable[[], object]] = []
 
     @property
     def needs_device(self) -> bool:

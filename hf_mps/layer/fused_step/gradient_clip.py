@@ -39,14 +39,19 @@ class GradientClip(Part):
         count = sum(each.requires_grad for each in model.parameters())
         return f"{count} {self.what}" if count > 1 and trial.may_act(KERNEL) else ""
 
-    def _norm(self, stock: Callable[..., Any], tensors: Any, norm_type: float = 2.0, *rest: Any, **named: Any) -> Any:
-        """The others say whether a norm that is no number is an error, and which way PyTorch is to take."""
+    def _norm(
+        self,
+        stock: Callable[..., Any],
+        tensors: Any,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        raises, foreach = (*rest, *map(named.get, ("error_if_nonfinite", "foreach")[len(rest) :]))[:2]
-        if foreach is None and not raises and float(norm_type) == 2.0 and self._ours(given):
+        if foreach is None and not error_if_nonfinite and float(norm_type) == 2.0 and self._ours(given):
             self.acts()
             return clip.total_norm(given)
-        return stock(given, norm_type, *rest, **named)
+        return stock(given, norm_type, error_if_nonfinite, foreach)
 
     def _scale(
         self, stock: Callable[..., Any], parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None

@@ -141,9 +141,16 @@ class Norms(ModelCode):
         fits = learns and weight.shape == given.shape[-1:] and weight.numel() <= norms.WIDEST
         return fits and given.device.type in self.devices and ordinary(*there) and trial.may_act(kernel)
 
-    def _layer_norm(self, stock: OriginalCall, given: Tensor, shape: list[int], weight: Tensor, *rest: Any) -> Tensor:
-        """`rest` are the bias, epsilon, and what concerns cuDNN, as far as they are no defaults."""
-        bias, epsilon = (*rest, *(None, 1e-5)[len(rest) :])[:2]
+    def _layer_norm(
+        self,
+        stock: OriginalCall,
+        given: Tensor,
+        shape: list[int],
+        weight: Tensor,
+        bias: Tensor | None = None,
+        epsilon: float = 1e-5,
+        cudnn: bool = True,
+    ) -> Tensor:
         self.acts()
         return cast(Tensor, stock.foreign(norms.normed, "layer_norm", epsilon, given, weight, bias)[0])
 

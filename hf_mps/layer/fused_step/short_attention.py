@@ -234,10 +234,20 @@ class ShortAttention(Part):
         asked = getattr(getattr(model, "config", None), "_attn_implementation", None)
         return self.what if asked == "sdpa" else ""
 
-    def concerns_call(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> bool:
+    def concerns_call(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        dropout: float = 0.0,
+        causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> bool:
         """Whether it trains, on a device that is ours, with as many heads of each and at most a mask of bools."""
-        tensors, (mask, dropout, causal), scale = (query, key, value), _given(rest), named.get("scale")
-        grouped = bool(named.get("enable_gqa"))
+        tensors = (query, key, value)
         return (
             query.device.type in self.devices
             and torch.is_grad_enabled()
@@ -247,7 +257,7 @@ class ShortAttention(Part):
             and query.is_floating_point()
             and query.shape[0] == key.shape[0] == value.shape[0]
             and key.shape[1] == value.shape[1]
-            and (query.shape[1] == key.shape[1] or (grouped and query.shape[1] % key.shape[1] == 0))
+            and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0))
             and (query.shape[3], key.shape[2]) == (key.shape[3], value.shape[2])
             and query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] < LARGEST
             and 0 <= dropout < 1
@@ -256,9 +266,17 @@ class ShortAttention(Part):
         )
 
     def _attended(
-        self, stock: OriginalCall, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any
+        self,
+        stock: OriginalCall,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        dropout: float = 0.0,
+        causal: bool = False,
+        **named: Any,
     ) -> Tensor:
-        (mask, dropout, causal), scale = _given(rest), named.get("scale")
+        scale = named.get("scale")
         scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
         self.acts()
         # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.
@@ -296,12 +314,6 @@ class ShortAttention(Part):
 
         known = self._causal if queries * keys <= KEPT else {}
         return constants.kept(known, (queries, keys, *constants.place_of(device)), made, CAUSAL)
-
-
-def _given(rest: tuple[Any, ...]) -> tuple[Tensor | None, float, bool]:
-    """Return the mask, dropout and whether a call is causal, of which the dispatcher leaves out what is the default."""
-    mask, dropout, causal = (*rest, *(None, 0.0, False)[len(rest) :])[:3]
-    return mask, dropout, causal
 
 
 def _all_see(mask: Tensor, batch: Tensor) -> bool:

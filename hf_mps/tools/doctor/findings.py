@@ -17,7 +17,7 @@ from hf_mps.metal.device import simulated
 CURED = " (cured here by "
 KNOWN = "known problem"
 WIDTH = 21
-"""Columns of a finding's name, as those of the machine and of most guards need."""
+"""Columns of a finding's name: the longest of the stack's packages, sentence-transformers."""
 State = Literal["ok", "note", "problem"]
 SIGNS: dict[State, str] = {"ok": " ", "note": "·", "problem": "!"}
 

@@ -191,7 +191,8 @@ def _write_shards(model: Any, weights: dict[str, Weight], folder: Path, dtype: A
         filename_pattern=PATTERN,
         max_shard_size=shard,
     )
-    places, total = dict[str, str](), 0
+    places: dict[str, str] = {}
+    total = 0
     for file, names in split.filename_to_tensors.items():
         stored = _write_shard(model, {name: kept[name] for name in names}, folder / file, dtype)
         places |= dict.fromkeys(stored, file)

@@ -57,9 +57,9 @@ class CudaWords(Guard):
 
     def applies(self) -> Choice[bool]:
         """Return whether there is no CUDA."""
-        return Choice(
-            not _cuda(), "there is CUDA" if _cuda() else "there is no CUDA: what is asked of its autocast does nothing"
-        )
+        if _cuda():
+            return Choice(False, "there is CUDA")
+        return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
 
     def _made(
         self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
