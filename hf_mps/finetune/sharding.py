@@ -78,6 +78,10 @@ def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, devi
     if optimizer not in OPTIMIZERS:
         allowed = ", ".join(OPTIMIZERS)
         why = why or f"training.optim={optimizer} keeps no state that can be divided; allowed: {allowed}"
+    try:  # as accelerate 1.15 does (fsdp2_prepare_model), in the midst of dividing
+        getattr(prepared.model, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:
+        why = why or f"accelerate asks for the input embeddings of a {type(prepared.model).__name__}, which has none"
     if why:
         raise UserError(f"FSDP ({asker}): {why}; {WITHOUT}")
     names = " and ".join(blocks(prepared.model))

@@ -10,6 +10,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.metal import device
+from tests.conftest import Run
 from tests.finetune import tiny
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
@@ -323,3 +324,11 @@ def test_a_run_reads_its_recipe_once_and_asks_once_what_refuses_an_option(
         count(module, name)
     assert finetune("my.yaml", "training.max_steps=1").code == 0
     assert asked == ["read_yaml", "validate", "refuse_impossible", "refuse_early_stopping"]
+
+
+def test_a_recipe_trains_where_the_layer_is_off(desk: Path, run_python: Run) -> None:
+    """Nothing has imported torch before the runner does."""
+    plain = {"HF_MPS": "0", "HF_MPS_SIMULATE": None}
+    ended = run_python("-m", "hf_mps", "finetune", "my.yaml", "training.max_steps=1", cwd=desk, env=plain)
+    assert ended.returncode == 0, ended.stderr
+    assert results(desk / "runs" / "my")["device"]["value"] == "cpu"

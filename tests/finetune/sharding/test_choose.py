@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +23,15 @@ def bert() -> Any:
     return BertForSequenceClassification(BertConfig(**shape, vocab_size=20))
 
 
-def chosen(*words: str, name: str = "glue/mrpc", device: str = "cpu") -> Any:
+def segformer() -> Any:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    return SegformerForSemanticSegmentation(SegformerConfig(hidden_sizes=[8, 8, 8, 8], decoder_hidden_size=8))
+
+
+def chosen(*words: str, name: str = "glue/mrpc", device: str = "cpu", model: Callable[[], Any] = bert) -> Any:
     recipe = load_recipe(name, words).recipe
-    prepared: Any = SimpleNamespace(model=bert(), task=tasks.find(recipe.task))
+    prepared: Any = SimpleNamespace(model=model(), task=tasks.find(recipe.task))
     return sharding.choose(recipe, recipe.training, prepared, device)
 
 
@@ -86,6 +93,13 @@ def test_metal_would_keep_what_is_gathered(two_ranks: None) -> None:
 def test_what_does_not_go_with_it_is_refused(two_ranks: None, name: str, words: tuple[str, ...], why: str) -> None:
     with pytest.raises(UserError, match=why):
         chosen("training.fsdp=true", *words, name=name)
+
+
+def test_a_model_without_input_embeddings_is_refused_before_accelerate_asks_for_them(two_ranks: None) -> None:
+    with pytest.raises(NotImplementedError):  # what accelerate's fsdp2_prepare_model meets on every rank
+        segformer().get_input_embeddings()
+    with pytest.raises(UserError, match="input embeddings of a SegformerForSemanticSegmentation, which has none; next"):
+        chosen("training.fsdp=true", model=segformer)
 
 
 def test_how_without_whether_is_refused(two_ranks: None) -> None:

@@ -55,6 +55,7 @@ def arm_everywhere() -> None:
 
     if registry().started:
         return
+    import_module("torch")  # which nothing has imported yet where HF_MPS=0 keeps the layer off
     off = settings.safeguards_off("guard", GUARDS.names)
     registry().start(off, only=frozenset(EVERYWHERE))
     # A module that is imported now is armed by its import hook, and not a second time here.
