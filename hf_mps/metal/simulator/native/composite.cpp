@@ -79,7 +79,7 @@ Tensor& copy(Tensor& self, const Tensor& from, bool non_blocking) {
     if (self.device() == from.device()) {
       launched("aten::copy_", {self, from});
       if (queued_work && !self.is_sparse() && !from.is_sparse()) {
-        queue_job([to = alias(self), source = alias(from)] {
+        queue_job([to = another(self), source = another(from)] {
           auto there = host_view(to);
           at::native::copy_(there, host_view(source), /*non_blocking=*/false);
         });

@@ -15,7 +15,6 @@ namespace {
 
 using at::Tensor;
 using c10::IValue;
-using Stack = torch::jit::Stack;
 using Each = std::function<Tensor(const Tensor&)>;
 
 // The value with each tensor in it replaced.
@@ -60,7 +59,7 @@ bool looks_like(const Tensor& one, const Tensor& other) {
 // What a job holds of an argument: numbers of the host are read when work is handed over.
 Tensor kept(const Tensor& tensor) {
   if (!tensor.defined() || tensor.is_mps()) {
-    return alias(tensor);
+    return another(tensor);
   }
   auto copy = tensor.clone();
   copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
@@ -156,7 +155,7 @@ Stack held(c10::ArrayRef<IValue> given, std::optional<size_t> generator) {
   return call;
 }
 
-void fill(const Tensor& to, const Tensor& found) {
+void fill_result(const Tensor& to, const Tensor& found) {
   if (to.defined() && found.defined() && to.data_ptr() != found.data_ptr()) {
     auto there = host_view(to);
     at::native::copy_(there, host_view(found), /*non_blocking=*/false);
@@ -183,7 +182,7 @@ bool queue_call(
       return false;
     }
     results.emplace_back(shapes.result(found.toTensor()));
-    promised.emplace_back(alias(results.back().toTensor()));
+    promised.emplace_back(another(results.back().toTensor()));
   }
   if (!shapes.known) {
     return false;
@@ -191,7 +190,7 @@ bool queue_call(
   queue_job([call = held(given, generator), promised = std::move(promised), compute = std::move(compute)]() mutable {
     compute(&call);
     for (size_t i = 0; i < promised.size(); ++i) {
-      fill(promised[i].toTensor(), call[i].toTensor());
+      fill_result(promised[i].toTensor(), call[i].toTensor());
     }
   });
   stack->erase(stack->end() - static_cast<std::ptrdiff_t>(arguments), stack->end());

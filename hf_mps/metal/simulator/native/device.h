@@ -50,6 +50,10 @@ class CppFunction;
 
 namespace metal {
 
+using Arguments = c10::ArrayRef<c10::IValue>;
+using Operator = c10::OperatorHandle;
+using Stack = torch::jit::Stack;
+
 struct Profile {
   std::string chip;
   int cores = 0;
@@ -104,6 +108,12 @@ void adopt_into(const c10::Storage& storage, c10::Storage host);
 at::Tensor host_view(const at::Tensor& tensor, c10::Storage host);
 inline at::Tensor host_view(const at::Tensor& tensor) {
   return host_view(tensor, borrow(tensor.storage()));
+}
+inline at::Tensor host(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().is_mps() ? host_view(tensor) : tensor;
+}
+inline std::optional<at::Tensor> host(const std::optional<at::Tensor>& tensor) {
+  return tensor ? std::optional(host(*tensor)) : std::nullopt;
 }
 // The device tensor for a CPU tensor, over `storage`.
 at::Tensor device_view(const at::Tensor& host, c10::Storage storage);

@@ -2,9 +2,9 @@
 // that refuse a dtype which the CPU computes, operators that compute one which the CPU refuses, and other results.
 // Sources: aten/src/ATen/native/mps/operations at v2.13.0, the texts and kernels of the macOS wheel of 2.13.0, and
 // PyTorch's lists for its Mac runners (torch/testing/_internal/common_mps.py), which scripts/tools/calibrate.py compares.
+#include "boxed.h"
 #include "dtypes.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/TypeProperties.h>
 #include <ATen/ops/_linalg_check_errors.h>
 #include <ATen/ops/empty.h>
@@ -24,10 +24,6 @@ std::atomic<bool> dtype_results{false};
 namespace {
 
 using at::Tensor;
-using Arguments = c10::ArrayRef<c10::IValue>;
-using Stack = torch::jit::Stack;
-
-constexpr int kMinor = TORCH_VERSION_MAJOR == 2 ? TORCH_VERSION_MINOR : 99;
 
 // ---- refused ----
 
@@ -168,10 +164,6 @@ bool among(const std::string& dtypes, at::ScalarType dtype) {
   return dtypes.find(letter) != std::string::npos;
 }
 
-void on_cpu(const c10::OperatorHandle& op, Stack* stack) {
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
 // What an operator computes in float32 and writes into tensors of another dtype.
 struct Written {
   Tensor target;
@@ -221,10 +213,10 @@ void compute_widened(const c10::OperatorHandle& op, Stack* stack) {
                                      : at::native::result_type(tensors);
   const auto known = more_dtypes().find(name.back() == '_' ? name.substr(0, name.size() - 1) : name);
   if (promoted || !among(known->second, dtype)) {
-    return on_cpu(op, stack);
+    return call(op, stack);
   }
   const auto written = widen(op, stack, dtype);
-  on_cpu(op, stack);
+  call(op, stack);
   for (const auto& [target, found] : written) {
     target.resize_(found.sizes());
     target.copy_(found);
@@ -250,14 +242,14 @@ void sort(const c10::OperatorHandle& op, Stack* stack) {
   if (dtype_results) {
     (*stack)[stack->size() - op.schema().arguments().size() + 1] = true;
   }
-  on_cpu(op, stack);
+  call(op, stack);
 }
 
 // ReduceOps.mm, std_var_common_impl_mps: the result has the input's dtype. The numbers that
 // MPSGraph computes are not known; these are the CPU's.
 void variance(const c10::OperatorHandle& op, Stack* stack) {
   const auto input = (*stack)[stack->size() - op.schema().arguments().size()].toTensor();
-  on_cpu(op, stack);
+  call(op, stack);
   auto& found = (*stack)[stack->size() - op.schema().returns().size()];
   if (dtype_results && kMinor < 15 && input.is_complex()) {
     found = found.toTensor().to(input.scalar_type());
@@ -268,7 +260,7 @@ void variance(const c10::OperatorHandle& op, Stack* stack) {
 // rows, is listed as failing. That the result is 0 is inferred: MPSGraph's gather gives 0 out of range (#144824).
 void nanmedian(const c10::OperatorHandle& op, Stack* stack) {
   const bool along = op.schema().arguments().size() > 1;
-  on_cpu(op, stack);
+  call(op, stack);
   if (dtype_results && kMinor < 14 && along) {
     const auto values = (*stack)[stack->size() - op.schema().returns().size()].toTensor();
     if (values.is_floating_point()) {
@@ -285,7 +277,7 @@ void log_softmax(const c10::OperatorHandle& op, Stack* stack) {
   const auto given = (*stack)[first].toTensor();
   if (!dtype_results || kMinor >= 15 || given.scalar_type() != at::kBFloat16 || given.numel() == 0 ||
       given.dim() == 0 || !op.schema().overload_name().empty()) {
-    return on_cpu(op, stack);
+    return call(op, stack);
   }
   const auto dim = (*stack)[first + 1].toInt();
   const auto shifted = given.sub(given.amax(dim, /*keepdim=*/true));
@@ -311,7 +303,7 @@ void cholesky(const c10::OperatorHandle& op, Stack* stack) {
   const auto given = (*stack)[first].toTensor();
   if (!dtype_results || kMinor >= 14 || given.scalar_type() != at::kComplexFloat || given.numel() == 0 ||
       !op.schema().overload_name().empty()) {
-    return on_cpu(op, stack);
+    return call(op, stack);
   }
   const bool checked = plain(op) == "cholesky";
   const auto [factor, info] = misread_cholesky(given.resolve_conj(), (*stack)[first + 1].toBool());

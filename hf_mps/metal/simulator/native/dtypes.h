@@ -3,7 +3,11 @@
 
 #include "device.h"
 
+#include <torch/version.h>
+
 namespace metal {
+
+constexpr int kMinor = TORCH_VERSION_MAJOR == 2 ? TORCH_VERSION_MINOR : 99;
 
 extern std::atomic<bool> dtype_results; // results that differ from the CPU's, for a known reason
 // The check of the operator called `name`, without its overload, for the dtypes that Metal refuses, or null.

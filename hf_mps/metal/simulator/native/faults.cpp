@@ -16,7 +16,6 @@ namespace metal {
 namespace {
 
 using at::Tensor;
-using Arguments = c10::ArrayRef<c10::IValue>;
 
 std::atomic<bool> cuda_graphs{false}; // a fault of compiled code: hf_mps/metal/simulator/compiled.py has it
 std::atomic<bool> large_k{false};

@@ -3,9 +3,9 @@
 // Metal's kernels before torch 2.14 read zeros there and write nowhere (pytorch#144824, #123119, #154235, #108148).
 // Those of 2.14 remember an error that is raised when somebody next waits for the device (pull requests #166615,
 // #187109, #187559), and names no place.
+#include "boxed.h"
 #include "misread.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/masked_fill.h>
 #include <c10/util/Exception.h>
@@ -22,19 +22,9 @@ std::atomic<bool> late_indices{false};
 namespace {
 
 using at::Tensor;
-using Stack = torch::jit::Stack;
-using Operator = c10::OperatorHandle;
 
 std::mutex late_lock;
 std::string late_error; // of the first index out of range since somebody waited
-
-void call(const Operator& op, Stack* stack) {
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
-c10::IValue& argument(const Operator& op, Stack* stack, size_t index) {
-  return (*stack)[stack->size() - op.schema().arguments().size() + index];
-}
 
 // Which of the indices lie outside 0 … size - 1; undefined where none does, or the CPU's error is wanted.
 Tensor outside(const Tensor& index, int64_t size, const Tensor& allowed = {}) {

@@ -27,21 +27,13 @@ using at::Tensor;
 using c10::IntArrayRef;
 
 // Inside a kernel: below autograd and autocast.
-struct Inside {
-  Inside(const char* name, c10::ArrayRef<c10::IValue> given) {
+struct Below {
+  Below(const char* name, c10::ArrayRef<c10::IValue> given) {
     launched(name, given);
   }
   c10::impl::ExcludeDispatchKeyGuard guard{
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
 };
-
-Tensor host(const Tensor& tensor) {
-  return tensor.defined() && tensor.device().is_mps() ? host_view(tensor) : tensor;
-}
-
-std::optional<Tensor> host(const std::optional<Tensor>& tensor) {
-  return tensor ? std::optional(host(*tensor)) : std::nullopt;
-}
 
 Tensor back(const Tensor& result) {
   return result.defined() ? adopt(result) : result;
@@ -69,7 +61,7 @@ Tensor convolution(
     IntArrayRef stride,
     IntArrayRef dilation,
     int64_t groups) {
-  Inside inside("aten::_mps_convolution", {self, weight, bias, padding, stride, dilation, groups});
+  Below below("aten::_mps_convolution", {self, weight, bias, padding, stride, dilation, groups});
   check_convolution(self, weight, sizes_of_result(self, weight, padding, stride, dilation));
   return back(at::convolution(
       misread_volume(host(self)), host(weight), host(bias), stride, padding, dilation, false, zeros(padding), groups));
@@ -131,7 +123,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     IntArrayRef dilation,
     int64_t groups,
     std::array<bool, 3> mask) {
-  Inside inside("aten::mps_convolution_backward", {self, grad_output, weight, padding, stride, dilation, groups, mask});
+  Below below("aten::mps_convolution_backward", {self, grad_output, weight, padding, stride, dilation, groups, mask});
   check_convolution(grad_output, weight, grad_output.sizes());
   const std::array<int64_t, 1> bias{weight.size(0)};
   const bool apart = mask[1] && overruns(self, weight, stride);
@@ -157,7 +149,7 @@ Tensor convolution_transpose(
     IntArrayRef stride,
     IntArrayRef dilation,
     int64_t groups) {
-  Inside inside("aten::_mps_convolution_transpose", {self, weight, padding, output_padding, stride, dilation, groups});
+  Below below("aten::_mps_convolution_transpose", {self, weight, padding, output_padding, stride, dilation, groups});
   check_convolution_transpose(self);
   check_convolution(self, weight, self.sizes());
   return back(at::convolution(
@@ -174,7 +166,7 @@ std::tuple<Tensor, Tensor> convolution_transpose_backward(
     IntArrayRef dilation,
     int64_t groups,
     std::array<bool, 2> mask) {
-  Inside inside("aten::mps_convolution_transpose_backward", {self, grad_output, weight, padding, output_padding, stride, dilation, groups, mask});
+  Below below("aten::mps_convolution_transpose_backward", {self, grad_output, weight, padding, output_padding, stride, dilation, groups, mask});
   check_convolution(grad_output, weight, self.sizes());
   auto [input, kernel, offset] = at::convolution_backward(
       host(grad_output), host(self), host(weight), at::OptionalIntArrayRef(), stride, padding, dilation, true,
@@ -215,7 +207,7 @@ Gradients linear_gradients(
   return {input, vector && kernel.defined() ? kernel.squeeze(0) : kernel, bias};
 }
 
-void fill(const Tensor& promised, const Tensor& found) {
+void fill_promised(const Tensor& promised, const Tensor& found) {
   if (promised.defined()) {
     host(promised).copy_(found);
   }
@@ -223,7 +215,7 @@ void fill(const Tensor& promised, const Tensor& found) {
 
 Gradients linear_backward(
     const Tensor& self, const Tensor& grad_output, const Tensor& weight, std::array<bool, 3> mask) {
-  Inside inside("aten::linear_backward", {self, grad_output, weight, mask});
+  Below below("aten::linear_backward", {self, grad_output, weight, mask});
   check_linear_backward(self, grad_output, weight);
   if (!queued_work) {
     const auto [input, kernel, bias] = linear_gradients(self, grad_output, weight, mask);
@@ -234,14 +226,14 @@ Gradients linear_backward(
   };
   Gradients promised{made(mask[0], self.sizes()), made(mask[1], weight.sizes()), made(mask[2], {weight.dim() == 1 ? 1 : weight.size(0)})};
   const auto& [of_rows, of_weight, of_bias] = promised;
-  const Gradients into{alias(of_rows), alias(of_weight), alias(of_bias)};
-  queue_job([rows = alias(self), grad = alias(grad_output), kernel = alias(weight), mask, into] {
+  const Gradients into{another(of_rows), another(of_weight), another(of_bias)};
+  queue_job([rows = another(self), grad = another(grad_output), kernel = another(weight), mask, into] {
     c10::impl::ExcludeDispatchKeyGuard below(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     const auto found = linear_gradients(rows, grad, kernel, mask);
-    fill(std::get<0>(into), std::get<0>(found));
-    fill(std::get<1>(into), std::get<1>(found));
-    fill(std::get<2>(into), std::get<2>(found));
+    fill_promised(std::get<0>(into), std::get<0>(found));
+    fill_promised(std::get<1>(into), std::get<1>(found));
+    fill_promised(std::get<2>(into), std::get<2>(found));
   });
   return promised;
 }
@@ -254,7 +246,7 @@ Tensor max_pool2d_backward(
     IntArrayRef padding,
     IntArrayRef dilation,
     bool ceil_mode) {
-  Inside inside("aten::max_pool2d_backward", {grad_output, self, kernel, stride, padding, dilation, ceil_mode});
+  Below below("aten::max_pool2d_backward", {grad_output, self, kernel, stride, padding, dilation, ceil_mode});
   const auto input = host(self);
   const auto indices =
       std::get<1>(at::max_pool2d_with_indices(input, kernel, stride, padding, dilation, ceil_mode));
@@ -262,7 +254,7 @@ Tensor max_pool2d_backward(
       host(grad_output), input, kernel, stride, padding, dilation, ceil_mode, indices));
 }
 
-std::tuple<Tensor, Tensor> attention(
+std::tuple<Tensor, Tensor> attention_with_weights(
     const Tensor& query,
     const Tensor& key,
     const Tensor& value,
@@ -272,7 +264,7 @@ std::tuple<Tensor, Tensor> attention(
     const std::optional<Tensor>& dropout_mask,
     std::optional<double> scale,
     bool grouped) {
-  Inside inside("aten::_scaled_dot_product_attention_math_for_mps", {query, key, value, mask, dropout, causal, dropout_mask, scale, grouped});
+  Below below("aten::_scaled_dot_product_attention_math_for_mps", {query, key, value, mask, dropout, causal, dropout_mask, scale, grouped});
   auto [output, weights] = at::_scaled_dot_product_attention_math(
       host(query), host(key), host(value), host(mask), dropout, causal, host(dropout_mask), scale, grouped);
   return {back(output), back(weights)};
@@ -300,7 +292,7 @@ void register_metal_only() {
   if constexpr (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15) {
     library.impl("record_stream", &record_stream); // pytorch PR 193464
   }
-  library.impl("_scaled_dot_product_attention_math_for_mps", &attention);
+  library.impl("_scaled_dot_product_attention_math_for_mps", &attention_with_weights);
   for (const char* name : {"_convert_weight_to_int4pack", "_weight_int4pack_mm"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&not_simulated>());
   }

@@ -1,10 +1,10 @@
 // Kernels that are right about their tensors' sizes and wrong about what lies in them: a number, a volume, a result.
-#include "misread.h"
+#include "boxed.h"
 #include "dtypes.h"
+#include "misread.h"
 #include "products.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -18,10 +18,6 @@ std::atomic<bool> conv3d_layout{false};
 Misreads misreads;
 
 namespace {
-
-void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
 
 // pytorch#196067: the weight is bound in its own dtype, and declared in that of the tensors. A float64 is made float32
 // first (OperationUtils.h, mtl_setBuffer).

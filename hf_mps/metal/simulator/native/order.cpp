@@ -4,10 +4,9 @@
 // Which operators, and since when, is read from the names of the Metal kernels in the macOS wheels of torch 2.13
 // and 2.14, and from their sources, which call c10::metal::AtomicType<T>::atomic_add. pytorch#195404 reports
 // it of embedding's backward, #161029 of indexing.
-#include "device.h"
+#include "boxed.h"
 
 #include <ATen/Context.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/version.h>
 
@@ -24,16 +23,6 @@ std::atomic<bool> atomic_order{false};
 namespace {
 
 using at::Tensor;
-using Stack = torch::jit::Stack;
-using Operator = c10::OperatorHandle;
-
-void call(const Operator& op, Stack* stack) {
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-}
-
-c10::IValue& argument(const Operator& op, Stack* stack, size_t index) {
-  return (*stack)[stack->size() - op.schema().arguments().size() + index];
-}
 
 // Nobody's seed governs the order in which a Mac's cores come by: two processes differ too.
 template <typename F>

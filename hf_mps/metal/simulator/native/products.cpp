@@ -14,7 +14,6 @@ ProductFaults product_faults;
 namespace {
 
 using at::Tensor;
-using Stack = torch::jit::Stack;
 
 constexpr int64_t kComputed = 16; // pytorch PR 180236: "only every 16th row"
 

@@ -34,7 +34,7 @@ struct Job {
 };
 
 // A Mac hands its queue over from time to time and goes on; here the oldest work of a long queue is done.
-constexpr size_t kLongest = 4096;
+constexpr size_t kLongestQueue = 4096;
 
 // Jobs run under the lock, so that no other thread reads what they are about to write. Nobody frees the list: programs
 // end with jobs in it.
@@ -123,7 +123,7 @@ void copy_in_later(const Tensor& to, const Tensor& from) {
       return job.to == target || job.host == source.storage().unsafeGetStorageImpl();
     });
   }
-  const auto there = alias(to);
+  const auto there = another(to);
   const auto kept = anew ? source.clone() : source;
   add({target, nullptr, [there, kept] { assign(host_view(there), kept); }});
 }
@@ -140,7 +140,7 @@ void copy_out_later(const Tensor& to, const Tensor& from) {
   if (to.strides() != from.strides() || to.sizes() != from.sizes() || !from.is_non_overlapping_and_dense()) {
     return;
   }
-  const auto source = alias(from);
+  const auto source = another(from);
   add({nullptr, to.storage().unsafeGetStorageImpl(), [arrived, source, loose = Loose(to)]() mutable {
          if (const auto found = loose.lock(); found.defined()) {
            assign(found, arrived.defined() ? arrived : host_view(source));
@@ -149,7 +149,7 @@ void copy_out_later(const Tensor& to, const Tensor& from) {
 }
 
 void queue_job(std::function<void()> job) {
-  if (queued.load(std::memory_order_relaxed) >= kLongest) {
+  if (queued.load(std::memory_order_relaxed) >= kLongestQueue) {
     finish();
   }
   add({nullptr, nullptr, std::move(job)});

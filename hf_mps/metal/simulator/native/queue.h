@@ -28,7 +28,7 @@ bool queue_call(
     std::function<void(torch::jit::Stack*)> compute);
 
 // Another tensor over the same storage: autograd counts who holds a tensor.
-inline at::Tensor alias(const at::Tensor& tensor) {
+inline at::Tensor another(const at::Tensor& tensor) {
   return tensor.defined() ? device_view(tensor, tensor.storage()) : tensor;
 }
 

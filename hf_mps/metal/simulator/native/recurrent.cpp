@@ -27,7 +27,7 @@ namespace {
 using at::Tensor;
 using at::TensorList;
 
-struct Stack {
+struct Layers {
   bool biases;
   int64_t layers;
   bool train;
@@ -41,11 +41,7 @@ struct Ends {
   Tensor cell;
 };
 
-Tensor host(const Tensor& tensor) {
-  return tensor.defined() && tensor.device().is_mps() ? host_view(tensor) : tensor;
-}
-
-std::vector<Tensor> host(TensorList tensors) {
+std::vector<Tensor> all_host(TensorList tensors) {
   std::vector<Tensor> all;
   for (const auto& tensor : tensors) {
     TORCH_CHECK(tensor.is_mps(), "Placeholder storage has not been allocated on MPS device!");
@@ -63,7 +59,7 @@ std::vector<Tensor> back(const std::vector<Tensor>& tensors) {
 }
 
 // Layer after layer on the host; `kept` multiplies what passes from each layer to the next, where it is defined.
-Ends run(const Stack& stack, const Tensor& input, TensorList states, TensorList params, const Tensor& kept) {
+Ends run(const Layers& stack, const Tensor& input, TensorList states, TensorList params, const Tensor& kept) {
   const int64_t ways = stack.both_ways ? 2 : 1;
   const auto each = static_cast<int64_t>(params.size()) / stack.layers;
   auto x = stack.batch_first ? input.transpose(0, 1) : input;
@@ -80,7 +76,7 @@ Ends run(const Stack& stack, const Tensor& input, TensorList states, TensorList 
 }
 
 // Zero where dropout drops, drawn by the device's generator; undefined where nothing is dropped.
-Tensor kept_of(const Stack& stack, const Tensor& input, const Tensor& hidden, double dropout) {
+Tensor kept_of(const Layers& stack, const Tensor& input, const Tensor& hidden, double dropout) {
   if (!stack.train || dropout == 0.0 || stack.layers < 2) {
     return {};
   }
@@ -106,9 +102,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward(
   c10::impl::ExcludeDispatchKeyGuard inside(
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
   launched("aten::_lstm_mps");
-  const Stack stack{biases, layers, train, both_ways, batch_first};
+  const Layers stack{biases, layers, train, both_ways, batch_first};
   const auto kept = kept_of(stack, input, states[0], dropout);
-  const auto ends = run(stack, host(input), host(states), host(params), kept);
+  const auto ends = run(stack, host(input), all_host(states), all_host(params), kept);
   const auto nothing = at::empty({0}, input.options());
   return {adopt(ends.output), adopt(ends.hidden), adopt(ends.cell), kept.defined() ? adopt(kept) : nothing, nothing,
           nothing};

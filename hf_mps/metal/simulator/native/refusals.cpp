@@ -22,9 +22,7 @@ namespace {
 
 using at::Tensor;
 using c10::IntArrayRef;
-using Arguments = c10::ArrayRef<c10::IValue>;
 
-constexpr int kMinor = TORCH_VERSION_MAJOR == 2 ? TORCH_VERSION_MINOR : 99;
 constexpr int64_t kIntMax = std::numeric_limits<int32_t>::max();
 constexpr int64_t kElements = int64_t(1) << 32;
 

@@ -3,9 +3,8 @@
 // Most are the functions that serve the CPU too, made of other operators on indices and values: on a Mac those run on
 // the device, and so they do here. The few that Metal alone has are run by the CPU's kernels over the same memory, with
 // the refusals and the coalesced results of aten/src/ATen/native/sparse/mps/SparseMPSTensorMath.mm.
-#include "device.h"
+#include "boxed.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/SparseTensorUtils.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/cat.h>
@@ -23,8 +22,6 @@ namespace metal {
 namespace {
 
 using at::Tensor;
-using Stack = torch::jit::Stack;
-using Operator = c10::OperatorHandle;
 using c10::DispatchKey;
 
 // These choose a kernel by the device inside (DispatchStub), and a wheel without Metal has none for it.
@@ -35,12 +32,8 @@ void shared(const Operator& op, Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(on_cpu), stack);
 }
 
-void call(const Operator& op, Stack* stack) {
+void call_sparse(const Operator& op, Stack* stack) {
   shared<DispatchKey::SparseCPU>(op, stack);
-}
-
-c10::IValue& argument(const Operator& op, Stack* stack, size_t index) {
-  return (*stack)[stack->size() - op.schema().arguments().size() + index];
 }
 
 // Lets the sparse `out` be `result`, in its own dtype.
@@ -57,7 +50,7 @@ void add_out(const Operator& op, Stack* stack) {
   const auto alpha = argument(op, stack, 2).toScalar();
   const auto out = argument(op, stack, 3).toTensor();
   if (!self.is_sparse() || !other.is_sparse() || self._nnz() == 0 || other._nnz() == 0) {
-    return call(op, stack);
+    return call_sparse(op, stack);
   }
   TORCH_CHECK(
       self.sizes() == other.sizes(), "add: expected 'self' and 'other' to have same size, but ", self.sizes(), " != ",
@@ -87,7 +80,7 @@ void mul_out(const Operator& op, Stack* stack) {
     TORCH_CHECK(
         dense.numel() == 1 || dense.sizes() == sparse.sizes(),
         "mul(dense, sparse): sizes must match exactly (no broadcasting): ", dense.sizes(), " vs ", sparse.sizes());
-    return call(op, stack);
+    return call_sparse(op, stack);
   }
   TORCH_CHECK(
       self.sparse_dim() == other.sparse_dim(), "mul(sparse, sparse): must have same sparse_dim, got ",
@@ -95,7 +88,7 @@ void mul_out(const Operator& op, Stack* stack) {
   TORCH_CHECK(
       self.sizes().slice(0, self.sparse_dim()) == other.sizes().slice(0, self.sparse_dim()),
       "mul(sparse, sparse): sparse sizes must match exactly.");
-  call(op, stack);
+  call_sparse(op, stack);
   if (!out.is_coalesced()) {
     become(out, out.coalesce());
   }
@@ -129,7 +122,7 @@ void in_double(const Operator& op, Stack* stack) {
       value = given.to(c10::kDouble);
     }
   }
-  call(op, stack);
+  call_sparse(op, stack);
   if (out.defined()) {
     out.resize_(stack->back().toTensor().sizes());
     out.copy_(stack->back().toTensor());
@@ -151,7 +144,7 @@ Inside inside_sparse(const std::string& name) {
       {"aten::_sparse_log_softmax_backward_data", &in_double},
   };
   const auto found = all.find(name);
-  return found == all.end() ? &call : found->second;
+  return found == all.end() ? &call_sparse : found->second;
 }
 
 // Where Metal reads how many places there are, or are in both: SparseMPSTensor.mm, SparseMPSTensorMath.mm.

@@ -19,7 +19,6 @@ Work work;
 namespace {
 
 using at::Tensor;
-using Arguments = c10::ArrayRef<c10::IValue>;
 
 std::atomic<Listener> the_listener{nullptr};
 
@@ -38,7 +37,7 @@ int64_t of_nonzero() {
   return counts_itself ? 1 : 2;
 }
 
-int64_t nonzero(Arguments given) {
+int64_t waits_of_nonzero(Arguments given) {
   return given[0].toTensor().numel() > 0 ? of_nonzero() : 0;
 }
 
@@ -108,10 +107,10 @@ void note_name(const std::string& name) {
 
 Waits waits_of(const std::string& name) {
   static const std::map<std::string, Waits> all{
-      {"nonzero", &nonzero},
-      {"masked_select", &nonzero},
-      {"_to_sparse", &nonzero},
-      {"masked_scatter_", &nonzero},
+      {"nonzero", &waits_of_nonzero},
+      {"masked_select", &waits_of_nonzero},
+      {"_to_sparse", &waits_of_nonzero},
+      {"masked_scatter_", &waits_of_nonzero},
       {"index", &index},
       {"_index_put_impl_", &index},
       {"_unique", &unique},
