@@ -48,7 +48,8 @@ def f32(*numbers: float | Sequence[float]) -> bytes:
 
 def scalar(number: complex, dtype: torch.dtype) -> bytes:
     """Return a number as the kernel's element type has it (getMPSScalar in OperationUtils.mm)."""
-    return torch.tensor([number]).to(dtype).view(torch.uint8).numpy().tobytes()
+    # On the CPU whatever the program's default device is.
+    return torch.tensor([number], device="cpu").to(dtype).view(torch.uint8).numpy().tobytes()
 
 
 def span(tensor: Tensor) -> int:
