@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "counted", "load", "loaded", "peak_memory", "reset_peak_memory"]
 
 _profile: Profile | None = None
-_came_too_late: UserError | None = None
-"""What a first `load` ended with: the device has told PyTorch of itself by then, which ends a process at the second."""
+_start_failed: UserError | None = None
+"""What a first start ended with: the device has told PyTorch of itself by then, which ends a process at the second."""
 
 
 def load(profile: str | None = None) -> Profile:
@@ -50,8 +50,8 @@ def load(profile: str | None = None) -> Profile:
                 f"the simulated device {_profile.name} is loaded already; start a new process for {wanted.name}"
             )
         return _profile
-    if _came_too_late is not None:
-        raise _came_too_late
+    if _start_failed is not None:
+        raise _start_failed
     if torch.backends.mps.is_built() or platform.system() == "Darwin":
         raise UserError(
             "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE"
@@ -123,7 +123,7 @@ def _refuse_other_accelerators(torch: ModuleType) -> None:
 
 
 def _start(metal: ModuleType, profile: Profile) -> None:
-    global _came_too_late
+    global _start_failed
     import torch
 
     from hf_mps.metal.operators.table import ONLY_AN_ERROR, table
@@ -144,15 +144,16 @@ def _start(metal: ModuleType, profile: Profile) -> None:
         if "asked PyTorch for Metal before" not in str(error):
             raise
         # PyTorch looks a backend up once in a process and remembers that there was none.
-        _came_too_late = UserError(
+        _start_failed = UserError(
             f"the simulated device comes too late ({first_line(error)}): set HF_MPS_SIMULATE=1 before "
             "Python starts, or load it right after `import torch`"
         )
-        raise _came_too_late from error
-    except ValueError as error:  # std::stoi, as PyTorch reads it
-        raise UserError(
+        raise _start_failed from error
+    except (ValueError, IndexError) as error:  # std::stoi, as PyTorch reads it: no number, or one beyond 32 bits
+        _start_failed = UserError(
             f"PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one ({error}); set it to 1 or 0"
-        ) from error
+        )
+        raise _start_failed from error
 
 
 def _offer(torch: ModuleType, metal: ModuleType) -> None:
