@@ -172,6 +172,7 @@ class KnownFailures:
             elif test not in self.missing and self._raised.get(test, words[0]) is not None:
                 kept.append(f"{self._raised.get(test, words[0])}\t{test}\n")
         new = sorted(test for test, raised in self._raised.items() if raised is not None and test not in self.entries)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join([*kept, *(f"{self._raised[test]}\t{test}\n" for test in new)]), encoding="utf-8")
 
 
