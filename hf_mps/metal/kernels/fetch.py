@@ -180,7 +180,8 @@ def fetch(release: str, say: Say) -> store.Fetched:
 
 def from_wheel(path: Path, say: Say) -> store.Fetched:
     """Take the kernels of a wheel that the user has; the file stays. Raises UserError and RunError in one line."""
-    return _once(store.canonical(read_wheel(path).release), lambda _: path, say)
+    file = user_path(path)
+    return _once(store.canonical(read_wheel(file).release), lambda _: file, say)
 
 
 def _once(release: str, wheel: Callable[[Path], Path], say: Say) -> store.Fetched:
@@ -221,7 +222,7 @@ def _keep(file: Path, work: Path, say: Say) -> store.Fetched:
     )
     write_json(fresh / store.FACTS, asdict(known))
     place = store.root() / name
-    if place.exists():  # broken, as `_alone` found; its compiled code goes with it
+    if place.exists():  # broken, as `_whole` found; its compiled code goes with it
         place.rename(work / "broken")
     fresh.rename(place)
     store.verify(name)

@@ -164,6 +164,12 @@ def _sinpi(x: Value) -> Value:
     return r.compare("oeq", 0.0).select(copysign(body.value(0.0, x.kind), x), value)
 
 
+def _cospi(x: Value) -> Value:
+    """cos(pi x), the sine a quarter of a turn ahead; of x less whole turns, as a large x would lose the quarter."""
+    turns = x.body.llvm("roundeven", x * 0.5) * 2.0
+    return _sinpi(x - turns + 0.5)
+
+
 def _libm(name: str) -> Callable[[Value], Value]:
     return lambda x: x.body.llvm(name, x)
 
@@ -186,6 +192,6 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "acosh": lambda x: log2(x + x.body.llvm("sqrt", x * x - 1.0)) * math.log(2),
     "atanh": _atanh,
     "sinpi": _sinpi,
-    "cospi": lambda x: _sinpi(x + 0.5),
-    "tanpi": lambda x: _sinpi(x) / _sinpi(x + 0.5),
+    "cospi": _cospi,
+    "tanpi": lambda x: _sinpi(x) / _cospi(x),
 }
