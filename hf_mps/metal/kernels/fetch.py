@@ -155,6 +155,7 @@ def _refusal(release: str, said: str) -> UserError | RunError:
     return RunError(f"pip: {errors[0] if errors else (said.strip().splitlines() or ['it failed'])[-1]}")
 
 
+# macOS 26 has a library for itself, with tensor operations whose meaning is not known here (docs/kernels.md).
 MACOS = 14
 Say = Callable[[str], None]
 

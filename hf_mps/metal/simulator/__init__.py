@@ -165,6 +165,7 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
         if name.startswith("_mps_"):
             setattr(torch._C, name, getattr(functions, name))
     torch._C._has_mps = True
+    # torch.mps read this one when it was imported, and has kept a function that says no.
     torch.mps._is_in_bad_fork = functions._mps_is_in_bad_fork
     # Both remember their answer, and something may have asked before the device was there.
     for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):

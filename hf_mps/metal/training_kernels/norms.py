@@ -74,6 +74,7 @@ class _Norm(torch.autograd.Function):
             )  # fmt: skip
         ctx.save_for_backward(total, weight, bias, statistics)
         ctx.how = name, epsilon, dropout, draw
+        # A gradient that does not arrive stays None, where autograd would make zeros of it.
         ctx.set_materialize_grads(False)
         return found, total
 
