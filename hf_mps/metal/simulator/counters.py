@@ -158,7 +158,7 @@ def caller(frame: FrameType | None) -> str:
     import torch
 
     others = (
-        str(Path(torch.__file__).parent) + os.sep,
+        f"{Path(torch.__file__).parent}{os.sep}",
         f"{Path(__file__).parent}{os.sep}",
         "<frozen",
         "<eval_with_key>",

@@ -56,6 +56,12 @@ def test_numbers_are_bound_as_pytorch_binds_them() -> None:
     with torch.device("mps"):
         library.line(x, 0.25, 1)
     assert x.tolist() == [0.25, 1.25, 2.25, 3.25]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        library.line(x, 0.1, 0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert x.tolist() == torch.full((4,), 0.1).tolist()
     library.halves(x, [1.5, 0.25], arg_casts="fp16")
     assert x.tolist() == [1.5, 1.75, 2.0, 2.25]
     with pytest.raises(RuntimeError, match=r"halves: 'both' at buffer\(1\) takes 4 bytes .* the argument has 2"):
