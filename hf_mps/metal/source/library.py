@@ -25,6 +25,7 @@ from hf_mps.metal.kernels.runtime import Grid, Kernel
 from hf_mps.metal.kernels.signature import THREADGROUP, Binding, Signature
 from hf_mps.metal.kernels.values import NoRule, Pointers, scalar
 from hf_mps.metal.operators.launch_class import COMPILED, Call
+from hf_mps.metal.operators.outputs import ON_METAL
 from hf_mps.metal.source import clang, rewrite
 from hf_mps.metal.source.module import Module, read
 
@@ -203,7 +204,9 @@ def _bound(given: Any, cast: str) -> Any:
         if given.device.type == "mps":
             return given
         if given.device.type == "cpu" and given.dim() == 0:
-            return bytes(given.reshape(1).view(torch.uint8).numpy())
+            # PyTorch makes float of double, which Metal does not have (mtl_setBuffer in OperationUtils.h).
+            number = given.to(ON_METAL.get(given.dtype, given.dtype)).reshape(1)
+            return bytes(number.view(torch.uint8).numpy())
         raise RuntimeError("Passed CPU tensor to MPS op")
     if isinstance(given, list | tuple):
         if not given:

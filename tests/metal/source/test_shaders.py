@@ -53,6 +53,8 @@ def test_numbers_are_bound_as_pytorch_binds_them() -> None:
     assert x.tolist() == [0.5, 2.5, 4.5, 6.5]
     library.line(x, torch.tensor(1.5), 1)  # a tensor of the CPU's is a number where it has no dimension
     assert x.tolist() == [1.5, 2.5, 3.5, 4.5]
+    library.line(x, torch.tensor(2.5, dtype=torch.float64), 1)
+    assert x.tolist() == [2.5, 3.5, 4.5, 5.5]
     with torch.device("mps"):
         library.line(x, 0.25, 1)
     assert x.tolist() == [0.25, 1.25, 2.25, 3.25]
