@@ -138,7 +138,7 @@ class MetalKernel:
         """
         import torch
 
-        from hf_mps.metal.operators.calls import operands, text_of
+        from hf_mps.metal.operators.calls import operands, tensors_of, text_of
 
         if self._host_sized:
             raise RuntimeError(
@@ -156,7 +156,7 @@ class MetalKernel:
         bound = {each.name: self._value(each, args, arg_casts) for each in self._bindings}
         device = self._device
         if device is not None:
-            device.begin_launch(tensors)
+            device.begin_launch(tensors_of(args))
         try:
             self._kernel.launch(bound, threads=_filled(grid), group=_filled(group))
         except NoRule as reason:
@@ -212,7 +212,7 @@ def _bound(given: Any, cast: str) -> Any:
         if not given:
             raise RuntimeError("Empty list/tuple can not be an argument to metal kernel")
         if isinstance(given[0], torch.Tensor):
-            return Pointers(given, 8 * len(given))
+            return Pointers([_bound(each, cast) for each in given], 8 * len(given))
         return b"".join(_number(each, cast) for each in given)
     return _number(given, cast)
 

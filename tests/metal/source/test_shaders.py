@@ -179,6 +179,11 @@ def test_a_list_of_tensors_is_an_argument_buffer() -> None:
     tensors = [torch.full((4,), float(number), device="mps") for number in range(3)]
     library.scale(tensors, 10.0, threads=(4, 3))
     assert [each.tolist() for each in tensors] == [[0.0] * 4, [10.0] * 4, [20.0] * 4]
+    tensors[0].copy_(torch.ones(4), non_blocking=True)
+    library.scale(tensors, 10.0, threads=(4, 3))
+    assert tensors[0].tolist() == [10.0] * 4
+    with pytest.raises(RuntimeError, match="Passed CPU tensor to MPS op"):
+        library.scale([torch.ones(4)] * 3, 10.0, threads=(4, 3))
 
 
 @pytest.mark.parametrize("name", ["utils", "reduction_utils", "atomic", "indexing", "special_math", "random", "igamma"])
