@@ -35,7 +35,8 @@ def load(profile: str | None = None) -> Profile:
     `profile` is a name of `hf_mps.metal.device.profiles` ("1" or None is the default one). The device is compiled on
     first use, about a minute. Raises UserError, in one line, on a Mac with Metal, with a PyTorch that is built for
     another accelerator, for an unknown profile or fault, for kernels that cannot run (HF_MPS_KERNELS), for another
-    profile than the loaded one, after something asked PyTorch for Metal, and where it cannot be compiled.
+    profile than the loaded one, after something asked PyTorch for Metal, for a PYTORCH_ENABLE_MPS_FALLBACK that is no
+    number, and where it cannot be compiled.
     """
     global _profile
     from hf_mps.metal.device import faults, profiles
