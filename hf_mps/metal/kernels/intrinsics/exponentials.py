@@ -189,7 +189,8 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     **{name: _libm(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
     **{name: _libm_of_two(name) for name in ("pow", "atan2")},
     "asinh": _asinh,
-    "acosh": lambda x: log2(x + x.body.llvm("sqrt", x * x - 1.0)) * math.log(2),
+    # Two roots: that of x * x - 1 is a number below -1, too.
+    "acosh": lambda x: log2(x + x.body.llvm("sqrt", x - 1.0) * x.body.llvm("sqrt", x + 1.0)) * math.log(2),
     "atanh": _atanh,
     "sinpi": _sinpi,
     "cospi": _cospi,

@@ -118,6 +118,13 @@ def test_cosine_and_tangent_of_multiples_of_pi() -> None:
     assert np.isnan(run("air.cospi.f32", np.float32([np.inf, -np.inf, np.nan]))).all()
 
 
+def test_the_inverse_of_the_hyperbolic_cosine_is_no_number_below_one() -> None:
+    x = np.float32([0.5, -1.0, -2.0, -1e10, -3e38, -np.inf, np.nan])
+    assert np.isnan(run("air.acosh.f32", x)).all()
+    more = np.abs(floats()[np.isfinite(floats())]) + np.float32(1)
+    assert units(run("air.acosh.f32", more), np.arccosh(more.astype(np.float64))) <= 0.51
+
+
 def test_sine_and_cosine_at_once() -> None:
     x = samples("sin")
     cosines = np.zeros_like(x)
