@@ -148,6 +148,11 @@ def test_an_update_writes_what_a_run_then_agrees_with(suite: pytest.Pytester, wa
     assert suite.runpytest("--known-failures=known.txt", *way).ret == 0
 
 
+def test_an_update_makes_the_folder_that_is_not_there(suite: pytest.Pytester) -> None:
+    suite.runpytest("--known-failures=lists/known.txt", "--known-failures-update")
+    assert suite.runpytest("--known-failures=lists/known.txt").ret == 0
+
+
 def test_an_update_keeps_comments_and_the_lines_of_what_did_not_run(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_other="def test_other(): raise KeyError")
     other = "KeyError test_other.py::test_other"

@@ -78,11 +78,11 @@ def _answer(module: ModuleType | None, name: str, answer: Callable[..., Any]) ->
     if stock is None or hasattr(stock, "hf_mps_patches"):
         return
 
-    # `wraps` keeps the name, the docstring and the cache methods that callers of the stock function may use.
     @functools.wraps(stock)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return answer(stock, *args, **kwargs)
 
+    # `wraps` copies what is in __dict__, where lru_cache's methods are not; callers of the stock function may use them.
     for cache in ("cache_clear", "cache_info"):
         if hasattr(stock, cache):
             setattr(replacement, cache, getattr(stock, cache))

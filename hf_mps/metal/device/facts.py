@@ -26,7 +26,7 @@ class Facts:
         used = f", of which {gib(self.recommended)} recommended" if self.recommended else ""
         return [
             f"device: {self.device}, {self.chip}{cores}",
-            f"memory: {gib(self.memory or 0)}{used}",
+            f"memory: {gib(self.memory)}{used}",
             f"system: {'macOS ' + self.macos if self.macos else machine.present().system}",
         ]
 

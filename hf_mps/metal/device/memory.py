@@ -156,7 +156,7 @@ class Peak:
                 now = int(torch.cuda.max_memory_reserved())
             else:
                 now = driver(self._device)
-        self._bytes = max(self._bytes, now)
+            self._bytes = max(self._bytes, now)
         return now
 
     def _watch(self) -> None:

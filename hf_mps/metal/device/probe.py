@@ -165,6 +165,7 @@ def _why_not(here: Machine, owned: bool) -> str:
     # What somebody holds was allocated, so allocations succeed. PyTorch has made its device already, to say that it is
     # there, so that to ask this makes none. Metal's own figure (driver_allocated_memory) may count the device itself.
     in_use = torch.mps.current_allocated_memory() > 0
+    # A program of ours with one thread is the only one that encodes, so that its trial harms no work of before.
     alone = threading.active_count() == 1
     return "it is in use already" if in_use and not (owned and alone) else ""
 

@@ -268,12 +268,8 @@ class OverheadMonitor:
 
 def _size(count: int) -> str:
     """Return bytes in words, in powers of 1000: "12.3 MB"."""
-    size = float(count)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
+    power = min(3, (len(str(count)) - 1) // 3)
+    return f"{count / 1000**power:.1f} {'KMG'[power - 1]}B" if power else f"{count} B"
 
 
 ledger = Ledger()

@@ -1,7 +1,7 @@
 """The fast path for small tensors, where each microsecond shows: `tensor.cpu()`, the CPU's operator, `.to("mps")`.
 
 A kernel is made here for each shape of schema. What it does not cover it hands to the general kernel: large tensors,
-tensors on the CPU, subclasses, tensors with gaps or in shared buffers, float64 results. At 1 KB the general kernel
+subclasses, what is written with gaps or beside what is read, float64 results. At 1 KB the general kernel
 takes 3.4 to 6.7 times as long as PyTorch's fallback, above the bar of 2 in scripts/bench/bench_fallback.py; this one
 takes 1.0 to 1.5 times as long.
 """
@@ -57,6 +57,7 @@ def _several(schema: OpSchema, stats: OpStats, general: Function, largest: float
 
     def several(*args: Any, **kwargs: Any) -> Any:
         start = perf_counter()
+        # Each operator's first call is the general kernel's, which warns; so is one that a mode would see in here.
         if not stats.calls or _modes():
             return general(*args, **kwargs)
         host_args = list(args)

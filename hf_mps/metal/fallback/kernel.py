@@ -94,7 +94,7 @@ class Kernel:
             given = dict(zip(self.schema.names, args, strict=False)) | kwargs
             written = on_device([given.get(name) for name in self.schema.written])
             view = HostView(limit, overlapping_storages(tensors, written))
-            result = self._writing(view, args, kwargs)
+            result = self._writing(view, given, len(args))
         else:
             view = HostView(limit)
             result = self._functional(view, args, kwargs)
@@ -127,12 +127,12 @@ class Kernel:
         view.write_back()
         return results[0] if len(self.schema.returns) == 1 else tuple(results)
 
-    def _writing(self, view: HostView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _writing(self, view: HostView, given: dict[str, Any], positional: int) -> Any:
+        """Run an operator that writes into arguments, of which the first `positional` come without their names."""
         schema = self.schema
-        given = dict(zip(schema.names, args, strict=False)) | kwargs
         host_args = {name: view.to_host_mutable(value, written=name in schema.written) for name, value in given.items()}
-        positional = [host_args[name] for name in schema.names[: len(args)]]
-        result = schema.op(*positional, **{name: host_args[name] for name in kwargs})
+        first = [host_args.pop(name) for name in schema.names[:positional]]
+        result = schema.op(*first, **host_args)
         view.write_back()
         results = result if isinstance(result, tuple) else (result,)
         final = tuple(

@@ -51,6 +51,7 @@ def _parts(content: mmap.mmap) -> Iterator[tuple[int, int]]:
     elif content[:4] == _MACH_O:
         yield _mach_o(content, 0)
     elif content[:4] == _FAT:
+        # A header of 8 bytes, then 20 for each architecture, whose third number is where its part begins.
         for number in range(struct.unpack_from(">I", content, 4)[0]):
             yield _mach_o(content, struct.unpack_from(">5I", content, 8 + 20 * number)[2])
     else:
@@ -64,6 +65,7 @@ def _mach_o(content: mmap.mmap, start: int) -> tuple[int, int]:
 
 def _elf(content: mmap.mmap) -> tuple[int, int]:
     """Return the range of the dynamic section's strings, or of the whole file where it has none."""
+    # The header's e_phoff, e_phentsize and e_phnum, then one Elf64_Phdr after the other (elf(5)).
     table, entry_size, count = *struct.unpack_from("<Q", content, 32), *struct.unpack_from("<2H", content, 54)
     loads, entries = [], {}
     for at in range(table, table + entry_size * count, entry_size):

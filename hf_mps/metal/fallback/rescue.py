@@ -68,6 +68,7 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def start() -> None:
     """Enter the mode in this thread and in those that are started from now on; there is no way back."""
     mode = Rescue()
+    # Not Thread.run, which subclasses replace.
     stock: Callable[[Any], None] = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
     def bootstrap(self: threading.Thread) -> None:

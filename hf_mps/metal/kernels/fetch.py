@@ -155,6 +155,7 @@ def _refusal(release: str, said: str) -> UserError | RunError:
     return RunError(f"pip: {errors[0] if errors else (said.strip().splitlines() or ['it failed'])[-1]}")
 
 
+# macOS 26 has a library for itself, with tensor operations whose meaning is not known here (docs/kernels.md).
 MACOS = 14
 Say = Callable[[str], None]
 
@@ -180,7 +181,8 @@ def fetch(release: str, say: Say) -> store.Fetched:
 
 def from_wheel(path: Path, say: Say) -> store.Fetched:
     """Take the kernels of a wheel that the user has; the file stays. Raises UserError and RunError in one line."""
-    return _once(store.canonical(read_wheel(path).release), lambda _: path, say)
+    file = user_path(path)
+    return _once(store.canonical(read_wheel(file).release), lambda _: file, say)
 
 
 def _once(release: str, wheel: Callable[[Path], Path], say: Say) -> store.Fetched:
@@ -221,7 +223,7 @@ def _keep(file: Path, work: Path, say: Say) -> store.Fetched:
     )
     write_json(fresh / store.FACTS, asdict(known))
     place = store.root() / name
-    if place.exists():  # broken, as `_alone` found; its compiled code goes with it
+    if place.exists():  # broken, as `_whole` found; its compiled code goes with it
         place.rename(work / "broken")
     fresh.rename(place)
     store.verify(name)

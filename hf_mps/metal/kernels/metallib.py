@@ -62,6 +62,7 @@ class Library(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         """Return the plain bitcode of a kernel (KeyError when the library has none of that name)."""
         place = self._places[name]
+        # LLVM's wrapper: its magic and version, where the bitcode begins, its bytes, and the CPU's type.
         fields = self._numbers("<5I", place.start)
         if fields[0] != _WRAPPER or fields[2] + fields[3] > place.size:
             raise BrokenLibrary(f"{name}: its bitcode has no wrapper")
@@ -89,6 +90,7 @@ class Library(Mapping[str, bytes]):
             raise BrokenLibrary(f"the list of kernels cannot be read: {error!r}") from None
 
     def _records(self) -> Iterator[tuple[str, Place]]:
+        # Each section has a place and a size: the list of functions, public and private metadata, bitcode.
         at, bitcode = self._sections[0], self._sections[6]
         (count,) = self._numbers("<I", at)
         at += 4

@@ -142,6 +142,7 @@ def _reader() -> TypeAdapter[_Kept]:
 
 def _write(file: Path, data: bytes) -> None:
     """Whole or not at all: two processes may compile the same kernel at once."""
+    # Closed to others, as what is in it is run: `read` takes nothing that somebody else could have put there.
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
     with os.fdopen(handle, "wb") as out:

@@ -108,13 +108,13 @@ def read(text: str, name: str) -> Signature:
     """
     nodes = {int(number): body for number, body in _NODE.findall(text)}
     for reference in re.findall(r"!(\d+)", "".join(_KERNELS.findall(text))):
-        function, limits, parameters = _atoms(nodes[int(reference)])[:3]
+        function, _, parameters = _atoms(nodes[int(reference)])[:3]
         if function == name:
-            return _signature(name, text, nodes, limits, parameters)
+            return _signature(name, text, nodes, parameters)
     raise ValueError(f"the module declares no kernel {name}")
 
 
-def _signature(name: str, text: str, nodes: dict[int, str], limits: Node, parameters: Node) -> Signature:
+def _signature(name: str, text: str, nodes: dict[int, str], parameters: Node) -> Signature:
     bindings: list[Binding] = []
     attributes: list[Attribute] = []
     for reference in _atoms(nodes[parameters.number]):

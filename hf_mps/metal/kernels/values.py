@@ -48,7 +48,9 @@ def f32(*numbers: float | Sequence[float]) -> bytes:
 
 def scalar(number: complex, dtype: torch.dtype) -> bytes:
     """Return a number as the kernel's element type has it (getMPSScalar in OperationUtils.mm)."""
-    return torch.tensor([number]).to(dtype).view(torch.uint8).numpy().tobytes()
+    # The program's default device and default dtype, which is any while a model is made, are not to decide.
+    kind = torch.complex64 if isinstance(number, complex) else torch.float32 if isinstance(number, float) else None
+    return torch.tensor([number], dtype=kind, device="cpu").to(dtype).view(torch.uint8).numpy().tobytes()
 
 
 def span(tensor: Tensor) -> int:

@@ -121,7 +121,7 @@ class LaunchTable:
         rule = RULES.get(call.base)
         if isinstance(rule, Choice):
             return rule
-        with suppress(IndexError):  # called with fewer tensors than the rule knows of
+        with suppress(IndexError, ValueError):  # called with fewer tensors than the rule knows of
             ruled = rule(call, self) if rule is not None else None
             if ruled is not None:
                 return ruled
@@ -365,7 +365,7 @@ def _encoded(call: Call, table: LaunchTable) -> Parts:
         return (kind,) * call.lists[0]  # native/ForeachOpsKernels.cpp loops: Metal has no kernels for lists, as of 2.15
     try:
         return (kind,) if rule is None else rule(call, kind, table)
-    except (IndexError, TypeError):  # called with fewer arguments than the rule knows of
+    except (IndexError, TypeError, ValueError):  # called with fewer arguments than the rule knows of
         return (kind,)
 
 

@@ -99,6 +99,7 @@ class KnownFailures:
             if file in files or not (config.rootpath / file).exists():
                 self.missing.add(test)
 
+    # The outermost wrapper, so that pytest's own has made its report of an expected failure before.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
@@ -122,12 +123,14 @@ class KnownFailures:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, None, None]:
         """Fail a listed test that passed; a test whose subtests failed as listed has not."""
+        # A subtest's report alone has a context.
         ended = report.when == "call" and report.passed and not hasattr(report, "context")
         entry = self.entries.get(report.nodeid)
         if ended and report.nodeid in self._as_listed and entry is not None:
             _expect(report, entry)
         elif ended and report.nodeid not in self._raised:
             report.__dict__["known_failures_raised"] = None
+            # Where pytest-xdist has the plugin dsession, a worker has judged the test already.
             if entry is not None and not self.config.pluginmanager.hasplugin("dsession"):
                 report.outcome = "failed"
                 report.longrepr = f"passed, and {entry.place} lists it with {entry.exception}: delete that line"
@@ -172,6 +175,7 @@ class KnownFailures:
             elif test not in self.missing and self._raised.get(test, words[0]) is not None:
                 kept.append(f"{self._raised.get(test, words[0])}\t{test}\n")
         new = sorted(test for test, raised in self._raised.items() if raised is not None and test not in self.entries)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join([*kept, *(f"{self._raised[test]}\t{test}\n" for test in new)]), encoding="utf-8")
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "counted", "load", "loaded", "peak_memory", "reset_peak_memory"]
 
 _profile: Profile | None = None
-_came_too_late: UserError | None = None
-"""What a first `load` ended with: the device has told PyTorch of itself by then, which ends a process at the second."""
+_start_failed: UserError | None = None
+"""What a first start ended with: the device has told PyTorch of itself by then, which ends a process at the second."""
 
 
 def load(profile: str | None = None) -> Profile:
@@ -35,7 +35,8 @@ def load(profile: str | None = None) -> Profile:
     `profile` is a name of `hf_mps.metal.device.profiles` ("1" or None is the default one). The device is compiled on
     first use, about a minute. Raises UserError, in one line, on a Mac with Metal, with a PyTorch that is built for
     another accelerator, for an unknown profile or fault, for kernels that cannot run (HF_MPS_KERNELS), for another
-    profile than the loaded one, after something asked PyTorch for Metal, and where it cannot be compiled.
+    profile than the loaded one, after something asked PyTorch for Metal, for a PYTORCH_ENABLE_MPS_FALLBACK that is no
+    number, and where it cannot be compiled.
     """
     global _profile
     from hf_mps.metal.device import faults, profiles
@@ -50,8 +51,8 @@ def load(profile: str | None = None) -> Profile:
                 f"the simulated device {_profile.name} is loaded already; start a new process for {wanted.name}"
             )
         return _profile
-    if _came_too_late is not None:
-        raise _came_too_late
+    if _start_failed is not None:
+        raise _start_failed
     if torch.backends.mps.is_built() or platform.system() == "Darwin":
         raise UserError(
             "this PyTorch has real Metal support, so the simulated device is not loaded; unset HF_MPS_SIMULATE"
@@ -123,7 +124,7 @@ def _refuse_other_accelerators(torch: ModuleType) -> None:
 
 
 def _start(metal: ModuleType, profile: Profile) -> None:
-    global _came_too_late
+    global _start_failed
     import torch
 
     from hf_mps.metal.operators.table import ONLY_AN_ERROR, table
@@ -144,15 +145,16 @@ def _start(metal: ModuleType, profile: Profile) -> None:
         if "asked PyTorch for Metal before" not in str(error):
             raise
         # PyTorch looks a backend up once in a process and remembers that there was none.
-        _came_too_late = UserError(
+        _start_failed = UserError(
             f"the simulated device comes too late ({first_line(error)}): set HF_MPS_SIMULATE=1 before "
             "Python starts, or load it right after `import torch`"
         )
-        raise _came_too_late from error
-    except ValueError as error:  # std::stoi, as PyTorch reads it
-        raise UserError(
+        raise _start_failed from error
+    except (ValueError, IndexError) as error:  # std::stoi, as PyTorch reads it: no number, or one beyond 32 bits
+        _start_failed = UserError(
             f"PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one ({error}); set it to 1 or 0"
-        ) from error
+        )
+        raise _start_failed from error
 
 
 def _offer(torch: ModuleType, metal: ModuleType) -> None:
@@ -164,6 +166,7 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
         if name.startswith("_mps_"):
             setattr(torch._C, name, getattr(functions, name))
     torch._C._has_mps = True
+    # torch.mps read this one when it was imported, and has kept a function that says no.
     torch.mps._is_in_bad_fork = functions._mps_is_in_bad_fork
     # Both remember their answer, and something may have asked before the device was there.
     for asked in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):

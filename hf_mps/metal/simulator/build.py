@@ -168,7 +168,7 @@ def _refuse_failures(results: Sequence[subprocess.CompletedProcess[str]], log: P
     failed = [result for result in results if result.returncode != 0]
     if not failed:
         return
-    log.write_text("".join(f"$ {shlex.join(result.args)}\n{result.stdout}\n" for result in failed))
+    log.write_text("".join(f"$ {shlex.join(result.args)}\n{result.stdout}\n" for result in failed), encoding="utf-8")
     lines = failed[0].stdout.splitlines() or [f"the compiler ended with code {failed[0].returncode}"]
     marks = ("error:", "undefined reference", "Undefined symbols")
     line = next((line for line in lines if any(mark in line for mark in marks)), lines[-1])

@@ -157,12 +157,8 @@ def caller(frame: FrameType | None) -> str:
     """The first frame from `frame` outwards that is the caller's own, in words; "autograd" where there is none."""
     import torch
 
-    others = (
-        str(Path(torch.__file__).parent) + os.sep,
-        f"{Path(__file__).parent}{os.sep}",
-        "<frozen",
-        "<eval_with_key>",
-    )
+    folders = (f"{Path(file).parent}{os.sep}" for file in (torch.__file__, __file__))
+    others = (*folders, "<frozen", "<eval_with_key>")
     passed_on = False  # between a function that we wrap, and its caller
     while frame is not None:
         code = frame.f_code

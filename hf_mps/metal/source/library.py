@@ -25,6 +25,7 @@ from hf_mps.metal.kernels.runtime import Grid, Kernel
 from hf_mps.metal.kernels.signature import THREADGROUP, Binding, Signature
 from hf_mps.metal.kernels.values import NoRule, Pointers, scalar
 from hf_mps.metal.operators.launch_class import COMPILED, Call
+from hf_mps.metal.operators.outputs import ON_METAL
 from hf_mps.metal.source import clang, rewrite
 from hf_mps.metal.source.module import Module, read
 
@@ -137,7 +138,7 @@ class MetalKernel:
         """
         import torch
 
-        from hf_mps.metal.operators.calls import operands, text_of
+        from hf_mps.metal.operators.calls import operands, tensors_of, text_of
 
         if self._host_sized:
             raise RuntimeError(
@@ -155,7 +156,7 @@ class MetalKernel:
         bound = {each.name: self._value(each, args, arg_casts) for each in self._bindings}
         device = self._device
         if device is not None:
-            device.begin_launch(tensors)
+            device.begin_launch(tensors_of(args))
         try:
             self._kernel.launch(bound, threads=_filled(grid), group=_filled(group))
         except NoRule as reason:
@@ -203,13 +204,15 @@ def _bound(given: Any, cast: str) -> Any:
         if given.device.type == "mps":
             return given
         if given.device.type == "cpu" and given.dim() == 0:
-            return bytes(given.reshape(1).view(torch.uint8).numpy())
+            # PyTorch makes float of double, which Metal does not have (mtl_setBuffer in OperationUtils.h).
+            number = given.to(ON_METAL.get(given.dtype, given.dtype)).reshape(1)
+            return bytes(number.view(torch.uint8).numpy())
         raise RuntimeError("Passed CPU tensor to MPS op")
     if isinstance(given, list | tuple):
         if not given:
             raise RuntimeError("Empty list/tuple can not be an argument to metal kernel")
         if isinstance(given[0], torch.Tensor):
-            return Pointers(given, 8 * len(given))
+            return Pointers([_bound(each, cast) for each in given], 8 * len(given))
         return b"".join(_number(each, cast) for each in given)
     return _number(given, cast)
 

@@ -185,10 +185,12 @@ def _cured(text: str, place: int, told: str) -> Changes:
 
 def _type_before_parenthesis(text: str, place: int) -> str | None:
     """The name of a type, template arguments included, that a parenthesis follows at once."""
-    at, depth = place, 0
-    while depth or text[at].isalnum() or text[at] in "_:<> ":
-        depth += {"<": 1, ">": -1, "\n": -9}.get(text[at], 0)
-        at += 1
+    depth = 0
+    for at in range(place, len(text)):
+        # A statement's end behind `<` says that it was a comparison.
+        if text[at] in ";{}" or not (depth or text[at].isalnum() or text[at] in "_:<> "):
+            break
+        depth += {"<": 1, ">": -1}.get(text[at], 0)
     kind = text[place:at]
     return kind if text[at] == "(" and kind.strip() and "_make<" not in kind else None
 

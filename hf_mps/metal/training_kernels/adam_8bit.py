@@ -76,6 +76,7 @@ def written_out(tensors: Sequence[Tensor], numbers: Sequence[float]) -> None:
         for codes, most, meaning, value in zip((first, second), whole[4:], maps, moments, strict=True):
             rows = torch.nn.functional.pad(value, (0, -len(value) % BLOCK)).view(-1, BLOCK)
             largest = rows.abs().amax(1)
+            # A block of zeros has no largest value to be divided by.
             scaled = (rows / largest.clamp(min=1e-38)[:, None]).view(-1)[: len(value)]
             bounds = ((meaning[:-1] + meaning[1:]) / 2).to(dtype)
             codes.copy_(torch.bucketize(scaled, bounds, out_int32=True))

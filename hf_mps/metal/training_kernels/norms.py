@@ -74,6 +74,7 @@ class _Norm(torch.autograd.Function):
             )  # fmt: skip
         ctx.save_for_backward(total, weight, bias, statistics)
         ctx.how = name, epsilon, dropout, draw
+        # A gradient that does not arrive stays None, where autograd would make zeros of it.
         ctx.set_materialize_grads(False)
         return found, total
 
@@ -84,8 +85,7 @@ class _Norm(torch.autograd.Function):
             of_total, of_weight, of_bias = beside, None, None
             if upstream is not None:
                 stock = functools.partial(_stock, name, epsilon)
-                with torch.enable_grad():
-                    arrived, of_weight, of_bias = differentiated(stock, ctx.saved_tensors[:3], upstream)
+                arrived, of_weight, of_bias = differentiated(stock, ctx.saved_tensors[:3], upstream)
                 of_total = arrived if beside is None else beside + arrived
             of_given = of_total
             if dropout and of_total is not None:

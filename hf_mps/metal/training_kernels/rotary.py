@@ -33,12 +33,13 @@ def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Pair:
 class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Pair:
+        if cos.stride() != sin.stride():  # the kernel has one pair of strides for both
+            cos, sin = cos.contiguous(), sin.contiguous()
         query, key, cos, sin = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, cos, sin))
         turned = by_place(query.shape, like=query)[0], by_place(key.shape, like=query)[0]
         batch, heads, places, width = query.shape
         views = [number for each in (query, key, *turned) for number in each.stride()[:3]]
         angles = [0 if cos.shape[0] == 1 else cos.stride(0), cos.stride(1)]
-        sin = sin if sin.stride() == cos.stride() else sin.contiguous().view_as(cos.contiguous())
         numbers = [heads, key.shape[1], places, width // 2, int(back), *views, *angles]
         SOURCE.kernel("turn", query.dtype)(
             *turned, query, key, cos, sin, numbers,

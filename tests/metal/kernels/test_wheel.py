@@ -35,6 +35,14 @@ def test_a_wheel_is_taken_and_stays(tmp_path: Path, own_cache: Path) -> None:
     assert set(store.open_library("2.99.0")) == set(KERNELS)
 
 
+def test_a_path_may_begin_with_the_home_folder(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["kernels", "fetch", f"--wheel=~/{wheel(tmp_path).name}"]) == 0
+    assert set(store.open_library("2.99.0")) == set(KERNELS)
+
+
 def test_the_metallib_for_macos_14_is_taken_wherever_it_lies(tmp_path: Path, own_cache: Path) -> None:
     wanted = metallib("wanted_float", macos=14)
     for release, others in (

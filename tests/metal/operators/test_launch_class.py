@@ -149,6 +149,12 @@ def test_a_softmax_that_masks_whole_rows_follows_the_softmax() -> None:
     assert [kind(release, "_safe_softmax", tensor(8, 16)) for release in RELEASES] == ["graph"] * 2 + ["metal"]
 
 
+def test_a_call_with_fewer_tensors_or_arguments_than_a_rule_knows_of_has_a_class() -> None:
+    table, one = on("2.13.0"), tensor(8, 16)
+    assert table.of(Call("aten::mm", (one,), (one,))).value == "mixed"
+    assert table.encoded(Call("aten::slice_backward", (one,), (one,))) == ("metal",)
+
+
 def test_other_libraries_operators_are_unknown() -> None:
     assert on("2.13.0").of(Call("torchvision::nms")).value == "unknown"
     assert on("2.13.0").of(Call("aten::linalg_polar")).value == "unknown"

@@ -242,6 +242,21 @@ def test_a_failed_compilation_shows_its_first_error_and_keeps_the_log(native: Pa
     assert build.extension().answer() == 44
 
 
+def test_a_log_holds_what_the_locale_cannot_say(run_python: Run, tmp_path: Path) -> None:
+    log = tmp_path / "compile.log"
+    code = (
+        "import subprocess\n"
+        "from pathlib import Path\n"
+        "from hf_mps.metal.simulator import build\n"
+        "ended = subprocess.CompletedProcess(['c++'], 1, 'a.cpp: error: \\u201cx\\u201d')\n"
+        f"build._refuse_failures([ended], Path({str(log)!r}))\n"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "HF_MPS_SIMULATE": None}
+    done = run_python("-c", code, env=plain)
+    assert "UserError: the simulated Metal device does not compile: a.cpp: error" in done.stderr
+    assert "\u201cx\u201d" in log.read_text(encoding="utf-8")
+
+
 def test_a_damaged_library_is_named_with_the_way_out(native: Path, tmp_path: Path) -> None:
     # Never loaded whole before: Python remembers an extension by its path.
     folder = tmp_path / "cache" / "hf_mps" / "simulator" / build.build_name()
@@ -258,12 +273,27 @@ def test_the_working_folder_of_a_killed_process_is_cleared(native: Path, tmp_pat
     assert not left.exists()
 
 
-def test_a_device_that_comes_too_late_says_so_each_time_and_the_process_goes_on(run_python: Run) -> None:
+@pytest.mark.parametrize(
+    ("before", "variable", "said"),
+    [
+        (
+            "torch.ones(1, requires_grad=True).sum().backward(), torch.backends.mps.is_available()",
+            None,
+            "the simulated device comes too late (",
+        ),
+        ("", "yes", "PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one (stoi)"),
+        ("", "99999999999", "PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one (stoi)"),
+    ],
+    ids=["too late", "no number", "too large a number"],
+)
+def test_a_device_that_cannot_start_says_so_each_time_and_the_process_goes_on(
+    run_python: Run, before: str, variable: str | None, said: str
+) -> None:
     code = (
         "import torch\n"
         "from hf_mps.metal import simulator\n"
         "from hf_mps.core.errors import UserError\n"
-        "torch.ones(1, requires_grad=True).sum().backward(), torch.backends.mps.is_available()\n"
+        f"{before}\n"
         "for _ in range(2):\n"
         "    try:\n"
         "        simulator.load()\n"
@@ -271,8 +301,9 @@ def test_a_device_that_comes_too_late_says_so_each_time_and_the_process_goes_on(
         "        print(error)\n"
         "print('went on')\n"
     )
-    done = run_python("-c", code, env={"HF_MPS_SIMULATE": None, "HF_MPS": "0"})
+    variables = {"HF_MPS_SIMULATE": None, "HF_MPS": "0", "PYTORCH_ENABLE_MPS_FALLBACK": variable}
+    done = run_python("-c", code, env=variables)
     first, second, last = done.stdout.splitlines()
     assert first == second
-    assert first.startswith("the simulated device comes too late (")
+    assert first.startswith(said)
     assert (last, done.returncode) == ("went on", 0), done.stderr

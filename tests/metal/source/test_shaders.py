@@ -53,6 +53,17 @@ def test_numbers_are_bound_as_pytorch_binds_them() -> None:
     assert x.tolist() == [0.5, 2.5, 4.5, 6.5]
     library.line(x, torch.tensor(1.5), 1)  # a tensor of the CPU's is a number where it has no dimension
     assert x.tolist() == [1.5, 2.5, 3.5, 4.5]
+    library.line(x, torch.tensor(2.5, dtype=torch.float64), 1)
+    assert x.tolist() == [2.5, 3.5, 4.5, 5.5]
+    with torch.device("mps"):
+        library.line(x, 0.25, 1)
+    assert x.tolist() == [0.25, 1.25, 2.25, 3.25]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        library.line(x, 0.1, 0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert x.tolist() == torch.full((4,), 0.1).tolist()
     library.halves(x, [1.5, 0.25], arg_casts="fp16")
     assert x.tolist() == [1.5, 1.75, 2.0, 2.25]
     with pytest.raises(RuntimeError, match=r"halves: 'both' at buffer\(1\) takes 4 bytes .* the argument has 2"):
@@ -168,6 +179,11 @@ def test_a_list_of_tensors_is_an_argument_buffer() -> None:
     tensors = [torch.full((4,), float(number), device="mps") for number in range(3)]
     library.scale(tensors, 10.0, threads=(4, 3))
     assert [each.tolist() for each in tensors] == [[0.0] * 4, [10.0] * 4, [20.0] * 4]
+    tensors[0].copy_(torch.ones(4), non_blocking=True)
+    library.scale(tensors, 10.0, threads=(4, 3))
+    assert tensors[0].tolist() == [10.0] * 4
+    with pytest.raises(RuntimeError, match="Passed CPU tensor to MPS op"):
+        library.scale([torch.ones(4)] * 3, 10.0, threads=(4, 3))
 
 
 @pytest.mark.parametrize("name", ["utils", "reduction_utils", "atomic", "indexing", "special_math", "random", "igamma"])
@@ -180,6 +196,18 @@ def test_pytorch_s_own_headers_compile(name: str) -> None:
     x = torch.tensor([-1.0, 2.0], device="mps")
     library.same(x)
     assert x.tolist() == [0.0, 2.0]
+
+
+def test_template_arguments_of_a_vector_may_be_on_several_lines() -> None:
+    library = compiled("""
+        using namespace metal;
+        kernel void spread(device float4* x, constant float& part, uint i [[thread_position_in_grid]]) {
+            x[i] = vec<float,
+                       4>(part, x[i].yzw);
+        }""")
+    x = torch.arange(4.0).to("mps")
+    library.spread(x, 7.0, threads=1)
+    assert x.tolist() == [7.0, 1.0, 2.0, 3.0]
 
 
 def test_errors_name_line_and_column_of_the_author_s_text() -> None:

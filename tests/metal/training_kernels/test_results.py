@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.metal.training_kernels import trial
+from hf_mps.metal.training_kernels import rotary, trial
 from hf_mps.metal.training_kernels.library import Source
 
 BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
@@ -99,6 +99,15 @@ def test_a_mistake_in_a_kernel_loses_its_trial(
     found = trial.outcome(name)
     assert not found.on
     assert "off by" in found.reason or "it failed: OutOfBounds" in found.reason
+
+
+def test_cosines_and_sines_may_lie_in_memory_in_two_ways() -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(2, 3, 5, 8, generator=draw).to("mps") for _ in range(2))
+    cos, sin = (torch.randn(2, 9, 8, generator=draw).to("mps")[:, :5] for _ in range(2))
+    wanted = rotary.written_out(query, key, cos, sin)
+    for angles in ((cos, sin.contiguous()), (cos.contiguous(), sin), (cos, sin.mT.contiguous().mT)):
+        torch.testing.assert_close(rotary.rotated(query, key, *angles), wanted)
 
 
 def test_every_kernel_has_mutations() -> None:

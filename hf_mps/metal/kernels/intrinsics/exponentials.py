@@ -164,6 +164,12 @@ def _sinpi(x: Value) -> Value:
     return r.compare("oeq", 0.0).select(copysign(body.value(0.0, x.kind), x), value)
 
 
+def _cospi(x: Value) -> Value:
+    """cos(pi x), the sine a quarter of a turn ahead; of x less whole turns, as a large x would lose the quarter."""
+    turns = x.body.llvm("roundeven", x * 0.5) * 2.0
+    return _sinpi(x - turns + 0.5)
+
+
 def _libm(name: str) -> Callable[[Value], Value]:
     return lambda x: x.body.llvm(name, x)
 
@@ -183,9 +189,10 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     **{name: _libm(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
     **{name: _libm_of_two(name) for name in ("pow", "atan2")},
     "asinh": _asinh,
-    "acosh": lambda x: log2(x + x.body.llvm("sqrt", x * x - 1.0)) * math.log(2),
+    # Two roots: that of x * x - 1 is a number below -1, too.
+    "acosh": lambda x: log2(x + x.body.llvm("sqrt", x - 1.0) * x.body.llvm("sqrt", x + 1.0)) * math.log(2),
     "atanh": _atanh,
     "sinpi": _sinpi,
-    "cospi": lambda x: _sinpi(x + 0.5),
-    "tanpi": lambda x: _sinpi(x) / _sinpi(x + 0.5),
+    "cospi": _cospi,
+    "tanpi": lambda x: _sinpi(x) / _cospi(x),
 }

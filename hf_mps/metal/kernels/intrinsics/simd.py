@@ -108,6 +108,7 @@ def alignment(kind: str) -> int:
 def _neutral(kind: str, operation: str, unsigned: bool) -> float:
     """What changes nothing: for min and max of floats it is NaN, which they pass over."""
     if not kind.startswith("i"):
+        # 0.0 would make 0.0 of a sum of -0.0.
         return {"sum": -0.0, "product": 1.0}.get(operation, math.nan)
     width = bits_of(kind)
     lowest, highest = (0, (1 << width) - 1) if unsigned else (-1 << (width - 1), (1 << (width - 1)) - 1)

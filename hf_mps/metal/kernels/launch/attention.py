@@ -94,7 +94,7 @@ def _vector(four: list[Tensor], mask: Tensor | None, factor: float, is_causal: b
     first = kernels[f"sdpa_vector_2pass_1_{name}"]
     second = kernels[f"sdpa_vector_2pass_2_{metal(query.dtype)}_{size}"]
     parts = torch.empty((batch, heads, length, BLOCKS, size), dtype=query.dtype, device=query.device)
-    sums, maxs = (torch.empty(parts.shape[:-1], device=query.device) for _ in range(2))
+    sums, maxs = (torch.empty(parts.shape[:-1], dtype=torch.float32, device=query.device) for _ in range(2))
     kept = {"sums": sums, "maxs": maxs}
     first.launch({**arguments, "out": parts, **kept}, groups=(batch * heads, length, BLOCKS), group=8 * 32)
     second.launch({"partials": parts, **kept, "out": output}, groups=(batch * heads, length, 1), group=1024)

@@ -18,6 +18,7 @@ from torch import Tensor
 from hf_mps.metal.kernels.launch.iterator import all_dense, plane, walk
 from hf_mps.metal.kernels.rules import GRAPH, kernels, refuse
 from hf_mps.metal.kernels.values import i64, metal, padded, scalar, u8, u32
+from hf_mps.metal.operators.outputs import ON_METAL
 
 SCALAR_TYPES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
@@ -82,8 +83,7 @@ def on_device(tensor: Tensor | complex) -> Tensor:
     if tensor.is_mps:
         return tensor
     refuse(tensor.dim(), "PyTorch refuses the arguments: a tensor on the CPU")
-    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(tensor.dtype)
-    return tensor if narrow is None else tensor.to(narrow)
+    return tensor.to(ON_METAL.get(tensor.dtype, tensor.dtype))
 
 
 def scalar_type(tensor: Tensor) -> int:

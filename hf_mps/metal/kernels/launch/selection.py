@@ -181,7 +181,7 @@ CONTENDED = 16
 def index_copy(output: Tensor, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
     """A thread for each element of the source."""
     refuse(not self.dim(), "no dimensions")
-    dim = wrapped(dim, self.dim())
+    dim, index = wrapped(dim, self.dim()), index.reshape(-1)
     refuse_outside(index, self.shape[dim])
     dense = source.is_contiguous() and output.is_contiguous() and index.is_contiguous()
     layout = "dense" if dense else "strided"

@@ -214,8 +214,10 @@ def arange(start: float, end: float, step: float = 1, *, out: Tensor) -> Tensor:
     kernels.need("arange_float_i32")
     refuse(step == 0 or not all(map(math.isfinite, (start, end))) or (end - start) * step < 0)
     if out.dtype == torch.int64:
+        # Of int64 PyTorch refuses a step below one, too, which narrower integers take as zero.
+        refuse(abs(step) < 1)
         start, end, step = int(start), int(end), int(step)
-        size = (end - start + step - (step > 0) + (step < 0)) // step if step else 0
+        size = (end - start + step - (step > 0) + (step < 0)) // step
     else:
         size = math.ceil((end - start) / step)
     refuse(out.numel() not in (0, size), "the result has another shape than what it is written to")

@@ -18,6 +18,7 @@ RANGES, FAULT = LOCATIONS - 1, 2 * LOCATIONS - 1
 """Places in `args` that no buffer has: Metal's last location is 30."""
 NOTE_WORDS = 6
 """The note, of 64-bit words: accesses outside, group, thread of it, address, bytes, bits of the locations."""
+# Behind the note is the spare place, where an access outside of the buffers reads or writes (check.ll).
 NOTE_BYTES = 8 * NOTE_WORDS + 4096
 
 GIVEN = "ptr %hf.ranges, ptr %hf.fault, i64 %hf.group, i32 %hf.linear, "

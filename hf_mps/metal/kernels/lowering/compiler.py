@@ -21,8 +21,6 @@ class Compiled:
     code: bytes
     threadgroup_bytes: int
     """Threadgroup memory that the kernel declares; what the host asks for follows it."""
-    suspends: bool
-    """Threads wait for one another, so that a threadgroup goes from place to place."""
 
 
 def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = False) -> Compiled:
@@ -52,7 +50,7 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
     tuning.loop_unrolling = not suspends
     builder = llvm.create_pass_builder(target(), tuning)
     builder.getModulePassManager().run(module, builder)
-    return Compiled(target().emit_object(module), flat.threadgroup_bytes, suspends)
+    return Compiled(target().emit_object(module), flat.threadgroup_bytes)
 
 
 def _looped(signature: Signature, flat: Flat, checked: bool) -> str:

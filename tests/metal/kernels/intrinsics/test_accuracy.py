@@ -105,6 +105,26 @@ def test_sine_of_multiples_of_pi() -> None:
     assert np.isnan(run("air.sinpi.f32", np.float32([np.inf, -np.inf, np.nan]))).all()
 
 
+def test_cosine_and_tangent_of_multiples_of_pi() -> None:
+    x = np.concatenate([floats(), np.linspace(-50, 50, 200_001, dtype=np.float32)])
+    x = x[np.isfinite(x)]
+    rest = x.astype(np.float64) - 2 * np.round(x.astype(np.float64) / 2)
+    got = run("air.cospi.f32", x)
+    half = np.abs(rest) == 0.5
+    np.testing.assert_array_equal(got[half], 0.0)
+    near = np.where(np.abs(rest) > 0.75, -np.cos(np.pi * (1 - np.abs(rest))), np.sin(np.pi * (0.5 - np.abs(rest))))
+    assert units(got[~half], near[~half]) <= 0.501
+    np.testing.assert_array_equal(run("air.tanpi.f32", np.float32([1e20, -1e20, 2.0**52, 3.0])), 0.0)
+    assert np.isnan(run("air.cospi.f32", np.float32([np.inf, -np.inf, np.nan]))).all()
+
+
+def test_the_inverse_of_the_hyperbolic_cosine_is_no_number_below_one() -> None:
+    x = np.float32([0.5, -1.0, -2.0, -1e10, -3e38, -np.inf, np.nan])
+    assert np.isnan(run("air.acosh.f32", x)).all()
+    more = np.abs(floats()[np.isfinite(floats())]) + np.float32(1)
+    assert units(run("air.acosh.f32", more), np.arccosh(more.astype(np.float64))) <= 0.51
+
+
 def test_sine_and_cosine_at_once() -> None:
     x = samples("sin")
     cosines = np.zeros_like(x)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from hf_mps.core.errors import UserError
 from hf_mps.metal import kernels as metal_kernels
 from hf_mps.metal.kernels.rules import Dispatch
 from hf_mps.metal.simulator import build
@@ -16,6 +17,17 @@ from hf_mps.metal.simulator import build
 def kernels(release: str) -> Iterator[Dispatch]:
     """The rules of the fetched release, which run while the test does; `kernels.ledger` counts from zero."""
     with running(release) as dispatch:
+        yield dispatch
+
+
+@pytest.fixture
+def newer() -> Iterator[Dispatch]:
+    """The same of a newer release, where that was fetched (hf-mps kernels fetch 2.14.1)."""
+    try:
+        metal_kernels.check("2.14.1")
+    except UserError as error:
+        pytest.skip(str(error))
+    with running("2.14.1") as dispatch:
         yield dispatch
 
 

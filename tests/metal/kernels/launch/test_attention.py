@@ -61,6 +61,16 @@ def test_short_queries_take_one_pass_or_two(
     assert kernels.ledger.operators[OPERATOR] == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_what_two_passes_keep_is_float32_whatever_the_default_dtype_is(kernels: Dispatch, dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    try:
+        attended((1, 2, 2, 5, 1100, 64), torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert kernels.ledger.operators[OPERATOR] == 1
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     ("shape", "mask", "causal", "kernel"),

@@ -115,6 +115,14 @@ def test_a_fill_is_bytes_or_a_kernel_as_the_host_decides(
     assert names is None or found == [name.format(metal) for name in names]
 
 
+def test_a_number_is_not_rounded_to_the_default_dtype(kernels: Dispatch) -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert launched(kernels, lambda x: x.clone().fill_(0.1), numbers(7, 9)) == ["fill_scalar_dense_float"]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize(
     ("mask", "kind"),
     [

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
-from hf_mps.core.errors import UserError
-from hf_mps.metal import kernels as metal_kernels
 from hf_mps.metal.kernels.launch.reduce import Blocks, collapsed, contiguous
 from hf_mps.metal.kernels.rules import Dispatch
-from hf_mps.metal.simulator import build
-
-RELEASE = "2.14.1"
-
-
-@pytest.fixture
-def newer() -> Iterator[Dispatch]:
-    try:
-        metal_kernels.enable(RELEASE, build.running("these tests need the simulated device"))
-    except UserError as error:
-        pytest.skip(str(error))
-    dispatch = metal_kernels.running()
-    assert dispatch is not None
-    yield dispatch
-    metal_kernels.disable()
 
 
 def test_dimensions_around_the_reduced_one_become_blocks() -> None:

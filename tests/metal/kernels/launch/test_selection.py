@@ -25,6 +25,7 @@ from tests.metal.kernels.launch.test_indices import indices
         (lambda x: torch.eye(2100, device=x.device), ["eye_diag_float"]),
         (lambda x: x.index_copy(0, indices(x, 3, 1), x[:2]), ["index_copy_dense_float_long_32"]),
         (lambda x: x.t().index_copy(0, indices(x, 3, 1), x.t()[:2]), None),
+        (lambda x: x.t().index_copy(0, indices(x, 3)[0], x.t()[:1]), None),
         (lambda x: x.gt(50).nonzero().contiguous(), None),
         (lambda x: torch.arange(0, 9, device=x.device), None),
         (lambda x: x[0].long().repeat_interleave(torch.arange(9, device=x.device)), None),
