@@ -105,7 +105,7 @@ def run_command(command: Callable[[], None], *, debug: bool = False) -> int:
     """
     try:
         command()
-        sys.stdout.flush()
+        print(end="", flush=True)  # by print, as sys.stdout is None where the shell has closed it
     except (UserError, RunError) as error:
         if debug:
             raise

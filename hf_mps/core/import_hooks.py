@@ -93,6 +93,17 @@ class Catalogue:
         return f"for the import of {' or '.join(modules)}"
 
 
+def of_files(kind: str, *, safe: bool) -> Callable[[ModuleType, str], Any]:
+    """Return what loads those of a catalogue that are a file each: `hf_mps.core.patching.ModulePatcher`."""
+
+    def load(module: ModuleType, name: str) -> Any:
+        from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
+
+        return ModulePatcher(kind, module, safe=safe)
+
+    return load
+
+
 class _Unfinished(ModuleSpec):
     """The spec of a module that is being executed now, which tells us when that is over.
 

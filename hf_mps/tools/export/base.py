@@ -182,7 +182,6 @@ def quantized(saved: SavedRun) -> quantization.Kind | None:
 
 def _stored(saved: SavedRun) -> tuple[str, int]:
     """Return the dtype of the largest part of the stored weights, and how many weights there are."""
-    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     counts: dict[str, int] = {}
     base = getattr(saved.checkpoint, "base", None) or saved.checkpoint
     folder = base.folder()
@@ -190,7 +189,7 @@ def _stored(saved: SavedRun) -> tuple[str, int]:
         for kind, size in tensors(file):
             counts[kind] = counts.get(kind, 0) + size
     largest = max(counts, key=lambda kind: counts[kind], default="F32")
-    return names.get(largest, "float32"), sum(counts.values())
+    return DTYPES.get(largest.lower(), "float32"), sum(counts.values())
 
 
 def tensors(file: Path) -> list[tuple[str, int]]:

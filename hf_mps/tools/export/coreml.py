@@ -55,7 +55,7 @@ class CoreML(Format):
         lengths = _lengths(job)
         job.lengths = lengths.value
         names = [name for name in INPUTS if name in job.batches[0]]
-        model = merged.plain_model(job, folder.parent / "plain")
+        model = merged.plain_model(job, folder.with_name(f"{folder.name}-plain"))
         traced = job.traced = _traced(job, model, names, lengths.value[-1])
         job.choices["lengths"] = Choice(", ".join(map(str, lengths.value)), lengths.reason)
         job.choices["runs on"] = Choice("macOS 15, iOS 18", "before them Core ML takes one input of several lengths")

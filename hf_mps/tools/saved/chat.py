@@ -151,7 +151,7 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
         status.over()
         for voice in speaking:
             voice.system = system
-        conversation(speaking, at_keyboard=sys.stdin.isatty())
+        conversation(speaking, at_keyboard=bool(sys.stdin and sys.stdin.isatty()))
 
 
 def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
@@ -210,7 +210,7 @@ def _obey(line: str, speaking: list[Voice]) -> bool:
 def _lines(at_keyboard: bool) -> Iterator[str]:
     """Yield the user's lines without white space around them."""
     if not at_keyboard:
-        for line in sys.stdin:
+        for line in sys.stdin or ():  # None where the shell has closed it
             yield line.strip()
         return
     with suppress(ImportError):

@@ -48,6 +48,7 @@ def predict(
     of the input come before the answers. Raises UserError for rows, files and models that cannot be used, RunError for
     a failure of the machine.
     """
+    out = out and user_path(out)
     kind = _kind(kind, out)
     began, read = 0.0, 0
     with (  # the output first: a model takes long to load
@@ -129,7 +130,7 @@ class Writer:
 
 def _kind(asked: str | None, out: Path | None) -> str:
     """Return csv or jsonl. Raises UserError for any other word, and for a file that exists or cannot be made."""
-    if out is not None and user_path(out).is_dir():
+    if out is not None and out.is_dir():
         raise UserError(f"--out {out} is a folder; next: --out {out / 'answers.csv'}")
     named = out.suffix.lower().removeprefix(".") if out is not None else ""
     kind = asked or (named if out is not None else FORMATS[0])

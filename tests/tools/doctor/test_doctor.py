@@ -21,6 +21,7 @@ from hf_mps.tools import doctor
 from hf_mps.tools.doctor import accelerate_config, environment, guards, metal
 from hf_mps.tools.doctor import machine as machines
 from hf_mps.tools.doctor.findings import Finding
+from tests import CHECKOUT
 
 GIB = 2**30
 APPLE = "https://developer.apple.com/metal/pytorch/"
@@ -379,7 +380,7 @@ def test_a_watermark_pair_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_package_that_is_not_installed_serves_no_plain_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [])
-    assert named(environment.examine(), "autoload").next == "pip install hf-mps"
+    assert named(environment.examine(), "autoload").next == f"pip install -e {CHECKOUT}"
 
 
 @pytest.mark.parametrize(

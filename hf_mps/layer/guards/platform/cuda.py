@@ -57,7 +57,7 @@ class CudaWords(Guard):
 
     def applies(self) -> Choice[bool]:
         """Return whether there is no CUDA."""
-        if _cuda():
+        if torch.cuda.is_available():
             return Choice(False, "there is CUDA")
         return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
 
@@ -65,7 +65,7 @@ class CudaWords(Guard):
         self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
     ) -> None:
         arguments = (device_type, dtype, enabled, *args)
-        if device_type != "cuda" or _cuda():
+        if device_type != "cuda" or torch.cuda.is_available():
             stock(mode, *arguments, **kwargs)
         elif enabled:
             asked = f"torch.{str(dtype).removeprefix('torch.')}" if dtype is not None else "torch.bfloat16"
@@ -76,14 +76,15 @@ class CudaWords(Guard):
             stock(mode, "mps", *arguments[1:], **kwargs)
 
     def _decorates(self, stock: Any, function: Any = None, *, device_type: Any, **kwargs: Any) -> Any:
-        if device_type == "cuda" and not _cuda():  # asks nothing of the device: modules do this when they are imported
+        # Asks nothing of the device: modules do this when they are imported.
+        if device_type == "cuda" and not torch.cuda.is_available():
             self.acted("custom_fwd and custom_bwd of CUDA go by the autocast for mps", aloud=False)
             device_type = "mps"
         return stock(function, device_type=device_type, **kwargs)
 
     def _scaler(self, stock: Any, scaler: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
         asked = kwargs.get("enabled", args[4] if len(args) > 4 else True)
-        if device != "cuda" or not asked or _cuda():
+        if device != "cuda" or not asked or torch.cuda.is_available():
             stock(scaler, device, *args, **kwargs)
         else:
             line = f'{SCALED}; next: torch.amp.GradScaler("mps") where autocast on mps is float16, else none'
@@ -99,10 +100,6 @@ class CudaWords(Guard):
         with notices.ignoring(UserWarning, "CUDA is not available|torch.cuda.amp.GradScaler is enabled"):
             stock(*args, **kwargs)
         self.acted(line)
-
-
-def _cuda() -> bool:
-    return torch.cuda.is_available()
 
 
 SWITCH = "triton.cudagraphs"

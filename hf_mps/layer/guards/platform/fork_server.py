@@ -147,6 +147,9 @@ def sent(loader: Any) -> Sent:
     """Look at a DataLoader's dataset, collator and worker_init_fn; they are pickled, and nothing of that is kept."""
     from multiprocessing.reduction import ForkingPickler
 
+    from torch import UntypedStorage
+    from torch.multiprocessing.reductions import reduce_storage
+
     main: Any = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     # A package's own __main__ (python -m pytest) is not run again: multiprocessing/spawn.py, _fixup_main_from_name.
@@ -158,7 +161,12 @@ def sent(loader: Any) -> Sent:
     sink = _Sink()
     for what in _PARTS:
         try:
-            ForkingPickler(sink, 2).dump(getattr(loader, what))
+            pickler: Any = ForkingPickler(sink, 2)
+            # Torch's own reducer refuses what is on the device, and would move a tensor of the CPU into shared memory,
+            # where a descriptor, or a count of readers, keeps it for the reader that never comes.
+            reducers = pickler.dispatch_table
+            reducers[UntypedStorage] = lambda it: (bytes, ()) if it.device.type == "cpu" else reduce_storage(it)
+            pickler.dump(getattr(loader, what))
         except Exception as error:
             return Sent(f"the loader's {what} cannot be sent to a new process ({first_line(error)})")
     modules = {module for module, _ in sink.named}

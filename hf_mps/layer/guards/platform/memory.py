@@ -210,9 +210,7 @@ class MemoryMetrics(Guard):
         return Choice(True, "torch.mps has no call for a peak, so it is sampled")
 
     def _watch(self, stock: Any, tracker: Any) -> None:
-        from hf_mps.metal.device.choice import metal
-
-        if not metal().value:
+        if tracker.torch is None:  # a training on the CPU, which is to leave the device alone
             stock(tracker)
             return
         with Peak("mps") as peak:
@@ -224,7 +222,8 @@ class MemoryMetrics(Guard):
         peak = tracker.__dict__.pop(_PEAK, None) or Peak("mps")
         if getattr(tracker, "cur_stage", None) == stage and not hasattr(tracker, "cpu_mem_used_peak"):
             tracker.cpu_mem_used_peak = tracker.cpu_mem_used()
-        peak.sample()
+        if tracker.torch is not None:
+            peak.sample()
         stock(tracker, stage)
         figures = (getattr(tracker, "gpu", None) or {}).get(stage, {})
         if isinstance(figures.get("peaked"), str):
