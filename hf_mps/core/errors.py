@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MISUSE = 2
 FAILED = 1
+# 128 and the number of SIGINT, as a shell reports it.
 INTERRUPTED = 130
 # Unicode's control letters, line and paragraph separators, and halves of a letter, which no terminal can take.
 BREAKING = ("Cc", "Zl", "Zp", "Cs")

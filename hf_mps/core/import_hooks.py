@@ -108,8 +108,7 @@ class _Unfinished(ModuleSpec):
     """The spec of a module that is being executed now, which tells us when that is over.
 
     `from transformers import TrainingArguments` executes training_args, which imports torch, which loads this layer:
-    the finder comes too late for that module and its class does not exist yet. The import system ends every import with
-    `spec._initializing = False` (importlib._bootstrap._load_unlocked); there the spec becomes a plain one again.
+    the finder comes too late for that module and its class does not exist yet.
     """
 
     table: ClassVar[dict[str, tuple[tuple[str, ...], Arm]]] = {}
@@ -118,6 +117,7 @@ class _Unfinished(ModuleSpec):
     def _initializing(self) -> bool:
         return bool(self.__dict__.get("_initializing", False))
 
+    # The import system ends every import with `spec._initializing = False` (importlib._bootstrap._load_unlocked).
     @_initializing.setter
     def _initializing(self, value: bool) -> None:
         self.__dict__["_initializing"] = value
@@ -165,6 +165,7 @@ class _Loader:
         return getattr(self._stock, name)
 
     def exec_module(self, module: ModuleType) -> None:
+        # Before the module runs, whose own code may ask for its loader.
         if module.__spec__ is not None:
             module.__spec__.loader = self._stock
         module.__loader__ = self._stock

@@ -242,6 +242,7 @@ def separate_restarts(restarts: int) -> None:
 
         return PrefixStore(f"start_{restarts}", stock(*args, **kwargs))
 
+    # Once in a process: what is there already has this mark of `wraps`.
     if not hasattr(stock, "__wrapped__"):
         module._create_c10d_store = wraps(stock)(create)
 

@@ -117,6 +117,7 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
         return _scatter_uneven(arguments)
     if name in IN_A_ROW:
         arguments = tree_map_only(Tensor, lambda tensor: tensor.view(-1), arguments)  # of the same elements
+    # Always, as no rank can know whether the others' sizes are equal.
     if name == "alltoall_":
         return _exchange(arguments)
     return Started([_work(operator(*arguments.values()))])
@@ -156,10 +157,7 @@ def _scatter_uneven(arguments: dict[str, Any]) -> Started:
 
 
 def _exchange(arguments: dict[str, Any]) -> Started:
-    """Start an all-to-all of lists whose tensors may differ in size: one of a row, cut by their sizes.
-
-    No rank can know whether the others' sizes are equal, so it is always this one.
-    """
+    """Start an all-to-all of lists whose tensors may differ in size: one of a row, cut by their sizes."""
     outputs, inputs, group = (arguments[key] for key in ("output_tensors", "input_tensors", "process_group"))
     row = torch.cat([part.reshape(-1) for part in inputs])
     sizes = [output.numel() for output in outputs]

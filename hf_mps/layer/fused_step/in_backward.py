@@ -134,7 +134,8 @@ def rounded(values: Tensor) -> Tensor:
 
 
 def _piece(name: str, value: Any, part: slice) -> Any:
-    """Return a part of a state's tensor in float32; its counter as a copy, since every part counts."""
+    """Return a part of a state's tensor in float32, or its counter."""
     if not isinstance(value, Tensor):
         return value
+    # A copy of the counter, as the step of each part counts.
     return value.clone() if name == COUNTER else value.view(-1)[part].float()

@@ -126,12 +126,10 @@ def _kind(name: str) -> str:
 
 
 def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
-    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's.
-
-    The package kernels, where it is installed, makes modules of such functions (its `use_kernel_forward_from_hub`).
-    """
+    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's."""
     owner, _, name = path.rpartition(".")
     if not owner:
+        # Not isfunction: the package kernels makes modules of such functions (`use_kernel_forward_from_hub`).
         if callable(vars(module).get(name)):
             yield module, name
         return

@@ -192,10 +192,8 @@ def _arriving(upstream: Tensor, alive: Tensor | None) -> Tensor:
 
 
 def _by_place(given: Tensor, dtype: torch.dtype, factor: Tensor | float | None) -> Tensor:
-    """Return the same times the factor, if any, with a place's heads side by side in memory, as models use them.
-
-    What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a projection, is a view.
-    """
+    """Return the same times the factor, if any, with a place's heads side by side in memory, as models use them."""
+    # What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a projection, is a view.
     batch, heads, places, width = given.shape
     whole = torch.empty(batch, places, heads, width, dtype=dtype, device=given.device).transpose(1, 2)
     if factor is None:

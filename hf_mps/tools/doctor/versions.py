@@ -75,6 +75,7 @@ def _installed(name: str, required: Requirement | None) -> Finding | None:
             says = f"{installed}: hf_mps was not tried with this release; {tried}"
             return note("torch", says, f"python -m pip install torch=={TRIED[-1]}, where something goes wrong")
         return ok("torch", f"{installed}; {tried}")
+    # Without the word a specifier contains no release candidate, however new.
     if required and not required.specifier.contains(installed, prereleases=True):
         return problem(name, f"{installed}; hf_mps needs {required.specifier}", f"pip install --upgrade '{required}'")
     return ok(name, installed)

@@ -117,7 +117,8 @@ def _in_one_line(form: Format, where: str) -> Iterator[None]:
 def _record(
     form: Format, job: Job, comparison: Comparison, target: Path, seconds: float, stage: Path
 ) -> dict[str, Any]:
-    """Return what is stored beside an export. It names no folder of this machine, since it is shared with the model."""
+    """Return what is stored beside an export."""
+    # It names no folder of this machine, since it is shared with the model.
     command = f"hf-mps export {form.name} {shlex.quote(job.name)} {shlex.quote(target.name)} --weights {job.weights}"
     if job.options.lengths is not None:
         command += f" --lengths {','.join(map(str, job.options.lengths))}"

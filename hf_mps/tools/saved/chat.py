@@ -24,7 +24,6 @@ COMMANDS = {
     "/help": "show these commands",
     "/exit": "end, as Ctrl-D does",
 }
-ASK = "you> "
 
 Write = Callable[[str], None]
 Message = dict[str, str]
@@ -90,6 +89,7 @@ class Voice:
         first = [{"role": "system", "content": self.system}] if self.system else []
         positions = language.positions(self.model)
         room = positions - min(self.manner.max_new_tokens, positions // 4)
+        # In pairs, so that what is left begins with the user.
         for self.left_out in range(0, len(asked), 2):
             try:
                 text = render(self.tokenizer, [*first, *asked[self.left_out :]], prompt=True)
@@ -217,7 +217,7 @@ def _lines(at_keyboard: bool) -> Iterator[str]:
         import readline  # noqa: F401  arrow keys and a history for `input`
     while True:
         try:
-            yield input(ASK).strip()
+            yield input("you> ").strip()
         except EOFError:
             print()
             return

@@ -145,10 +145,6 @@ def _kind(asked: str | None, out: Path | None) -> str:
     return kind
 
 
-# Digits of a row's number in a file's name, so that a folder lists its rows in their order.
-DIGITS = 6
-
-
 @dataclass
 class Pictures:
     """Writes pictures among the answers into `work`, which becomes the folder `whole`; drops them without a folder."""
@@ -168,7 +164,8 @@ class Pictures:
                     continue
                 if self.whole.exists():
                     raise UserError(f"--out: the folder of the pictures {self.whole} exists already; give another name")
-                file = f"{int(answer[ROW]):0{DIGITS}}.png"
+                # In six digits, so that a folder lists its rows in their order.
+                file = f"{int(answer[ROW]):06}.png"
                 self.work.mkdir(exist_ok=True)
                 (self.work / file).write_bytes(answer[name])
                 found[name] = f"{self.whole.name}/{file}"

@@ -178,9 +178,9 @@ def _needless(
 ) -> bool:
     """Return whether transformers makes of a mask with these values on the host what it makes of none.
 
-    Those are its arguments (masking_utils.py). Without a mask it takes the lengths from the embeddings, and looks in
-    positions for packed sequences: where there are any, the mask stays.
+    Those are its arguments (masking_utils.py).
     """
+    # Without a mask it takes the lengths from the embeddings, and looks in positions for packed sequences.
     source = embeddings if encoded is None else encoded
     known = not unknown and past is None and positions is None
     return known and tuple(mask.shape) == tuple(source.shape[:2]) and bool(mask.all())

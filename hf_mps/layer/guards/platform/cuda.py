@@ -236,28 +236,29 @@ _given: list[Any] = []
 
 
 def _give() -> None:
-    """Register the step of 8-bit optimizers on mps, for good: a kernel lives as long as its library object.
-
-    They step small weights with moments of 32 bits, by a function that bitsandbytes has compiled anew for each size,
-    until torch.compile gives up with warnings. The same runs as it is.
-    """
+    """Register the step of 8-bit optimizers on mps, and that of the small weights, which have moments of 32 bits."""
     from hf_mps.metal.training_kernels import adam_8bit  # whose trial asks for the layer
 
-    library: Any = torch.library.Library("bitsandbytes", "IMPL")  # type: ignore[no-untyped-call]  # the fallback watches that, and gives its place up
+    # Not torch._C._dispatch_library: the fallback watches torch.library's, and gives its place up.
+    library: Any = torch.library.Library("bitsandbytes", "IMPL")  # type: ignore[no-untyped-call]
     library.impl(adam_8bit.OPERATOR, adam_8bit.update, "MPS")
+    # bitsandbytes has its own function compiled anew for each size, until torch.compile gives up with warnings; the
+    # same runs as it is.
     small = UPDATES[32].partition("::")[2]
     library.impl(small, functools.partial(adam_8bit.by_operators, small), "MPS")
+    # A kernel lives as long as the library object that it was registered with.
     _given.append(library)
 
 
 def _pages() -> bool:
-    """Whether bitsandbytes makes the state of a paged optimizer for a parameter on the device; the smallest it pages.
+    """Whether bitsandbytes makes the state of a paged optimizer for a parameter on the device.
 
     From pull request #2069 on it is to be an ordinary tensor where there is no managed memory.
     """
     from bitsandbytes.optim.optimizer import Optimizer8bit
 
     try:
+        # The smallest parameter whose state is paged.
         Optimizer8bit.get_state_buffer(SimpleNamespace(is_paged=True), torch.empty(100_000, device="mps"))
     except Exception:
         return False

@@ -120,16 +120,13 @@ def _source(value: Any) -> str | None:
 
 @contextmanager
 def _verdict_handed_down() -> Iterator[None]:
-    """Let what is started in here have this process's verdict on Metal: libraries ask for it when imported.
-
-    To answer them itself the server would create the device, and fork workers from a process that has it.
-    """
+    """Let what is started in here have this process's verdict on Metal: libraries ask for it when imported."""
     with patch.dict(os.environ):
+        # To answer them itself the server would create the device, and fork workers from a process that has it.
         probe.hand_down(machine.present(), metal())
         yield
 
 
-_PARTS = ("dataset", "collate_fn", "worker_init_fn")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _PYTHONS = f"{Path(os.__file__).parent}{os.sep}"
 _NAMED = re.compile(rb"c([\w.]+)\n([\w.]+)\n")  # the opcode of pickle's protocol 2 for what is sent by its name
@@ -159,7 +156,7 @@ def sent(loader: Any) -> Sent:
             f'{Path(file).name} has no `if __name__ == "__main__":`, without which a new process runs it all again'
         )
     sink = _Sink()
-    for what in _PARTS:
+    for what in ("dataset", "collate_fn", "worker_init_fn"):
         try:
             pickler: Any = ForkingPickler(sink, 2)
             # Torch's own reducer refuses what is on the device, and would move a tensor of the CPU into shared memory,

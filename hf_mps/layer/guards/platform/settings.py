@@ -231,9 +231,10 @@ class Attention(Guard):
 
 
 def _flex_trains() -> bool:
-    """Whether torch no longer refuses flex_attention a gradient on mps; read from its source, as a trial compiles."""
+    """Return whether torch no longer refuses flex_attention a gradient on mps."""
     from torch.nn.attention import flex_attention
 
+    # Read and not tried: a trial would compile.
     return "does not support backward on MPS" not in inspect.getsource(flex_attention)
 
 

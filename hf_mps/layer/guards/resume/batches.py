@@ -183,6 +183,7 @@ def begin(stock: OriginalCall, base: Any) -> Any:
             replay.begun.put(own)
         of.place = LoaderPosition(States.now(generator=own), None, of.skipped)
         iterator = stock(base)
+        # Of exactly this class: another one's iterator would lose its own methods.
         watched = type(iterator) is _SingleProcessDataLoaderIter
         if watched:
             _Watched.become(iterator, of.place, replay)

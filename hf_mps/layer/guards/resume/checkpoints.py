@@ -113,11 +113,9 @@ class AtomicCheckpoint(LibraryGuard):
         return saved
 
     def _owner(self, stock: OriginalCall, trainer: Any, target: Path, can_stage: bool) -> int | None:
-        """Return which of several processes renames, with save_on_each_node one of each host; None to leave it alone.
-
-        What they tell each other fails as the stock function's own collectives would.
-        """
+        """Return which of several processes renames, with save_on_each_node one of a host; None to leave it alone."""
         here = (platform.node(), os.getpid(), bool(trainer.args.should_save), can_stage)
+        # Foreign, since it fails as the stock function's own collectives would.
         ranks = stock.foreign(_gathered, here)
         owners = [(host, process) for host, process, saves, _ in ranks if saves]
         if not all(can for *_, can in ranks) or not owners:
@@ -180,6 +178,7 @@ class AtomicCheckpoint(LibraryGuard):
         if numbered:
             target = Path(accelerator.project_dir) / "checkpoints" / f"checkpoint_{accelerator.save_iteration}"
         else:
+            # Where a link leads: a rename would take the place of the link itself.
             target = Path(os.path.realpath(output_dir or "."))
         refused = target.exists() if numbered else output_dir is None  # in accelerate's words
         if accelerator.num_processes > 1 or refused or not checkpoint_files.can_stage(target):
@@ -212,10 +211,8 @@ def _gathered(value: Any) -> list[Any]:
 
 
 def _date_last(target: Path) -> None:
-    """Give the checkpoint just written a later date than its older ones, where the clock went back in between.
-
-    Trainer removes the oldest by their dates, and would remove this one (huggingface/transformers#26961).
-    """
+    """Give the checkpoint just written a later date than its older ones, where the clock went back in between."""
+    # Trainer removes the oldest by their dates, and would remove this one (huggingface/transformers#26961).
     dates = [path.stat().st_mtime for path in target.parent.glob("checkpoint-*") if path != target]
     if dates and max(dates) > target.stat().st_mtime:
         os.utime(target, (max(dates) + 1, max(dates) + 1))
@@ -299,6 +296,7 @@ class TornCheckpoint(Guard):
         elif accelerator.project_configuration.automatic_checkpoint_naming:
             place = Path(accelerator.project_dir) / "checkpoints"
             checkpoint_files.sweep(place.parent)
+            # Any number will do: with `above` it is the word that counts.
             newest = next(_before(place / "checkpoint_9", above=True), None)
             if newest is not None:
                 whole = self._whole(newest, ACCELERATE_LAST, given=str(newest))

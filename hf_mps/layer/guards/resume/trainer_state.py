@@ -122,20 +122,15 @@ class ResumeNames(LibraryGuard):
             stock(trainer)
 
     def _told(self, stock: Callable[..., None], trainer: Any, result: Any) -> None:
-        folder = getattr(trainer, FOLDER, None)
-        if folder is not None and result.missing_keys and result.unexpected_keys and _own(trainer.model):
+        from transformers import PreTrainedModel
+
+        folder, own = getattr(trainer, FOLDER, None), isinstance(trainer.model, PreTrainedModel)
+        if folder is not None and result.missing_keys and result.unexpected_keys and own:
             left_out = len(result.missing_keys)
             result = _read(trainer.model, folder)
             line = f"{left_out - len(result.missing_keys)} weights of {folder} were found by their names on the hub"
             self.acted(line, aloud=False)
         stock(trainer, result)
-
-
-def _own(model: Any) -> bool:
-    """Return whether the model is one that `from_pretrained` makes."""
-    from transformers import PreTrainedModel
-
-    return isinstance(model, PreTrainedModel)
 
 
 def _read(model: Any, folder: str) -> Any:

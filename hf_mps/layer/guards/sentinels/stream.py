@@ -155,11 +155,9 @@ class Stream(Safeguard):
         return norm
 
     def _begins(self, *_: Any, **__: Any) -> None:
-        """Gradients are cleared, or an optimizer made: where a backward pass follows, what was before is past.
-
-        A loop that skips a bad batch clears its gradients and goes on; the loss of a training that was interrupted
-        between backward and step is not the next one's. Where none follows, a part of the model alone was cleared.
-        """
+        """Gradients are cleared, or an optimizer made: where a backward pass follows, what was before is past."""
+        # A loop that skips a bad batch goes on so, and the loss of a training that was interrupted between backward and
+        # step is not the next one's. Where no backward pass follows, a part of the model alone was cleared.
         self._past = True
 
     def _scaler_updated(self, scaler: Any, *_: Any, **__: Any) -> None:

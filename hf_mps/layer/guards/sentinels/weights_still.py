@@ -171,11 +171,9 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
 
 
 def _largest(gradient: Any) -> Any:
-    """Return the place of the element furthest from zero in its sample, of shape (1,).
-
-    From its two ends: the sample's absolute values would be a copy of it, and with large weights the step's peak.
-    """
+    """Return the place of the element furthest from zero in its sample, of shape (1,)."""
     sample = _sample(gradient)
+    # From its two ends: absolute values would be a copy of the sample, and with large weights the step's peak.
     ends = torch.stack((sample.argmax(), sample.argmin()))
     return ends.index_select(0, sample.index_select(0, ends).abs().argmax().view(1))
 
