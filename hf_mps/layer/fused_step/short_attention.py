@@ -125,6 +125,7 @@ def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _factors(root: float, device: torch.device) -> Tensor:
     """Return what queries, keys and values are multiplied by."""
     found = torch.full((3, 1, 1, 1, 1), root, dtype=torch.float32, device=device)
+    # Values are multiplied by nothing.
     found[2].fill_(1)
     return found
 

@@ -38,7 +38,8 @@ def examine() -> list[Finding]:
     from hf_mps.layer import guards
 
     for library in GUARDS.after:  # what the guards wait for: only then do they know what they have to do
-        with contextlib.suppress(ImportError):
+        # Whatever it raises: a broken package that it imports (torchvision of another torch) raises a RuntimeError.
+        with contextlib.suppress(Exception):
             importlib.import_module(library)
     on_metal = choice.metal().value
     idle = 0

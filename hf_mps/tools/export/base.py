@@ -157,7 +157,8 @@ def precision(saved: SavedRun) -> Choice[str]:
     """
     stored, _ = _stored(saved)
     needed, free = room(saved, "float32")
-    if needed <= free / 2:  # the export is opened beside the model
+    # In half of it, as the export is opened beside the model.
+    if needed <= free / 2:
         return Choice("float32", "rounding by the export itself would hide the export's differences")
     size, _ = room(saved, stored)
     if size > free and quantized(saved) is None:

@@ -210,7 +210,8 @@ class ONNX(Format):
 
         inputs = {name: torch.cat([rows, rows]) if len(rows) == 1 else rows for name, rows in job.batches[0].items()}
         if job.saved.task_class.shape == "decoder":
-            model.config.use_cache = False  # keys and values would be inputs and outputs of the graph
+            # Keys and values would be inputs and outputs of the graph.
+            model.config.use_cache = False
             job.choices["cache"] = Choice("none", "one graph gives the logits of every position, and keeps no keys")
         axes, dynamic = AXES.get(str(job.saved.task_class.shape), 2), torch.export.Dim.DYNAMIC
         varying = {name: dict.fromkeys(range(min(rows.dim(), axes)), dynamic) for name, rows in inputs.items()}

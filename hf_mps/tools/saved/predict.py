@@ -194,7 +194,8 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
             pictures.rename(whole)
         # The finished file gets its name, unless another file has taken it meanwhile.
         try:
-            os.link(work, out)  # unlike a rename, it takes no other file's place
+            # Unlike a rename, a link takes no other file's place.
+            os.link(work, out)
         except FileExistsError as error:
             raise UserError(f"--out {out} exists by now and is never overwritten; give another name") from error
         except OSError:  # a file system without links

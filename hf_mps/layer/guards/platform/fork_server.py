@@ -162,7 +162,7 @@ def sent(loader: Any) -> Sent:
             # Torch's own reducer refuses what is on the device, and would move a tensor of the CPU into shared memory,
             # where a descriptor, or a count of readers, keeps it for the reader that never comes.
             reducers = pickler.dispatch_table
-            reducers[UntypedStorage] = lambda it: (bytes, ()) if it.device.type == "cpu" else reduce_storage(it)
+            reducers[UntypedStorage] = lambda it: (bytes, ()) if it.device.type == "cpu" else reduce_storage(it)  # type: ignore[no-untyped-call]
             pickler.dump(getattr(loader, what))
         except Exception as error:
             return Sent(f"the loader's {what} cannot be sent to a new process ({first_line(error)})")

@@ -155,7 +155,8 @@ class ShapeGrowth(Guard):
     def _at_batch(self, batch: Any) -> Any:
         shape = tuple(each.shape for each in tensors(batch))
         if shape not in self._shapes:
-            if self._shapes:  # an evaluation has no optimizer's steps
+            # Here too, as an evaluation has no optimizer's steps.
+            if self._shapes:
                 self._look()
             self._shapes.add(shape)
             before = len(self._lengths)

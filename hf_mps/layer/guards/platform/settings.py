@@ -170,7 +170,8 @@ class HalfPrecision(Guard):
     def _arguments_made(self, stock: Callable[..., None], arguments: Any, *args: Any, **kwargs: Any) -> None:
         asked = [name for name in HALVES if getattr(arguments, name) or getattr(arguments, f"{name}_full_eval")]
         try:
-            stock(arguments, *args, **kwargs)  # may move it to the CPU, and may refuse in words that say less
+            # It may move the training to the CPU, and may refuse in words that say less.
+            stock(arguments, *args, **kwargs)
         finally:
             if asked and not arguments.use_cpu and metal().value:
                 self._refuse(asked, f"{asked[0]}=True")
@@ -183,7 +184,8 @@ class HalfPrecision(Guard):
             try:
                 self._refuse([name], f"mixed_precision={name}")
             except UserError:
-                type(state)._reset_state()  # or the next Accelerator of a notebook would find this one
+                # Or the next Accelerator of a notebook would find this one.
+                type(state)._reset_state()
                 raise
 
     def _plugin(self, stock: Callable[..., Any], connector: Any) -> Any:
@@ -225,7 +227,8 @@ class Attention(Guard):
         asked = _ASKED.fullmatch(attn_implementation) if isinstance(attn_implementation, str) else None
         if not asked or not metal().value or (asked[2] == "flex_attention" and _flex_trains()):
             return stock(model, attn_implementation, *args, **kwargs)
-        instead = stock(model, None, *args, **kwargs)  # the model's default: sdpa, or eager where it has no sdpa
+        # None is the model's default: sdpa, or eager where it has no sdpa.
+        instead = stock(model, None, *args, **kwargs)
         self.acted(f"attn_implementation={attn_implementation} cannot train on Metal: {instead} takes its place")
         return instead
 

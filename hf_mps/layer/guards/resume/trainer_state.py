@@ -67,7 +67,8 @@ class ResumeLoss(LibraryGuard):
             trainer._total_loss_scalar = rest["total"]
             trainer.__dict__[_WHOLE] = True
         else:
-            trainer._total_loss_scalar -= rest["sum"]  # train_loss is the mean of this call's steps alone
+            # train_loss is the mean of this call's steps alone.
+            trainer._total_loss_scalar -= rest["sum"]
         trainer._tr_loss += rest["sum"]
 
     def _logged(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
