@@ -82,8 +82,7 @@ def try_all(names: Sequence[str] | None = None) -> list[Trial]:
     """Run the trials of these guards, by default of all that are about the device; none where there is no Metal."""
     if names is None:
         names = [name for name in GUARDS.names if faults.cured_by(name)] if choice.metal(owned=True).value else []
-    left = list(names)
-    trials: list[Trial] = []
+    left, trials = list(names), list[Trial]()
     # One process tries them all until one ends it; the next process goes on behind that one.
     while left:
         if not (ended := list(_child(left))):  # a process that could not even start
