@@ -112,7 +112,8 @@ def take(optimizer: Any, weight: Tensor, group: dict[str, Any]) -> None:
     Those belong to the whole step, which the training loop takes as ever, when no gradient is left.
     """
     step = type(optimizer).step
-    if getattr(step, "hooked", False):  # Optimizer.profile_hook_step
+    # Without what Optimizer.profile_hook_step puts around it, which calls the hooks.
+    if getattr(step, "hooked", False):
         step = step.__wrapped__
     groups = optimizer.param_groups
     optimizer.param_groups = [{**group, "params": [weight]}]

@@ -60,7 +60,8 @@ class JointProjections(ModelCode):
 
     def _look_through(self, module: ModuleType) -> None:
         if getattr(module.__spec__, "_initializing", False):
-            return  # it imports what this part is armed after, and its classes are still to come
+            # It imports what this part is armed after, and its classes are still to come.
+            return
         for name, groups in self._groups(module).items():
             self.around(vars(module)[name], "forward", functools.partial(self._owned, groups))
 

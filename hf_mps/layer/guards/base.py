@@ -145,7 +145,8 @@ class Safeguard(Patcher):
         line = f"the {self.kind} {self.name} {self.failure}; it is disabled for this process; training continues"
         try:
             self.say(line)
-        except Notice:  # warnings are errors here: then it is printed
+        # Where this program turns warnings into errors the line is printed.
+        except Notice:
             print(f"hf_mps: {line}", file=sys.stderr)
 
     def acted(self, line: str, *, aloud: bool = True) -> None:

@@ -75,7 +75,8 @@ def _prepare_backend(
         return chosen, kind
     if not metal().value:
         return chosen, kind
-    self.device = torch.device("mps")  # before its set_device, which would read it from the kind
+    # Before its set_device, which would read the device from the kind.
+    self.device = torch.device("mps")
     return chosen or torch.distributed.get_default_backend_for_device("mps"), type(kind).MULTI_CPU
 
 

@@ -158,5 +158,6 @@ def folder_for(given: Path | None, first: Path = Path("runs/bench")) -> Path:
     if given.exists() and (not given.is_dir() or any(given.iterdir())):
         free = next_free(given if given.name else given.absolute())
         raise UserError(f"--output {given} holds something already; next: --output {free}")
-    refuse_unwritable(given / "results.json", f"--output {given}")  # now, since what is measured takes minutes
+    # Now, since what is measured takes minutes.
+    refuse_unwritable(given / "results.json", f"--output {given}")
     return given

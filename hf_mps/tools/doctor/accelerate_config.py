@@ -59,8 +59,10 @@ def read(path: Path) -> Values | None:
         return UserError(f"{path}: {what}; it stays as it is; {_elsewhere(path)}")
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML: `accelerate config default` writes it
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or no day of any month
+        # JSON is YAML: `accelerate config default` writes it.
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    # A ValueError is of bytes that are no UTF-8, and of a date that is no day.
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise refused(f"cannot be read as YAML: {' '.join(str(error).split())}") from error
     if values is None:
         return None

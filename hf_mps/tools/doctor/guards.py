@@ -37,7 +37,8 @@ def examine() -> list[Finding]:
     """
     from hf_mps.layer import guards
 
-    for library in GUARDS.after:  # what the guards wait for: only then do they know what they have to do
+    # The guards wait for these: only then do they know what they have to do.
+    for library in GUARDS.after:
         # Whatever it raises: a broken package that it imports (torchvision of another torch) raises a RuntimeError.
         with contextlib.suppress(Exception):
             importlib.import_module(library)

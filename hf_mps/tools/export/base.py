@@ -100,7 +100,8 @@ class Format:
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """Keep the reports, bars and warnings of a format's libraries off the screen; their errors are raised."""
-    before = logging.root.manager.disable  # logging has no public name for what `disable` was called with
+    # logging has no public name for what `disable` was called with.
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -293,7 +294,8 @@ def copy_companions(saved: SavedRun, folder: Path) -> None:
             used = VOCABULARY.fullmatch(path.name) or path.name in COMPANIONS
             if used and path.is_file() and not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)
-        if vocabulary:  # a tokenizer is whole: nothing of another one is mixed into it
+        # A tokenizer is whole: nothing of another one is mixed into it.
+        if vocabulary:
             break
 
 

@@ -208,7 +208,8 @@ def _difference(job: Job, answer: Any, weights: str) -> Any:
                 given = {name: tensor.numpy() for name, tensor in _padded(row, length, job.tokenizer).items()}
                 logits = base.answered(answer(given))
                 wanted = reference[at : at + 1]
-                if wanted.ndim == 3:  # logits of each token: those of padding are nobody's
+                # These are logits of each token: those of padding are nobody's.
+                if wanted.ndim == 3:
                     wanted, logits = wanted[:, tokens], logits[:, : tokens.sum()]
                 ours.append(wanted)
                 theirs.append(logits)

@@ -90,7 +90,8 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
         with _in_one_line(form, where), staged(target, RECORD) as stage:
             with base.silent():
                 form.write(job, stage)
-            job.model = None  # its logits are here, and the export may need the room
+            # Its logits are here, and the export may need the room.
+            job.model = None
             status.now("comparing its logits with the model's …")
             with base.silent():
                 comparison = form.compare(job, stage)

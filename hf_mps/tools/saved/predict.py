@@ -190,7 +190,8 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
         # In a folder beside it, so that a killed command leaves nothing under the name that was asked for.
         with work.open("x", encoding="utf-8", newline="") as file:
             yield file, Pictures(pictures, whole)
-        if pictures.is_dir():  # before the answers, which name its files
+        # Before the answers, which name its files.
+        if pictures.is_dir():
             pictures.rename(whole)
         # The finished file gets its name, unless another file has taken it meanwhile.
         try:

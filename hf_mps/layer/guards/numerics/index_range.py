@@ -129,7 +129,8 @@ class IndexRange(Guard):
         if part is not None:
             tables: dict[str, Any] = {}
             for name, each in model.named_modules():
-                tables.setdefault(name.rpartition(".")[2], each)  # the encoder's, of two
+                # Of two modules of that name the first, which is the encoder's.
+                tables.setdefault(name.rpartition(".")[2], each)
             positions, begin = _first(tables, POSITIONS)
             length = positions - begin if positions else None
             self._models[model] = Known(ref(part), positions, length, _first(tables, TYPES)[0])

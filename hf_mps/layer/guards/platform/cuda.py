@@ -334,7 +334,8 @@ class Compile(Guard):
             (ERRORS, torch._dynamo.config, "suppress_errors", True, "runs as it is what it cannot compile"),
         ):
             if variable in variables and variable not in os.environ and getattr(owner, name) is not value:
-                setattr(owner, name, value)  # to stay: torch reads it at the first call of each graph, whenever that is
+                # It stays, as torch reads it at the first call of each graph, whenever that is.
+                setattr(owner, name, value)
                 done.append(words)
         if done:
             self.acted(f"torch.compile {' and '.join(done)}; on Metal it is young: compare a few steps without")

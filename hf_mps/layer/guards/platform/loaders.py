@@ -41,7 +41,8 @@ class TrainersLoaders(Guard):
 
     def _trainer_makes(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         with patch.object(self, "_trainers_own", self.by_default(trainer.args)):
-            return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
+            # accelerate makes its own loader of Trainer's in there, which is Trainer's too.
+            return stock(trainer, *args, **kwargs)
 
     def _loader_made(self, loader: Any, *_: Any, **__: Any) -> None:
         if self._trainers_own and getattr(loader, self.argument):

@@ -211,7 +211,8 @@ class MemoryMetrics(Guard):
         return Choice(True, "torch.mps has no call for a peak, so it is sampled")
 
     def _watch(self, stock: Any, tracker: Any) -> None:
-        if tracker.torch is None:  # a training on the CPU, which is to leave the device alone
+        # It is None in a training on the CPU, which is to leave the device alone.
+        if tracker.torch is None:
             stock(tracker)
             return
         with Peak("mps") as peak:

@@ -191,7 +191,8 @@ class HalfPrecision(Guard):
     def _plugin(self, stock: Callable[..., Any], connector: Any) -> Any:
         flag, on_metal = str(connector._precision_flag), connector._accelerator_flag == "mps"
         plugin = stock(connector)
-        made_here = plugin is not getattr(connector, "_precision_plugin_flag", None)  # else the user's own object
+        # A plugin that the user handed in as an object stays as it is.
+        made_here = plugin is not getattr(connector, "_precision_plugin_flag", None)
         if on_metal and made_here and getattr(plugin, "device", None) == "cuda":
             # Lightning before 2.6 (Lightning#20497): autocast for CUDA, which does nothing here.
             plugin.device = "mps"

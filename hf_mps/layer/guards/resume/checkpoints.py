@@ -96,7 +96,8 @@ class AtomicCheckpoint(LibraryGuard):
                 saved = stock.partial(trainer, *args, **kwargs)
             except BaseException:
                 if several:
-                    with suppress(Exception):  # this rank's own error is the one to raise
+                    # This rank's own error is the one to raise.
+                    with suppress(Exception):
                         _gathered(False)
                 raise
             finally:
@@ -106,8 +107,10 @@ class AtomicCheckpoint(LibraryGuard):
                 error.quiet = True  # that one says why
                 raise error
         if several:
-            stock.foreign(_gathered, True)  # nobody goes on before it is there
-        for step in saving.later:  # a push and the removal of older ones, once this one is there
+            # Nobody goes on before the checkpoint is there.
+            stock.foreign(_gathered, True)
+        # A push and the removal of older checkpoints wait until this one is there.
+        for step in saving.later:
             stock.foreign(step)
         self._note()
         return saved
@@ -189,7 +192,8 @@ class AtomicCheckpoint(LibraryGuard):
                     saved = stock.partial(accelerator, output_dir, *args, **kwargs)
             else:
                 saved = stock.partial(accelerator, str(stage), *args, **kwargs)
-        if numbered and project.total_limit:  # the oldest are removed after the newest is there
+        # The oldest are removed after the newest is there.
+        if numbered and project.total_limit:
             found = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in target.parent.iterdir())
             oldest = sorted((each for each in found if each), key=lambda each: int(each[1]))[: -project.total_limit]
             for each in oldest:
@@ -281,7 +285,8 @@ class TornCheckpoint(Guard):
     def _model_made(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         made = stock(trainer, *args, **kwargs)
         if self._weights is not None:
-            trainer.model = made  # as train does next; what loads weights looks there
+            # As train does next: what loads weights looks there.
+            trainer.model = made
             stock.foreign(trainer._load_from_checkpoint, self._weights)
         return made
 

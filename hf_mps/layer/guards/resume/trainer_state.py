@@ -77,7 +77,8 @@ class ResumeLoss(LibraryGuard):
 
     def _cover_run(self, trainer: Any, logs: dict[str, float]) -> None:
         total = trainer._total_loss_scalar if trainer.__dict__.pop(_WHOLE, False) else None
-        if total is None and trainer.__dict__.get(FROM):  # from a checkpoint of the last step nothing was restored
+        # Of a checkpoint of the last step nothing was restored.
+        if total is None and trainer.__dict__.get(FROM):
             file = random_numbers.own(Path(trainer.__dict__[FROM]) / FILE)
             rest = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
             total = rest["total"] + rest["sum"] if "total" in rest else None

@@ -238,7 +238,8 @@ class Stream(Safeguard):
         scalars = [*(value for _, value, _ in every), *(every[place][2] for place in unsure)]
         values = _values(scalars if canary is None else [*scalars, canary])
         if canary is not None and self._lost(series, values.pop()):
-            return  # nor are the others what was computed
+            # The other numbers are not what was computed either.
+            return
         skipped = {place for place, found_inf in zip(unsure, values[len(every) :], strict=True) if found_inf}
         numbers = [(step, values[place]) for place, (step, _, _) in enumerate(every)]
         taken = [place for place in range(len(every)) if place not in skipped]
