@@ -47,8 +47,7 @@ def bench(
     words = {"--recipe": recipe, "--model": model, "--task": task, "--warm-up": warm_up, "--repetitions": repetitions}
     command = ["hf-mps", "bench", *(["--quick"] if quick else [])]
     command += [str(word) for pair in words.items() if pair[1] is not None for word in pair] + list(overrides or [])
-    target = target_of(recipe, model, task, overrides or [])
-    asked = Asked(shlex.join(command), target, quick, warm_up, repetitions)
+    asked = Asked(shlex.join(command), target_of(recipe, model, task, overrides or []), quick, warm_up, repetitions)
     if launches:
         run_count(asked, release, as_json=json)
     else:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from typer import Option
 
 from hf_mps.cli.options import Json, deferred
-from hf_mps.core.errors import UserError
+from hf_mps.core.errors import UserError, user_path
 
 
 @deferred
@@ -61,7 +59,7 @@ def config(
     """
     from hf_mps.tools.doctor import accelerate_config
 
-    path = Path(config_file).expanduser() if config_file else accelerate_config.default_place()
+    path = user_path(config_file) if config_file else accelerate_config.default_place()
     if check:
         accelerate_config.check(path, json=json)
     else:

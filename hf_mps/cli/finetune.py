@@ -83,13 +83,13 @@ def finetune(
 def swept(argv: list[str]) -> list[str]:
     """`argv` with `--sweep a=1,2 b=3,4` as the parser wants it, `--sweep a=1,2 --sweep b=3,4`.
 
-    Every word with a = that follows the option belongs to it, up to the next option.
+    Every word with a = that follows the option belongs to it, up to the next option. Behind `--` they are a script's.
     """
     words: list[str] = []
     sweeping = False
     for word in argv:
         if word.startswith("--"):
-            sweeping = word == "--sweep"
+            sweeping = word == "--sweep" and "--" not in words
         elif sweeping and "=" in word and words[-1] != "--sweep":
             words.append("--sweep")
         words.append(word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
     A `program` that ends in a verb's name (`python -m hf_mps.finetune`) is that verb: its help and errors name it so.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    # Where the shell has closed stderr, print(file=None) would write what is for people among the answers on stdout.
+    sys.stderr = sys.stderr or io.StringIO()
     if words[:1] == ["run"] and words[1:] not in ([], ["--help"]):
         from hf_mps.layer.activation import run
 

@@ -51,11 +51,7 @@ def predict(
 
 @deferred
 def evaluate(
-    run: SavedModel,
-    overrides: Overrides = None,
-    batch: Batch = None,
-    task: SavedTask = None,
-    json: Json = False,
+    run: SavedModel, overrides: Overrides = None, batch: Batch = None, task: SavedTask = None, json: Json = False
 ) -> None:
     """Measure a saved model by the metrics of its run; nothing is trained or written.
 

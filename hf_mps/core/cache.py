@@ -106,7 +106,7 @@ def find(name: str) -> Path | None:
     """
     for place in (home, spare):
         root = place()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # of a file that is not there
             if root is not None and open_to_others(root / name) is None:
                 return root / name
     return None
@@ -130,16 +130,17 @@ def writable(name: str) -> tuple[Path, str]:
 
 
 def _made(folder: Path) -> Path:
-    """Make `folder` and prove that a file can be created in it: permission bits say nothing to root or to NFS.
+    """Make `folder` and prove that a file can be created in it.
 
-    What belongs to the user is closed to others, as an older hf_mps under a loose umask left it open. Raises OSError
-    for a folder that others can change all the same, as its owner can.
+    What belongs to the user is closed to others. Raises OSError for a folder that others can change all the same, as
+    its owner can.
     """
     folder.mkdir(parents=True, exist_ok=True)
     while (loose := open_to_others(folder)) is not None:
         if loose.stat().st_uid != os.getuid():
             raise PermissionError(errno.EPERM, f"{loose} belongs to another user", str(loose))
-        loose.chmod(0o700)
+        loose.chmod(0o700)  # an older hf_mps under a loose umask left it open
+    # Permission bits say nothing to root or to NFS.
     handle, probe = tempfile.mkstemp(dir=folder, prefix=".probe-")
     os.close(handle)
     Path(probe).unlink()

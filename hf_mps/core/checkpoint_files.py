@@ -96,6 +96,7 @@ def _wrong(file: Path) -> str | None:
 def can_stage(target: Path) -> bool:
     """Whether a folder made beside `target` could take its place: the parent can be written, on the same disk."""
     parent = next((folder for folder in target.parents if folder.exists()), None)
+    # rename(2) refuses a folder on which something is mounted.
     return parent is not None and os.access(parent, os.W_OK) and not os.path.ismount(target)
 
 

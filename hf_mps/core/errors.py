@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MISUSE = 2
 FAILED = 1
+# 128 and the number of SIGINT, as a shell reports it.
 INTERRUPTED = 130
 # Unicode's control letters, line and paragraph separators, and halves of a letter, which no terminal can take.
 BREAKING = ("Cc", "Zl", "Zp", "Cs")
@@ -105,7 +106,7 @@ def run_command(command: Callable[[], None], *, debug: bool = False) -> int:
     """
     try:
         command()
-        sys.stdout.flush()
+        print(end="", flush=True)  # by print, as sys.stdout is None where the shell has closed it
     except (UserError, RunError) as error:
         if debug:
             raise

@@ -10,6 +10,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2]
 """The folder that Python imports hf_mps from; a checkout has its pyproject.toml there."""
+INSTALL_SOURCES = shlex.join(["pip", "install", "-e", str(SOURCES)])
+"""The command that installs hf_mps itself from there."""
 
 
 @contextmanager

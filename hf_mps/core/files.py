@@ -94,7 +94,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Choice):
         return {"value": plain(value.value), "reason": value.reason}
     if value is None or isinstance(value, (bool, str)):
-        return str(value) if isinstance(value, str) else value
+        # Not str(value), which names a member of an enumeration of texts as `Kind.ONE`.
+        return str.__str__(value) if isinstance(value, str) else value
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

@@ -93,12 +93,22 @@ class Catalogue:
         return f"for the import of {' or '.join(modules)}"
 
 
+def of_files(kind: str, *, safe: bool) -> Callable[[ModuleType, str], Any]:
+    """Return what loads those of a catalogue that are a file each: `hf_mps.core.patching.ModulePatcher`."""
+
+    def load(module: ModuleType, name: str) -> Any:
+        from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
+
+        return ModulePatcher(kind, module, safe=safe)
+
+    return load
+
+
 class _Unfinished(ModuleSpec):
     """The spec of a module that is being executed now, which tells us when that is over.
 
     `from transformers import TrainingArguments` executes training_args, which imports torch, which loads this layer:
-    the finder comes too late for that module and its class does not exist yet. The import system ends every import with
-    `spec._initializing = False` (importlib._bootstrap._load_unlocked); there the spec becomes a plain one again.
+    the finder comes too late for that module and its class does not exist yet.
     """
 
     table: ClassVar[dict[str, tuple[tuple[str, ...], Arm]]] = {}
@@ -107,6 +117,7 @@ class _Unfinished(ModuleSpec):
     def _initializing(self) -> bool:
         return bool(self.__dict__.get("_initializing", False))
 
+    # The import system ends every import with `spec._initializing = False` (importlib._bootstrap._load_unlocked).
     @_initializing.setter
     def _initializing(self, value: bool) -> None:
         self.__dict__["_initializing"] = value
@@ -154,6 +165,7 @@ class _Loader:
         return getattr(self._stock, name)
 
     def exec_module(self, module: ModuleType) -> None:
+        # Before the module runs, whose own code may ask for its loader.
         if module.__spec__ is not None:
             module.__spec__.loader = self._stock
         module.__loader__ = self._stock

@@ -103,11 +103,12 @@ def warn(line: str) -> None:
 def user_line() -> tuple[str, int] | None:
     """File and line of the innermost frame of the user's own code: not this package's, not an installed library's.
 
-    In a backward pass, which autograd runs in its own thread, it is the line that waits for it. Where only
-    libraries are on the stack, the innermost frame outside torch and this package.
+    In a backward pass it is the line that waits for it. Where only libraries are on the stack, the innermost frame
+    outside torch and this package.
     """
     frames = _stack(sys._getframe(1))
     if not any(map(_is_users, frames)):
+        # In a backward pass, which autograd runs in its own thread, the user's line is in the thread that waits for it.
         running = sys._current_frames()
         for ident in (threading.main_thread().ident, *running):
             if ident in running and ident != threading.get_ident():

@@ -80,6 +80,7 @@ class Around:
             except REFUSALS:
                 raise
             except Exception as error:
+                # By identity: an error of ours may be of the same kind, and say the same.
                 if error is call.error or is_late(error):
                     raise
                 theirs = call.error

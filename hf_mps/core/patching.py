@@ -89,6 +89,7 @@ class Patch:
             if not self.optional:
                 raise AttributeError(f"there is no {target}") from None
             return
+        # As it lies in the class: getattr would bind a class method, and call a property.
         stock = vars(place).get(name, MISSING)
         stock = getattr(place, name, MISSING) if stock is MISSING and not self.own else stock
         if stock is MISSING and not (self.optional or self.own or self.gives):

@@ -28,6 +28,7 @@ def within(version: str | tuple[int, ...], bounds: str) -> bool:
         if (found := _BOUND.fullmatch(bound)) is None:
             raise ValueError(f"not a bound: {bound!r}; allowed are <, >=, == and != before a release")
         comparison, limit = found[1], numbers(found[2])
+        # "==2.14" has 2.14.1 too: as many numbers are compared as the bound has.
         alike = release < limit if comparison in ("<", ">=") else release[: len(limit)] == limit
         if alike is not (comparison in ("<", "==")):
             return False

@@ -29,6 +29,7 @@ def clock(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds in words: `12.3 s`, `3 min 12 s`, `1 h 02 min`."""
+    # From there on one digit would make it 60.0 s.
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

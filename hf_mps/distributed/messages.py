@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
         own = {name: _plain(getattr(value, name)) for name in names}
         return {KIND: f"{kind.__module__}:{kind.__qualname__}", VALUE: own}
     if isinstance(value, int | float | str):  # of numpy, or an enumeration of somebody's
-        return _plain(next(base for base in (int, float, str) if isinstance(value, base))(value))
+        return json.loads(json.dumps(value))  # not str(value), which gives the name of an enumeration's member
     raise TypeError(f"a {kind.__module__}.{kind.__qualname__} is no message between ranks")
 
 

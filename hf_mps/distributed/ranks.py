@@ -190,7 +190,8 @@ class Ranks:
 
         pause = PAUSES[0]
         try:
-            while not self.store.check([key]):  # `wait` would tell of each second without it on stderr
+            # Not `wait`, which would tell of each second without the key on stderr.
+            while not self.store.check([key]):
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSES[1])
             return bytes(self.store.get(key))
@@ -242,6 +243,7 @@ def separate_restarts(restarts: int) -> None:
 
         return PrefixStore(f"start_{restarts}", stock(*args, **kwargs))
 
+    # Once in a process: what is there already has this mark of `wraps`.
     if not hasattr(stock, "__wrapped__"):
         module._create_c10d_store = wraps(stock)(create)
 

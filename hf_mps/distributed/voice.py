@@ -125,8 +125,8 @@ def one_voice() -> Iterator[None]:
             yield
     except (Exception, KeyboardInterrupt) as error:
         told = _ending(ranks, error)
-        if not world.main and not told.quiet:
-            print(*(f"[rank {world.rank}] {line}" for line in kept.lines), sep="\n", file=stderr)
+        for line in kept.lines if not world.main and not told.quiet else ():
+            print(f"[rank {world.rank}] {line}", file=stderr)
         if isinstance(error, UserError | RunError | KeyboardInterrupt) or told.quiet or lost(error):
             raise told from error
         print(f"hf-mps: {told}", file=stderr, flush=True)

@@ -92,9 +92,10 @@ def _name(names: tuple[str, ...]) -> str:
 
 
 def _number(names: tuple[str, ...], default: int) -> int:
-    """The number in the first of the variables `names` that is set; -1 stands for unset, as older launchers have it."""
+    """Return the number in the first of the variables `names` that is set, or `default`."""
     name = _name(names)
     text = os.environ.get(name, "").strip()
+    # Older launchers write -1 for unset.
     if text in ("", "-1"):
         return default
     if not text.isdecimal():

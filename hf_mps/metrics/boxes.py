@@ -33,7 +33,8 @@ def average_precision(predictions: Sequence[Any], references: Sequence[Any]) -> 
     recall = numpy.zeros_like(precision)
     for place, label in enumerate(classes):
         found = [one[one[:, 0] == label] for one in predictions]
-        # The MOST boxes of an image with the highest scores, in that order.
+        # The MOST boxes of an image with the highest scores, in that order. Mergesort is stable, as in COCOeval: the
+        # first of equals stays first.
         found = [one[numpy.argsort(-one[:, 1], kind="mergesort")[:MOST]] for one in found]
         wanted = [truth[truth[:, 0] == label][:, 1:] for truth in references]
         hits = [_hits(one[:, 2:], truth) for one, truth in zip(found, wanted, strict=True)]

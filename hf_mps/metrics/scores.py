@@ -52,8 +52,10 @@ def _correlation(name: str, predictions: Numbers, references: Numbers) -> float:
     if not _finite(predictions, references):
         return float("nan")
     if len(set(predictions)) == 1 or len(set(references)) == 1:
-        return 0.0  # a constant says nothing about the other side; scipy returns NaN with a warning
-    with ignoring():  # an almost constant column: scipy still computes, to fewer digits
+        # A constant says nothing about the other side; scipy returns NaN with a warning.
+        return 0.0
+    # scipy warns of an almost constant column, and computes it to fewer digits.
+    with ignoring():
         value = float(getattr(stats, name)(predictions, references)[0])
     return value if value == value else 0.0
 

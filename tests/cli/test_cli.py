@@ -145,6 +145,15 @@ def test_no_verb_shows_the_help(capsys: Printed) -> None:
     assert "recipes" in out + err
 
 
+def test_where_stderr_is_closed_nothing_of_it_comes_on_stdout(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["finetune", "no-such-recipe"]) == 2
+    assert main(["recipes", "keys", "quickstart"]) == 0
+    out = capsys.readouterr().out
+    assert out
+    assert "hf-mps: " not in out
+
+
 def test_debug_shows_the_traceback() -> None:
     from hf_mps.core.errors import UserError
 

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import stat
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from hf_mps.core import files
 from hf_mps.core.choice import Choice
+from hf_mps.distributed import messages
 
 
 def strictly(path: Path) -> object:
@@ -120,6 +122,15 @@ def test_json_is_strict_and_takes_what_a_run_holds(tmp_path: Path) -> None:
         "3": "a number as key",
         "word": "▲ größer",
     }
+
+
+def test_a_member_of_an_enumeration_is_its_value(tmp_path: Path) -> None:
+    kind: Any = Enum("Kind", {"ONE": "one"}, type=str)  # type: ignore[misc]
+    number: Any = Enum("Number", {"TWO": 2}, type=int)  # type: ignore[misc]
+    values = {"kind": kind["ONE"], "number": number["TWO"], kind["ONE"]: numpy.str_("text")}
+    written = {"kind": "one", "number": 2, "one": "text"}
+    assert strictly(files.write_json(tmp_path / "values.json", values)) == written
+    assert messages.unpacked(messages.packed(values)) == written
 
 
 def test_a_file_name_that_is_no_utf_8_is_written_all_the_same(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from hf_mps.core.errors import RunError, UserError, run_command
+from hf_mps.distributed import voice
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
 from tests.distributed.launching import launch
@@ -155,6 +156,21 @@ def test_a_quiet_error_ends_a_command_with_its_code_and_no_word(capsys: pytest.C
         raise error
 
     assert run_command(command) == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rank_that_wrote_nothing_ends_without_an_empty_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(1, 2, 1, 2)
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
+    monkeypatch.setattr(voice, "GRACE", 0.01)
+    monkeypatch.setattr(voice, "_in_main_thread", lambda: False)  # or it would take the signals of the tests
+    monkeypatch.setattr(World, "here", lambda: world)
+    monkeypatch.setattr(Ranks, "here", lambda: Ranks(world, HashStore()))
+    with pytest.raises(RunError, match="no space is left") as raised, voice.one_voice():
+        raise RunError("no space is left")
+    assert not raised.value.quiet
     assert capsys.readouterr().err == ""
 
 

@@ -70,6 +70,7 @@ def own_address(main: str) -> str:
     if not main:
         return ""
     with suppress(OSError):
+        # Any port does, as no packet leaves; 9 is that of the discard service (RFC 863).
         family, kind, protocol, _, place = socket.getaddrinfo(main, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(place)  # of a datagram socket: chooses the route

@@ -116,7 +116,9 @@ def start(name: str, operator: Any, arguments: dict[str, Any]) -> Started:
     if name == "reduce_scatter_" and _uneven(arguments["input_tensors"][0]):
         return _scatter_uneven(arguments)
     if name in IN_A_ROW:
-        arguments = tree_map_only(Tensor, lambda tensor: tensor.view(-1), arguments)  # of the same elements
+        # Gloo compares shapes, where NCCL compares how many elements there are.
+        arguments = tree_map_only(Tensor, lambda tensor: tensor.view(-1), arguments)
+    # Always, as no rank can know whether the others' sizes are equal.
     if name == "alltoall_":
         return _exchange(arguments)
     return Started([_work(operator(*arguments.values()))])
@@ -148,7 +150,8 @@ def _scatter_uneven(arguments: dict[str, Any]) -> Started:
     """Start a reduce-scatter in which the ranks' parts differ in size: one reduction to each rank."""
     names = ("output_tensors", "input_tensors", "process_group", "reduce_op")
     (output,), (inputs,), group, how = (arguments[key] for key in names)
-    parts = [part.clone() for part in inputs]  # Gloo adds up in the tensors that it is given
+    # Gloo adds up in the tensors that it is given, and these are the caller's.
+    parts = [part.clone() for part in inputs]
     add = torch.ops.c10d.reduce_.default
     works = [_work(add([part], group, how, root, 0)) for root, part in enumerate(parts)]
     mine = parts[ProcessGroup.unbox(group).rank()]
@@ -156,10 +159,7 @@ def _scatter_uneven(arguments: dict[str, Any]) -> Started:
 
 
 def _exchange(arguments: dict[str, Any]) -> Started:
-    """Start an all-to-all of lists whose tensors may differ in size: one of a row, cut by their sizes.
-
-    No rank can know whether the others' sizes are equal, so it is always this one.
-    """
+    """Start an all-to-all of lists whose tensors may differ in size: one of a row, cut by their sizes."""
     outputs, inputs, group = (arguments[key] for key in ("output_tensors", "input_tensors", "process_group"))
     row = torch.cat([part.reshape(-1) for part in inputs])
     sizes = [output.numel() for output in outputs]

@@ -70,7 +70,8 @@ class _Kernel:
                 f"{world.local_size} processes of this host would share its one Metal device; next: one process a host,"
                 f" torchrun --nnodes {world.size} --nproc_per_node 1 …, or HF_MPS_DEVICE=cpu"
             )
-        torch.mps.synchronize()  # the CPU may touch the memory of what the device has done
+        # Gloo reads the memory on the CPU: what the device was given has to be done.
+        torch.mps.synchronize()
         side = HostSide()
         on_host = {name: side.of(value, **self._use(name)) for name, value in arguments.items()}
         what = f"{self._name.strip('_')} on rank {ProcessGroup.unbox(arguments['process_group']).rank()}"

@@ -5,10 +5,7 @@ A file says what replaced its names, tests whether the installed library still h
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
-
-from hf_mps.core.import_hooks import Catalogue
+from hf_mps.core.import_hooks import Catalogue, of_files
 
 REASON = "names and arguments of older scripts work, each with one line of notice"
 
@@ -54,10 +51,4 @@ _AFTER: dict[str, tuple[str, ...]] = {
 }
 
 
-def _patcher(shim: ModuleType, name: str) -> Any:
-    from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
-
-    return ModulePatcher("shim", shim, safe=False)
-
-
-SHIMS = Catalogue("shim", _AFTER, "hf_mps.layer.compat.{}".format, _patcher)
+SHIMS = Catalogue("shim", _AFTER, "hf_mps.layer.compat.{}".format, of_files("shim", safe=False))

@@ -21,6 +21,7 @@ def _cast(stock: Callable[..., Any], array: Any, pa_type: Any, *args: Any, **kwa
     allowed = args[0] if args else kwargs.get("allow_primitive_to_str", True)
     if not allowed and pa.types.is_large_string(pa_type) and pa.types.is_primitive(array.type):
         print_notice(f"map: numbers in place of a column's texts stay {array.type}; datasets would keep them as texts")
+        # datasets' own error for `string`, upon which its writer keeps the type of the new values.
         raise TypeError(f"Couldn't cast array of type {array.type} to {pa_type}: numbers do not become texts")
     return stock(array, pa_type, *args, **kwargs)
 

@@ -98,7 +98,8 @@ _PROCESSORS = {"transformers.processing_utils:ProcessorMixin.as_target_processor
 def _on_train_begin(stock: Callable[..., Any], self: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
     asked = vars(args).get("logging_dir")
     if asked and "logging_dir" not in args.__dataclass_fields__ and getattr(self, "logging_dir", None) is None:
-        self.logging_dir = os.path.expanduser(asked)  # noqa: PTH111  as the callback does with the variable's value
+        # As the callback does with the variable's value.
+        self.logging_dir = os.path.expanduser(asked)  # noqa: PTH111
     return stock(self, args, *more, **kwargs)
 
 

@@ -44,6 +44,7 @@ def _init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> N
 def _accept(trainer: Any, name: str, later: str) -> None:
     """Let a method that was overridden before its last argument came be called with it."""
     method = getattr(trainer, name, None)
+    # Seq2SeqTrainer's __init__ calls Trainer's, which has looked already; else it is the script's own.
     if method is None or name in vars(trainer):
         return
     parameters = inspect.signature(method).parameters

@@ -115,7 +115,8 @@ class Activations(ModelCode):
             return None
         self.acts()
         product = stock.foreign(linear, *given, layer.weight)
-        shift = bias.to(product.dtype)  # under autocast, as the weight
+        # Under autocast the product is in its dtype; the bias follows, as the weight did.
+        shift = bias.to(product.dtype)
         if not ordinary(product, shift):
             return cast(Tensor, stock.foreign(act, product + shift))
         return cast(Tensor, stock.foreign(activations.activated, product, shift, kind))

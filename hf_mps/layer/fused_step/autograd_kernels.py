@@ -47,9 +47,11 @@ class AutogradKernel(Patch):
                 return ours(*args, **kwargs)
             return stock(*args, **kwargs)
 
+        # Not torch.library.Library, which remembers the name and refuses whoever registers a kernel there later.
         library: Any = torch._C._dispatch_library("IMPL", "aten", KEY, __file__)
         library.impl(target.removeprefix("aten::"), KEY, kernel)
-        _libraries.append(library)  # a kernel lives as long as that
+        # A kernel lives as long as the library object that it was registered with.
+        _libraries.append(library)
 
 
 _libraries: list[Any] = []

@@ -93,7 +93,8 @@ def together(sources: list[Tensor], device: torch.device) -> batches.Moved:
 
 
 def _at(buffer: Tensor, like: Tensor, start: int) -> Tensor:
-    """Return a tensor as `like` that begins `start` bytes into the buffer. No view: it counts its changes by itself."""
+    """Return a tensor as `like` that begins `start` bytes into the buffer."""
+    # No view of the buffer: each tensor counts its changes by itself, as those of stock do.
     empty = torch.empty(0, dtype=like.dtype, device=buffer.device)
     return empty.set_(buffer.untyped_storage(), start // like.element_size(), like.shape, like.stride())
 

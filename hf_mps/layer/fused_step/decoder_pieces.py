@@ -20,10 +20,7 @@ ROTATION = "llama.modeling_llama:apply_rotary_pos_emb"
 
 
 class DecoderPieces(ModelCode):
-    """Llama's rotation is a kernel of ours, a dispatch each way; or 16 operators for 28, 8 where one product made both.
-
-    With `addcmul` it would launch one less and cost more: that is an MPSGraph, a product and a sum are Metal kernels.
-    """
+    """Makes Llama's rotation a kernel of ours, a dispatch each way; or 16 operators for 28, 8 where one made both."""
 
     name = "decoder-pieces"
     what = "rotations of Llama's kind in fewer operators"
@@ -119,6 +116,7 @@ def _both_turned(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Pair:
 
 def _turned(given: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = given.chunk(2, -1)
+    # Not `addcmul`, a launch less that costs more: it is an MPSGraph, and a product and a sum are Metal kernels.
     return given * cos + torch.cat((second, first), -1) * sin
 
 

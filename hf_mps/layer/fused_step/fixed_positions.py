@@ -48,9 +48,8 @@ class Rotation(NamedTuple):
 class FixedPositions(ModelCode):
     """A model that counts its positions from zero, by the code above, is handed the ones of that length.
 
-    By them its rotary embedding is known to be asked for the same again, unless its frequencies have changed: rotations
-    that depend on the length that they see (dynamic, longrope) are made anew each time. Positions that a batch brings
-    stay a batch's.
+    By them its rotary embedding is known to be asked for the same again, unless its frequencies have changed. Positions
+    that a batch brings stay a batch's.
     """
 
     name = "fixed-positions"
@@ -105,6 +104,7 @@ class FixedPositions(ModelCode):
         length = position_ids.shape[-1]
         place = (length, *constants.place_of(position_ids.device))
         known = self._positions.get(place) is position_ids and position_ids._version == 0
+        # Those two depend on the length that they see; one that does not say its kind may.
         kind = str(getattr(module, "rope_type", "dynamic"))
         fixed = known and "dynamic" not in kind and kind != "longrope"
         if not (fixed and runs(given) and given.device == position_ids.device and torch.is_grad_enabled()):
@@ -130,6 +130,7 @@ def _counts(forward: Any) -> bool:
     if not inspect.isfunction(forward) or "past_seen_tokens" not in inspect.unwrap(forward).__code__.co_varnames:
         return False
     names = [*inspect.signature(forward).parameters]
+    # Behind the model and the two arguments that `_placed` lets a caller give by their places.
     if "position_ids" not in names or names.index("position_ids") < 3:
         return False
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))

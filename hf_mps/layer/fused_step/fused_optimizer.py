@@ -68,7 +68,8 @@ class FusedOptimizer(Part):
             group["fused"] = True
             for weight in group["params"]:
                 step = optimizer.state[weight].get("step") if weight in optimizer.state else None
-                if step is not None:  # the kernel reads it there
+                # The fused kernel reads the counter on the device of the weight.
+                if step is not None:
                     optimizer.state[weight]["step"] = torch.as_tensor(step, dtype=torch.float32, device=weight.device)
 
     def _may(self, group: dict[str, Any]) -> bool:
@@ -100,7 +101,8 @@ class FusedOptimizer(Part):
 
     def _counters(self, tensors: Any) -> list[Any] | None:
         """Counters as few long tensors, or None where these are none, or none of ours."""
-        if len(tensors) <= FEW or not self.devices or type(tensors[0]) is not torch.Tensor:  # traced ones have no place
+        # Tensors of a trace have no place in memory.
+        if len(tensors) <= FEW or not self.devices or type(tensors[0]) is not torch.Tensor:
             return None
         places = [each.data_ptr() for each in tensors if each.device.type in self.devices]
         # The long tensors keep their memory: what lies in it at the same places is what lay there before.

@@ -64,7 +64,8 @@ class GradientClip(Part):
         return stock(parameters, max_norm, total_norm, foreach)
 
     def _ours(self, tensors: list[Any]) -> bool:
-        """Return whether there are several, each once: stock scales one that is named twice two times."""
+        """Return whether there are several, each once, that the kernel takes."""
+        # Stock scales one that is named twice two times.
         if not len(set(map(id, tensors))) == len(tensors) > 1 or torch.compiler.is_compiling():
             return False
         kind = tensors[0].dtype, tensors[0].device

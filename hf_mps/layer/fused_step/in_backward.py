@@ -112,7 +112,8 @@ def take(optimizer: Any, weight: Tensor, group: dict[str, Any]) -> None:
     Those belong to the whole step, which the training loop takes as ever, when no gradient is left.
     """
     step = type(optimizer).step
-    if getattr(step, "hooked", False):  # Optimizer.profile_hook_step
+    # Without what Optimizer.profile_hook_step puts around it, which calls the hooks.
+    if getattr(step, "hooked", False):
         step = step.__wrapped__
     groups = optimizer.param_groups
     optimizer.param_groups = [{**group, "params": [weight]}]
@@ -134,7 +135,8 @@ def rounded(values: Tensor) -> Tensor:
 
 
 def _piece(name: str, value: Any, part: slice) -> Any:
-    """Return a part of a state's tensor in float32; its counter as a copy, since every part counts."""
+    """Return a part of a state's tensor in float32, or its counter."""
     if not isinstance(value, Tensor):
         return value
+    # A copy of the counter, as the step of each part counts.
     return value.clone() if name == COUNTER else value.view(-1)[part].float()

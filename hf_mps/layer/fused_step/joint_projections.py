@@ -60,7 +60,8 @@ class JointProjections(ModelCode):
 
     def _look_through(self, module: ModuleType) -> None:
         if getattr(module.__spec__, "_initializing", False):
-            return  # it imports what this part is armed after, and its classes are still to come
+            # It imports what this part is armed after, and its classes are still to come.
+            return
         for name, groups in self._groups(module).items():
             self.around(vars(module)[name], "forward", functools.partial(self._owned, groups))
 
@@ -149,11 +150,9 @@ def _adapters(asked: list[Any], frozen: list[Tensor], given: Tensor) -> dict[int
 def _of_file(module: ModuleType) -> Iterator[tuple[str, Groups]]:
     """Yield the classes of a module whose `forward` calls several of its layers with one argument."""
     tree = ast.parse(Path(inspect.getsourcefile(module) or "").read_text(encoding="utf-8"))
-    for node in tree.body:
-        kind = getattr(module, node.name, None) if isinstance(node, ast.ClassDef) else None
-        if not isinstance(node, ast.ClassDef) or not isinstance(kind, type):
-            continue
-        for function in node.body:
+    for node in (each for each in tree.body if isinstance(each, ast.ClassDef)):
+        kind = getattr(module, node.name, None)
+        for function in node.body if isinstance(kind, type) else ():
             if isinstance(function, ast.FunctionDef) and function.name == "forward":
                 groups = _of_function(function)
                 if groups and _is_running(kind, function):

@@ -66,7 +66,8 @@ class ModelCode(Part):
             super(place, place).__init_subclass__()
 
     def _made(self, stock: OriginalCall, model: Any, *args: Any, **kwargs: Any) -> Any:
-        result = stock(model, *args, **kwargs)  # first, so that what was armed before is inside here too
+        # First, so that what was armed before is inside here too.
+        result = stock(model, *args, **kwargs)
         self._look_through(sys.modules[type(model).__module__])
         return result
 
@@ -106,7 +107,8 @@ class ModelCode(Part):
 
 def watched(layer: Any) -> bool:
     """Return whether somebody waits for a layer's calls, or has put something in the place of its `forward`."""
-    own = vars(layer).get("forward")  # kernels puts the class's own function there, where it has no other
+    # The package kernels puts the class's own function there, where it has no other.
+    own = vars(layer).get("forward")
     other = own is not None and getattr(own, "__func__", None) is not type(layer).forward
     return bool(other or layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
@@ -126,12 +128,10 @@ def _kind(name: str) -> str:
 
 
 def _named_alike(module: ModuleType, path: str) -> Iterator[tuple[Any, str]]:
-    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's.
-
-    The package kernels, where it is installed, makes modules of such functions (its `use_kernel_forward_from_hub`).
-    """
+    """Functions of the path's name, or methods of classes whose name ends as its class's does, behind the model's."""
     owner, _, name = path.rpartition(".")
     if not owner:
+        # Not isfunction: the package kernels makes modules of such functions (`use_kernel_forward_from_hub`).
         if callable(vars(module).get(name)):
             yield module, name
         return

@@ -125,6 +125,7 @@ def _alike(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _factors(root: float, device: torch.device) -> Tensor:
     """Return what queries, keys and values are multiplied by."""
     found = torch.full((3, 1, 1, 1, 1), root, dtype=torch.float32, device=device)
+    # Values are multiplied by nothing.
     found[2].fill_(1)
     return found
 
@@ -192,10 +193,8 @@ def _arriving(upstream: Tensor, alive: Tensor | None) -> Tensor:
 
 
 def _by_place(given: Tensor, dtype: torch.dtype, factor: Tensor | float | None) -> Tensor:
-    """Return the same times the factor, if any, with a place's heads side by side in memory, as models use them.
-
-    What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a projection, is a view.
-    """
+    """Return the same times the factor, if any, with a place's heads side by side in memory, as models use them."""
+    # What a model's `transpose(1, 2).contiguous()` asks for then, and the gradient of a projection, is a view.
     batch, heads, places, width = given.shape
     whole = torch.empty(batch, places, heads, width, dtype=dtype, device=given.device).transpose(1, 2)
     if factor is None:

@@ -128,7 +128,8 @@ def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]
 def _fill(tensors: list[torch.Tensor]) -> bool:
     """Return whether tensors of one storage fill it side by side in their order, and nothing else looks into it."""
     storage = tensors[0].untyped_storage()
-    if torch._C._storage_Use_Count(storage._cdata) != len(tensors) + 1:  # one is the object made for this question
+    # One of the users is the object that was made for this question.
+    if torch._C._storage_Use_Count(storage._cdata) != len(tensors) + 1:
         return False
     reached = 0
     for each in tensors:

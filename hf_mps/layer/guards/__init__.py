@@ -34,7 +34,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    notices = "hf_mps.core.notices"
     homes = {"Guard": f"{__name__}.base", "Sentinel": f"{__name__}.sentinels.base"}
-    homes |= {"GuardNotice": notices, "SentinelNotice": notices}
+    homes |= dict.fromkeys(("GuardNotice", "SentinelNotice"), "hf_mps.core.notices")
     return getattr(import_module(homes.get(name, f"{__name__}.states")), name)

@@ -22,6 +22,7 @@ from hf_mps.metal.device.no_modes import no_modes
 def names_in(function: Callable[..., Any]) -> frozenset[str]:
     """Names and short strings in the function's own code, under whatever was put around it."""
     code: CodeType = inspect.unwrap(function).__code__
+    # A longer text is a docstring or a message, which may name what the function does not do.
     return frozenset((*code.co_names, *(text for text in code.co_consts if isinstance(text, str) and len(text) < 40)))
 
 
@@ -144,7 +145,8 @@ class Safeguard(Patcher):
         line = f"the {self.kind} {self.name} {self.failure}; it is disabled for this process; training continues"
         try:
             self.say(line)
-        except Notice:  # warnings are errors here: then it is printed
+        # Where this program turns warnings into errors the line is printed.
+        except Notice:
             print(f"hf_mps: {line}", file=sys.stderr)
 
     def acted(self, line: str, *, aloud: bool = True) -> None:

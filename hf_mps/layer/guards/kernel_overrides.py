@@ -134,6 +134,7 @@ class _Place:
             around.stock = call
             call = around.replacement()
         if self.layers:
+            # Not torch.library.Library, which remembers the name and refuses whoever registers a kernel there later.
             self._library = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
             # PyTorch warns, once in a process, that a kernel takes another's place: it is meant to.
             with overriding():

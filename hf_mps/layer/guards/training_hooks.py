@@ -63,6 +63,7 @@ def after_steps(method: str) -> Patches:
 
             first = next((each for group in optimizer.param_groups for each in group["params"]), None)
             if first is not None and first.device.type == "mps" and not Guard.trying and not is_compiling():
+                # torch calls a hook itself: nothing else catches a fault of ours here.
                 ours.__self__.safely(ours)
 
         return stepped

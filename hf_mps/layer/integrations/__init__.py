@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hf_mps.core import import_hooks
-from hf_mps.core.import_hooks import Catalogue
+from hf_mps.core.import_hooks import Catalogue, of_files
 from hf_mps.layer import compat
 from hf_mps.layer.fused_step import parts
 from hf_mps.layer.guards import catalogue
@@ -20,12 +20,6 @@ from hf_mps.layer.guards import catalogue
 if TYPE_CHECKING:
     from hf_mps.core.patching import Declaration, Patcher
     from hf_mps.core.registry import Registry
-
-
-def _patcher(integration: ModuleType, name: str) -> Patcher:
-    from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
-
-    return ModulePatcher("integration", integration, safe=True)
 
 
 INTEGRATIONS = Catalogue(
@@ -49,7 +43,7 @@ INTEGRATIONS = Catalogue(
         "torch._dynamo.variables.torch": ("compiler",),
     },
     "hf_mps.layer.integrations.{}".format,
-    _patcher,
+    of_files("integration", safe=True),
 )
 PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "step": parts.PARTS, "shims": compat.SHIMS}
 """What else patches libraries, in this order after the integrations."""

@@ -53,12 +53,10 @@ def _partial_state(stock: Callable[..., None], self: Any, cpu: bool = False, **k
 
 
 def _with_all_threads(stock: Callable[..., None]) -> Callable[..., None]:
-    """Return the same, with as many threads of the CPU afterwards as before where it trains on mps.
-
-    With the kind MULTI_CPU it sets their number for a training on the CPU, and warns that it does.
-    """
+    """Return the same, with as many threads of the CPU afterwards as before where it trains on mps."""
 
     def state_made(self: Any, cpu: bool = False, **kwargs: Any) -> None:
+        # With the kind MULTI_CPU it sets their number for a training on the CPU, and warns that it does.
         threads = torch.get_num_threads()
         with ignoring(UserWarning, "OMP_NUM_THREADS/MKL_NUM_THREADS unset"):
             stock(self, cpu, **kwargs)
@@ -77,7 +75,8 @@ def _prepare_backend(
         return chosen, kind
     if not metal().value:
         return chosen, kind
-    self.device = torch.device("mps")  # before its set_device, which would read it from the kind
+    # Before its set_device, which would read the device from the kind.
+    self.device = torch.device("mps")
     return chosen or torch.distributed.get_default_backend_for_device("mps"), type(kind).MULTI_CPU
 
 
@@ -100,9 +99,9 @@ def _check_initialized(
 def _leave_environment_alone(stock: Any) -> Any:
     """Keep reading `default_device` from setting PYTORCH_ENABLE_MPS_FALLBACK=1 over the user's own value.
 
-    PyTorch reads the variable when it is loaded, so that comes too late anyhow (accelerate#3294). Needless once the
-    getter no longer names the variable.
+    Needless once the getter no longer names the variable.
     """
+    # PyTorch reads the variable when it is loaded, so that Accelerate's value comes too late anyhow (accelerate#3294).
     getter = stock.fget
     if "PYTORCH_ENABLE_MPS_FALLBACK" not in getter.__code__.co_consts:
         return stock

@@ -23,9 +23,8 @@ patches = {
 
 
 def _attention(*arguments: Any, **named: Any) -> Any:
-    from hf_mps.layer.fused_step.attention import (
-        interface,  # here, as it imports torch's autograd machinery with its blocks
-    )
+    # Here, as it imports torch's autograd machinery with its blocks.
+    from hf_mps.layer.fused_step.attention import interface
 
     return interface.forward(*arguments, **named)
 

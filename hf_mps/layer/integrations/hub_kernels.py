@@ -18,9 +18,9 @@ patches = {"transformers.modeling_utils:PreTrainedModel.set_use_kernels": "_aske
 
 
 def _asked(stock: OriginalCall, model: Any, use_kernels: Any, *args: Any, **kwargs: Any) -> Any:
-    """First ours: kernels binds to each layer what its class has at that moment."""
     from transformers.utils.import_utils import is_kernels_available
 
+    # Ours first: kernels binds to each layer what its class has at that moment.
     if use_kernels and is_kernels_available() and settings.fused_step() is not False:
         switch.for_scripts(asked="use_kernels=True", names=PARTS)
     return stock(model, use_kernels, *args, **kwargs)

@@ -44,7 +44,8 @@ def _accelerator(stock: Callable[..., None], self: Any, *args: Any, accelerator:
     elif device_type is None and asked in ("auto", "gpu"):
         say_if_metal_fails()
     elif device_type is None and asked == "mps" and not metal().value:
-        print_notice(f"accelerator='mps': {metal().reason}")  # Lightning refuses it below, without a reason
+        # Lightning refuses it below, without a reason.
+        print_notice(f"accelerator='mps': {metal().reason}")
     kwargs["accelerator"] = accelerator if device_type is None else device_type
     self._hf_mps_refusal = None
     try:

@@ -53,7 +53,8 @@ def _post_init(stock: Callable[..., None], self: Any, *args: Any, **kwargs: Any)
         if asked and not self.use_cpu:
             # transformers 5 leaves TrainingArguments on the GPU then, while its Accelerator goes to the CPU.
             print_notice(f"{asked} puts Accelerate on the CPU; TrainingArguments follows it with use_cpu=True")
-            self.use_cpu = True  # of the object that is being made: all that decides the device reads this argument
+            # In the object that is being made, as all that decides the device reads this argument.
+            self.use_cpu = True
     else:
         if device_type != "cpu" and self.use_cpu:
             print_notice(f"HF_MPS_DEVICE={device_type} wins over use_cpu=True")

@@ -138,7 +138,8 @@ def _timed(case: Case, devices: Sequence[Choice[str]], asked: Asked) -> list[dic
             for phase, steps in work.phases.items():
                 said = f"{case.name}, {phase} on {name}"
                 _tell(f"{said} …")
-                memory.release(name)  # what the phase before left cached is none of this one
+                # What the phase before left cached is none of this one.
+                memory.release(name)
 
                 def told(done: int, said: str = said) -> None:
                     status.now(f"{said}: {counted(done, 'repetition')} …")

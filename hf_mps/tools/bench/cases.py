@@ -103,7 +103,8 @@ def _work(step: Any, device: str) -> Work:
         for each in step.batches:
             step.trainer.prediction_step(step.model, dict(each), prediction_loss_only=True)
 
-    step.model.to(device)  # Trainer moves it as it begins to train, some trainers earlier
+    # Trainer moves it as it begins to train, and some trainers earlier.
+    step.model.to(device)
     first, rows = _rows(step.batches[0]), sum(len(_rows(each)) for each in step.batches)
     row = counted(first.shape[1], "token") if first.ndim == 2 else " x ".join(map(str, first.shape[1:]))
     phases = {TRAINING: train, EVALUATION: stepping(predict, step.tracker)}

@@ -143,7 +143,7 @@ class VGG16(nn.Module):
 
 
 def _start(module: nn.Module) -> None:
-    """He's initialisation: with the paper's own (a standard deviation of 0.01) a network this deep starts at zero."""
+    # He's initialisation: with the paper's own (a standard deviation of 0.01) a network this deep starts at zero.
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if module.bias is not None:

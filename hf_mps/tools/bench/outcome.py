@@ -154,8 +154,10 @@ def folder_for(given: Path | None, first: Path = Path("runs/bench")) -> Path:
 
     if given is None:
         return next_free(first) if first.exists() else first
-    if user_path(given).exists() and (not given.is_dir() or any(given.iterdir())):
+    given = user_path(given)
+    if given.exists() and (not given.is_dir() or any(given.iterdir())):
         free = next_free(given if given.name else given.absolute())
         raise UserError(f"--output {given} holds something already; next: --output {free}")
-    refuse_unwritable(given / "results.json", f"--output {given}")  # now, since what is measured takes minutes
+    # Now, since what is measured takes minutes.
+    refuse_unwritable(given / "results.json", f"--output {given}")
     return given

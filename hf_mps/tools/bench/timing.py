@@ -43,7 +43,8 @@ def timed(
 
     def tick(number: int) -> None:
         nonlocal mark
-        if device != "cpu":  # what was given to the device is done before the clock is read
+        # What was given to the device is done before the clock is read.
+        if device != "cpu":
             getattr(torch, device).synchronize()
         now = time.perf_counter()
         if number > settings.warm_up:

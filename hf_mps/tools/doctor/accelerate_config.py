@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsons
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass, field, replace
@@ -54,20 +55,27 @@ def read(path: Path) -> Values | None:
         return None
     from accelerate.commands.config.config_args import ClusterConfig
 
+    def refused(what: str) -> UserError:
+        return UserError(f"{path}: {what}; it stays as it is; {_elsewhere(path)}")
+
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML: `accelerate config default` writes it
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        first = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read as YAML: {first}; it stays as it is; {_elsewhere(path)}") from error
+        # JSON is YAML: `accelerate config default` writes it.
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    # A ValueError is of bytes that are no UTF-8, and of a date that is no day.
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise refused(f"cannot be read as YAML: {' '.join(str(error).split())}") from error
     if values is None:
         return None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: holds a {type(values).__name__}, not keys; it stays as it is; {_elsewhere(path)}")
+        raise refused(f"holds a {type(values).__name__}, not keys")
     # YAML 1.1 reads a bare NO as false.
     values |= {key: word for key, word in BARE_NO.items() if values.get(key) is False}
     where, kind = values.get("compute_environment", "LOCAL_MACHINE"), values.get("distributed_type", "NO")
     machines = values.get("num_machines", 1)
-    several = isinstance(machines, int) and machines > 1
+    for key in ("num_machines", "machine_rank", "main_process_port"):
+        if not isinstance(values.get(key), int | None):
+            raise refused(f"{key} is no whole number ({values[key]!r})")
+    several = (machines or 1) > 1
     others = [key for key in (*FOR_OTHERS, *(() if several else OF_SEVERAL)) if values.get(key)]
     words = ""
     if where != "LOCAL_MACHINE":
@@ -79,10 +87,9 @@ def read(path: Path) -> Values | None:
     elif others:
         words = others[0]
     if words:
-        raise UserError(f"{path}: is for other machines ({words}); it stays as it is; {_elsewhere(path)}")
+        raise refused(f"is for other machines ({words})")
     if unknown := sorted(set(map(str, values)) - set(ClusterConfig.__dataclass_fields__) - set(OLDER)):
-        problem = f"has keys that the installed accelerate does not know ({', '.join(unknown)})"
-        raise UserError(f"{path}: {problem}; it stays as it is; {_elsewhere(path)}")
+        raise refused(f"has keys that the installed accelerate does not know ({', '.join(unknown)})")
     return values
 
 
@@ -110,7 +117,7 @@ def write(path: Path, values: Values) -> Path | None:
 
 
 def _elsewhere(path: Path) -> str:
-    return f"next: hf-mps config --config_file {path.with_name('mac.yaml')}"
+    return f"next: hf-mps config --config_file {shlex.quote(str(path.with_name('mac.yaml')))}"
 
 
 PORT = 29500
@@ -159,7 +166,7 @@ class Machines:
             raise UserError(f"--num_machines {count}: allowed: 1, 2, …")
         if not 0 <= rank < count:
             raise UserError(f"--machine_rank {rank} is none of {count} Macs; allowed: 0 to {count - 1}")
-        if not self.main_process_ip or not re.fullmatch(r"[\w.:%-]+", self.main_process_ip):
+        if not self.main_process_ip or not re.fullmatch(r"[\w.:%-]+", str(self.main_process_ip)):
             came = f"{self.main_process_ip!r} is no address" if self.main_process_ip else "there is no address"
             raise UserError(
                 f"{count} Macs meet at the main one, and {came}; next: --main_process_ip with its address on the "
@@ -274,7 +281,7 @@ class Outcome:
             print(f"written: {self.path}" + (f"; the old one is {self.backup}" if self.backup else ""))
         else:
             print(f"{self.path}: nothing to repair")
-        where = "" if self.path == default_place() else f" --config_file {self.path}"
+        where = "" if self.path == default_place() else f" --config_file {shlex.quote(str(self.path))}"
         if "main_process_ip" in self.choices and self.choices["num_machines"].value > 1:
             words = {key: self.choices[key].value for key in ("num_machines", *OF_MACHINES)}
             count, rank = words["num_machines"], words["machine_rank"]
@@ -299,7 +306,7 @@ def check(path: Path, *, json: bool = False) -> None:
     elif not needed:
         print(f"{path}: nothing to repair")
     if needed:
-        raise RunError(f"{path}: {reasons(needed)}; next: hf-mps config --config_file {path}")
+        raise RunError(f"{path}: {reasons(needed)}; next: hf-mps config --config_file {shlex.quote(str(path))}")
 
 
 def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = None) -> None:
@@ -312,7 +319,7 @@ def run(path: Path, *, yes: bool, json: bool = False, said: Machines | None = No
     if not on_metal.value:
         raise UserError(f"config writes for Metal, and there is none: {on_metal.reason}")
     existing = read(path)
-    if not yes and not sys.stdin.isatty():
+    if not yes and not (sys.stdin and sys.stdin.isatty()):
         raise UserError("config asks on a terminal before it writes, and stdin is none; next: hf-mps config --yes")
     if not json:
         print(*facts.facts("mps").lines(), sep="\n")

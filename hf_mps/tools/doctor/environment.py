@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.extras import INSTALL_SOURCES
 from hf_mps.metal.device import machine
 from hf_mps.tools.doctor.findings import Finding, note, ok, problem
 
@@ -121,7 +122,7 @@ def _others() -> Iterator[Finding]:
         yield ok("autoload", "every script of this environment is served: `import torch` switches hf_mps on")
     else:
         says = "hf_mps is imported but not installed, so plain scripts run without it"
-        yield problem("autoload", says, "pip install hf-mps")
+        yield problem("autoload", says, INSTALL_SOURCES)
 
 
 def _config() -> Finding:

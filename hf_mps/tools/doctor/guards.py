@@ -11,10 +11,12 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hf_mps.core.text import summary
 from hf_mps.layer.guards.base import TRIED
@@ -35,8 +37,10 @@ def examine() -> list[Finding]:
     """
     from hf_mps.layer import guards
 
-    for library in GUARDS.after:  # what the guards wait for: only then do they know what they have to do
-        with contextlib.suppress(ImportError):
+    # The guards wait for these: only then do they know what they have to do.
+    for library in GUARDS.after:
+        # Whatever it raises: a broken package that it imports (torchvision of another torch) raises a RuntimeError.
+        with contextlib.suppress(Exception):
             importlib.import_module(library)
     on_metal = choice.metal().value
     idle = 0
@@ -79,8 +83,7 @@ def try_all(names: Sequence[str] | None = None) -> list[Trial]:
     """Run the trials of these guards, by default of all that are about the device; none where there is no Metal."""
     if names is None:
         names = [name for name in GUARDS.names if faults.cured_by(name)] if choice.metal(owned=True).value else []
-    left = list(names)
-    trials: list[Trial] = []
+    left, trials = list(names), list[Trial]()
     # One process tries them all until one ends it; the next process goes on behind that one.
     while left:
         if not (ended := list(_child(left))):  # a process that could not even start
@@ -112,27 +115,36 @@ def examine_trials(trials: Sequence[Trial]) -> list[Finding]:
 def _child(names: Sequence[str]) -> Iterator[Trial]:
     """Yield the trials of one process, up to the first that ends it."""
     command = [sys.executable, "-m", "hf_mps.tools.doctor.guards", *names]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    begun = time.monotonic()
-    try:
-        out, err = process.communicate(timeout=LONGEST)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        err = f"no answer for {LONGEST} seconds"
-    running = ""
-    for line in out.splitlines():
-        if not line.startswith(('{"begins"', '{"name"')):  # whatever a library prints
-            continue
-        values = json.loads(line)
-        running = values.get("begins", "")
-        if not running:
-            yield Trial(**values)
+    heard, running = time.monotonic(), ""
+    # Its stderr is a file: nobody reads a pipe meanwhile, and the process would wait where that is full.
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as err,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as process,
+    ):
+        while line := _line(process):
+            heard = time.monotonic()
+            if not line.startswith(('{"begins"', '{"name"')):  # whatever a library prints
+                continue
+            values = json.loads(line)
+            running = values.get("begins", "")
+            if not running:
+                yield Trial(**values)
+        seconds, code = time.monotonic() - heard, process.wait()
+        err.seek(0)
+        last = next((line for line in reversed(err.read().splitlines()) if line.strip()), "it said nothing")
     if running:
-        last = next((line for line in reversed(err.splitlines()) if line.strip()), "it said nothing")
-        code = process.returncode
+        last = f"no answer for {LONGEST} seconds" if seconds >= LONGEST else last.strip()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        yield _trial(running, "ended", f"the trial ended its process {how}: {last.strip()}", time.monotonic() - begun)
+        yield _trial(running, "ended", f"the trial ended its process {how}: {last}", seconds)
+
+
+def _line(process: Any) -> str:
+    """Return the next line that a process prints, empty at its end; one that is silent for LONGEST seconds is ended."""
+    watch = threading.Timer(LONGEST, process.kill)
+    watch.start()
+    line: str = process.stdout.readline()
+    watch.cancel()
+    return line
 
 
 def _trial(name: str, verdict: Verdict, says: str, seconds: float) -> Trial:

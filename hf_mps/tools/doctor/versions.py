@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -10,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from hf_mps.core.extras import SOURCES
+from hf_mps.core.extras import INSTALL_SOURCES, SOURCES
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.device.faults import FAULTS, FIRST_FAMILIES
 from hf_mps.tools.doctor.findings import CURED, KNOWN, Finding, note, ok, problem
@@ -40,7 +39,7 @@ def examine() -> list[Finding]:
         needed = [Requirement(line) for line in metadata.requires("hf-mps") or ()]
     except metadata.PackageNotFoundError:
         told = f"imported from {SOURCES} and not installed, so nobody knows which packages it requires"
-        first.append(note("hf-mps", told, shlex.join(["pip", "install", "-e", str(SOURCES)])))
+        first.append(note("hf-mps", told, INSTALL_SOURCES))
     required = {requirement.name: requirement for requirement in needed if requirement.marker is None}
     packages = [_installed(name, required.get(name)) for name in (*required, *OPTIONAL)]
     return [finding for finding in (*first, *packages, *_advised(), _newer(), *_known()) if finding is not None]
@@ -76,6 +75,7 @@ def _installed(name: str, required: Requirement | None) -> Finding | None:
             says = f"{installed}: hf_mps was not tried with this release; {tried}"
             return note("torch", says, f"python -m pip install torch=={TRIED[-1]}, where something goes wrong")
         return ok("torch", f"{installed}; {tried}")
+    # Without the word a specifier contains no release candidate, however new.
     if required and not required.specifier.contains(installed, prereleases=True):
         return problem(name, f"{installed}; hf_mps needs {required.specifier}", f"pip install --upgrade '{required}'")
     return ok(name, installed)

@@ -100,7 +100,8 @@ class Format:
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """Keep the reports, bars and warnings of a format's libraries off the screen; their errors are raised."""
-    before = logging.root.manager.disable  # logging has no public name for what `disable` was called with
+    # logging has no public name for what `disable` was called with.
+    before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -157,7 +158,8 @@ def precision(saved: SavedRun) -> Choice[str]:
     """
     stored, _ = _stored(saved)
     needed, free = room(saved, "float32")
-    if needed <= free / 2:  # the export is opened beside the model
+    # In half of it, as the export is opened beside the model.
+    if needed <= free / 2:
         return Choice("float32", "rounding by the export itself would hide the export's differences")
     size, _ = room(saved, stored)
     if size > free and quantized(saved) is None:
@@ -182,7 +184,6 @@ def quantized(saved: SavedRun) -> quantization.Kind | None:
 
 def _stored(saved: SavedRun) -> tuple[str, int]:
     """Return the dtype of the largest part of the stored weights, and how many weights there are."""
-    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
     counts: dict[str, int] = {}
     base = getattr(saved.checkpoint, "base", None) or saved.checkpoint
     folder = base.folder()
@@ -190,7 +191,7 @@ def _stored(saved: SavedRun) -> tuple[str, int]:
         for kind, size in tensors(file):
             counts[kind] = counts.get(kind, 0) + size
     largest = max(counts, key=lambda kind: counts[kind], default="F32")
-    return names.get(largest, "float32"), sum(counts.values())
+    return DTYPES.get(largest.lower(), "float32"), sum(counts.values())
 
 
 def tensors(file: Path) -> list[tuple[str, int]]:
@@ -293,7 +294,8 @@ def copy_companions(saved: SavedRun, folder: Path) -> None:
             used = VOCABULARY.fullmatch(path.name) or path.name in COMPANIONS
             if used and path.is_file() and not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)
-        if vocabulary:  # a tokenizer is whole: nothing of another one is mixed into it
+        # A tokenizer is whole: nothing of another one is mixed into it.
+        if vocabulary:
             break
 
 

@@ -55,7 +55,7 @@ class CoreML(Format):
         lengths = _lengths(job)
         job.lengths = lengths.value
         names = [name for name in INPUTS if name in job.batches[0]]
-        model = merged.plain_model(job, folder.parent / "plain")
+        model = merged.plain_model(job, folder.with_name(f"{folder.name}-plain"))
         traced = job.traced = _traced(job, model, names, lengths.value[-1])
         job.choices["lengths"] = Choice(", ".join(map(str, lengths.value)), lengths.reason)
         job.choices["runs on"] = Choice("macOS 15, iOS 18", "before them Core ML takes one input of several lengths")
@@ -124,11 +124,7 @@ def _lengths(job: Job) -> Choice[tuple[int, ...]]:
 
 
 def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
-    """Return the model as TorchScript with the inputs `names`, each of shape (1, length) and int32.
-
-    coremltools has no operators for the mask that transformers makes, so that the model gets a finished one, added to
-    the scores; where it takes that for something else (DeBERTa), it gets the tokens' own.
-    """
+    """Return the model as TorchScript with the inputs `names`, each of shape (1, length) and int32."""
     import torch
 
     class Encoder(torch.nn.Module):
@@ -138,6 +134,7 @@ def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
 
         def forward(self, *inputs: Any) -> Any:
             given = dict(zip(names, inputs, strict=True))
+            # coremltools has no operators for the mask that transformers makes: the model gets a finished one.
             if self.added:
                 hidden = (1.0 - given["attention_mask"].to(torch.float32)) * HIDDEN
                 given["attention_mask"] = hidden[:, None, None, :]
@@ -152,6 +149,7 @@ def _traced(job: Job, model: Any, names: Sequence[str], length: int) -> Any:
     with torch.no_grad():
         expected = base.answered(model(**padded))
         found = base.answered(dict(zip(job.saved.task_class.outputs, Encoder(True)(*given), strict=True)))
+        # DeBERTa takes a finished mask for something else, and gets that of the tokens.
         added = numpy.allclose(found, expected, rtol=1e-3, atol=1e-5)
         trace: Any = torch.jit.trace
         return trace(Encoder(added).eval(), given, strict=False, check_trace=False)
@@ -167,6 +165,7 @@ def _padded(row: dict[str, Any], length: int, tokenizer: Any) -> dict[str, Any]:
     for name in INPUTS:
         if name in row:
             value = (tokenizer.pad_token_id or 0) if name == "input_ids" else 0
+            # Core ML's inputs have no whole numbers of 64 bits.
             whole = torch.full((1, length), value, dtype=torch.int32)
             whole[0, :kept] = row[name][0, at : at + kept].to(torch.int32)
             padded[name] = whole
@@ -176,20 +175,22 @@ def _padded(row: dict[str, Any], length: int, tokenizer: Any) -> dict[str, Any]:
 def _same_weights(job: Job, opened: Any) -> int:
     """Return how many of the traced model's weights are in the package as they should be, rounded to its type.
 
-    coremltools calls them by their names in the model. Raises RunError for one that is another, by more than one
-    step of its type: what float16 would round to 0 coremltools keeps as its least number (`_check_underflow_to_zero`).
+    Raises RunError for one that is another, by more than one step of its type.
     """
     import coremltools
 
+    # The default leaves out weights of fewer than 2,048 elements.
     stored = coremltools.optimize.coreml.get_weights_metadata(opened, weight_threshold=1)
     ending, width = ("_to_fp16", numpy.float16) if job.weights == F16 else ("", numpy.float32)
     alike, step = 0, numpy.finfo(width)
     for name, weight in job.traced.named_parameters():
+        # coremltools calls them by their names in the model.
         found = stored.get(name.replace(".", "_") + ending)
         if found is None or found.val.shape != tuple(weight.shape):
             continue
         arrays = (found.val, weight.detach().numpy().astype(width))
         stored_as, rounded = (array.astype(numpy.float64) for array in arrays)
+        # What float16 would round to 0 coremltools keeps as its least number (`_check_underflow_to_zero`).
         if not numpy.allclose(stored_as, rounded, rtol=float(step.eps), atol=float(step.smallest_subnormal)):
             raise RunError(f"the package holds another {name} than the model; nothing was written")
         alike += 1
@@ -207,7 +208,8 @@ def _difference(job: Job, answer: Any, weights: str) -> Any:
                 given = {name: tensor.numpy() for name, tensor in _padded(row, length, job.tokenizer).items()}
                 logits = base.answered(answer(given))
                 wanted = reference[at : at + 1]
-                if wanted.ndim == 3:  # logits of each token: those of padding are nobody's
+                # These are logits of each token: those of padding are nobody's.
+                if wanted.ndim == 3:
                     wanted, logits = wanted[:, tokens], logits[:, : tokens.sum()]
                 ours.append(wanted)
                 theirs.append(logits)

@@ -90,7 +90,8 @@ def export(name: str, where: str, out: str, weights: str | None = None, options:
         with _in_one_line(form, where), staged(target, RECORD) as stage:
             with base.silent():
                 form.write(job, stage)
-            job.model = None  # its logits are here, and the export may need the room
+            # Its logits are here, and the export may need the room.
+            job.model = None
             status.now("comparing its logits with the model's …")
             with base.silent():
                 comparison = form.compare(job, stage)
@@ -117,7 +118,8 @@ def _in_one_line(form: Format, where: str) -> Iterator[None]:
 def _record(
     form: Format, job: Job, comparison: Comparison, target: Path, seconds: float, stage: Path
 ) -> dict[str, Any]:
-    """Return what is stored beside an export. It names no folder of this machine, since it is shared with the model."""
+    """Return what is stored beside an export."""
+    # It names no folder of this machine, since it is shared with the model.
     command = f"hf-mps export {form.name} {shlex.quote(job.name)} {shlex.quote(target.name)} --weights {job.weights}"
     if job.options.lengths is not None:
         command += f" --lengths {','.join(map(str, job.options.lengths))}"

@@ -91,7 +91,8 @@ def save(saved: SavedRun, model: Any, folder: Path, kind: str, shard: int = SHAR
     _write_shards(plain, dict(_weights(plain, layers)), folder, dtype, shard)
     config = copy.deepcopy(plain.config)
     config.dtype, config.architectures = dtype, [type(plain).__name__]
-    if hasattr(config, "quantization_config"):  # the written weights are whole
+    # The written weights are whole, whatever those of the base were.
+    if hasattr(config, "quantization_config"):
         del config.quantization_config
     with errors_only():
         config.save_pretrained(folder)

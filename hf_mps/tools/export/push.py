@@ -101,7 +101,8 @@ def _folder(where: str) -> Path:
         # An adapter's tokenizer may be its base's.
         needs_one = saved.task_class.shape in OF_TEXT and not isinstance(saved.checkpoint, Adapter)
         names = [path.name for path in folder.iterdir()]
-        if needs_one and TOKENIZER not in names and not any(map(VOCABULARY.fullmatch, names)):  # ByT5 has no vocabulary
+        # ByT5 has no vocabulary, and a tokenizer all the same.
+        if needs_one and TOKENIZER not in names and not any(map(VOCABULARY.fullmatch, names)):
             raise saved.checkpoint._without_vocabulary()
     return folder
 

@@ -22,7 +22,6 @@ from hf_mps.tools.saved.run import SavedRun
 SCRIPT = "convert_hf_to_gguf.py"
 # The script itself, and the names that distributions give it (containers/ramalama#2786 calls the second).
 COMMANDS = (SCRIPT, "llama-convert-hf-to-gguf", "convert-hf-to-gguf")
-KINDS = {BF16: "bf16", F16: "f16", F32: "f32", Q8: "q8_0"}
 UNKNOWN = re.compile(r"Model (\S+) is not supported|Architecture '?(\S+?)'? not supported")
 ONNX_FILE = "model.onnx"
 # How many of an input's dimensions vary from call to call, by the shape of the model: batch, choices, length; of other
@@ -52,9 +51,9 @@ class GGUF(Format):
         """Write one .gguf file into `folder`. Raises UserError for an architecture that llama.cpp does not know."""
         found = converter(job.options.converter)
         job.choices["converter"] = Choice(Path(found.value[-1]).name, found.reason)
-        source = merged.plain_folder(job, folder.parent / "plain")
+        source = merged.plain_folder(job, folder.with_name(f"{folder.name}-plain"))
         folder.mkdir()
-        kind = KINDS[job.weights]
+        kind = "q8_0" if job.weights == Q8 else job.weights  # llama.cpp's word
         words = [str(source), "--outfile", str(folder / f"{job.name}-{kind}.gguf"), "--outtype", kind]
         # The layer has no part in a conversion, and no name of ours is to be looked up on the hub.
         settings = os.environ | {"HF_MPS": "0", "HF_HUB_OFFLINE": "1"}
@@ -143,7 +142,7 @@ class MLX(Format):
         """Let mlx-lm write `folder`: weights, configuration and tokenizer."""
         from mlx_lm import convert
 
-        source = merged.plain_folder(job, folder.parent / "plain")
+        source = merged.plain_folder(job, folder.with_name(f"{folder.name}-plain"))
         bits = {Q8: 8, Q4: 4}.get(job.weights)
         dtype = "bfloat16" if bits else base.DTYPES[job.weights]
         convert(str(source), str(folder), dtype=dtype, quantize=bits is not None, q_bits=bits)
@@ -205,13 +204,14 @@ class ONNX(Format):
         """Write model.onnx with its weights beside it, configuration, and tokenizer or processor."""
         from transformers.exporters import OnnxConfig, OnnxExporter
 
-        model = merged.plain_model(job, folder.parent / "plain")
+        model = merged.plain_model(job, folder.with_name(f"{folder.name}-plain"))
         # A batch of at least two rows: torch.export takes a dimension of one for a constant.
         import torch
 
         inputs = {name: torch.cat([rows, rows]) if len(rows) == 1 else rows for name, rows in job.batches[0].items()}
         if job.saved.task_class.shape == "decoder":
-            model.config.use_cache = False  # keys and values would be inputs and outputs of the graph
+            # Keys and values would be inputs and outputs of the graph.
+            model.config.use_cache = False
             job.choices["cache"] = Choice("none", "one graph gives the logits of every position, and keeps no keys")
         axes, dynamic = AXES.get(str(job.saved.task_class.shape), 2), torch.export.Dim.DYNAMIC
         varying = {name: dict.fromkeys(range(min(rows.dim(), axes)), dynamic) for name, rows in inputs.items()}

@@ -24,7 +24,6 @@ COMMANDS = {
     "/help": "show these commands",
     "/exit": "end, as Ctrl-D does",
 }
-ASK = "you> "
 
 Write = Callable[[str], None]
 Message = dict[str, str]
@@ -90,6 +89,7 @@ class Voice:
         first = [{"role": "system", "content": self.system}] if self.system else []
         positions = language.positions(self.model)
         room = positions - min(self.manner.max_new_tokens, positions // 4)
+        # In pairs, so that what is left begins with the user.
         for self.left_out in range(0, len(asked), 2):
             try:
                 text = render(self.tokenizer, [*first, *asked[self.left_out :]], prompt=True)
@@ -151,7 +151,7 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
         status.over()
         for voice in speaking:
             voice.system = system
-        conversation(speaking, at_keyboard=sys.stdin.isatty())
+        conversation(speaking, at_keyboard=bool(sys.stdin and sys.stdin.isatty()))
 
 
 def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
@@ -210,14 +210,14 @@ def _obey(line: str, speaking: list[Voice]) -> bool:
 def _lines(at_keyboard: bool) -> Iterator[str]:
     """Yield the user's lines without white space around them."""
     if not at_keyboard:
-        for line in sys.stdin:
+        for line in sys.stdin or ():  # None where the shell has closed it
             yield line.strip()
         return
     with suppress(ImportError):
         import readline  # noqa: F401  arrow keys and a history for `input`
     while True:
         try:
-            yield input(ASK).strip()
+            yield input("you> ").strip()
         except EOFError:
             print()
             return

@@ -48,6 +48,7 @@ def predict(
     of the input come before the answers. Raises UserError for rows, files and models that cannot be used, RunError for
     a failure of the machine.
     """
+    out = out and user_path(out)
     kind = _kind(kind, out)
     began, read = 0.0, 0
     with (  # the output first: a model takes long to load
@@ -129,7 +130,7 @@ class Writer:
 
 def _kind(asked: str | None, out: Path | None) -> str:
     """Return csv or jsonl. Raises UserError for any other word, and for a file that exists or cannot be made."""
-    if out is not None and user_path(out).is_dir():
+    if out is not None and out.is_dir():
         raise UserError(f"--out {out} is a folder; next: --out {out / 'answers.csv'}")
     named = out.suffix.lower().removeprefix(".") if out is not None else ""
     kind = asked or (named if out is not None else FORMATS[0])
@@ -142,10 +143,6 @@ def _kind(asked: str | None, out: Path | None) -> str:
         if not out.absolute().parent.is_dir():
             raise UserError(f"--out {out}: there is no such folder{neighbour(out.absolute().parent)}")
     return kind
-
-
-# Digits of a row's number in a file's name, so that a folder lists its rows in their order.
-DIGITS = 6
 
 
 @dataclass
@@ -167,7 +164,8 @@ class Pictures:
                     continue
                 if self.whole.exists():
                     raise UserError(f"--out: the folder of the pictures {self.whole} exists already; give another name")
-                file = f"{int(answer[ROW]):0{DIGITS}}.png"
+                # In six digits, so that a folder lists its rows in their order.
+                file = f"{int(answer[ROW]):06}.png"
                 self.work.mkdir(exist_ok=True)
                 (self.work / file).write_bytes(answer[name])
                 found[name] = f"{self.whole.name}/{file}"
@@ -192,11 +190,13 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
         # In a folder beside it, so that a killed command leaves nothing under the name that was asked for.
         with work.open("x", encoding="utf-8", newline="") as file:
             yield file, Pictures(pictures, whole)
-        if pictures.is_dir():  # before the answers, which name its files
+        # Before the answers, which name its files.
+        if pictures.is_dir():
             pictures.rename(whole)
         # The finished file gets its name, unless another file has taken it meanwhile.
         try:
-            os.link(work, out)  # unlike a rename, it takes no other file's place
+            # Unlike a rename, a link takes no other file's place.
+            os.link(work, out)
         except FileExistsError as error:
             raise UserError(f"--out {out} exists by now and is never overwritten; give another name") from error
         except OSError:  # a file system without links

@@ -17,6 +17,7 @@ from hf_mps.core.errors import UserError, brief, user_path
 from hf_mps.finetune.data import formats, load, sources
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.text import tokens
 from hf_mps.tools.saved.run import SavedRun
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def opened(run: SavedRun, name: str, keep: Sequence[str] = ()) -> Iterator[Input
     if name != STDIN and not pipe.is_fifo():  # `<(zcat rows.csv.gz)` is a pipe
         yield replace(_found(name, columns, optional, data), keep=tuple(keep))
         return
+    if name == STDIN and sys.stdin is None:  # Python's value for a stdin that the shell closed (`<&-`)
+        raise UserError("stdin is closed, and the rows come from there; next: a FILE in place of -")
     if name == STDIN and sys.stdin.isatty():
         print("hf-mps: reads rows from the keyboard; Ctrl-D ends them", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="hf-mps-stdin-") as folder:
@@ -163,7 +166,8 @@ def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], dat
 def _told_by_its_first_line(path: Path, columns: list[str]) -> str:
     """Return the format of a file without a name: JSON lines, a csv whose header has the columns, or lines of text."""
     with path.open("rb") as file:
-        line = file.readline(LOOKED_AT).decode("utf-8-sig", errors="replace").strip()
+        # csv refuses a line with a carriage return in it, with which old spreadsheets of the Mac end their lines.
+        line = file.readline(LOOKED_AT).decode("utf-8-sig", errors="replace").partition("\r")[0].strip()
     if line.startswith("{"):
         return "jsonl"
     if line.startswith("["):
@@ -177,7 +181,7 @@ def _told_by_its_first_line(path: Path, columns: list[str]) -> str:
 
 def _split_words(rows: Rows) -> Rows:
     """Return the rows with lists of words where they hold sentences: split at white space, as CoNLL's are."""
-    if WORDS not in rows.dataset.column_names or getattr(rows.dataset.features[WORDS], "dtype", None) != "string":
+    if getattr(rows.dataset.features.get(WORDS), "dtype", None) not in tokens.TEXT:
         return rows
     from datasets import Dataset
 

@@ -258,7 +258,8 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
         reason = f"its configuration has one score and {said}, as sentence-transformers' CrossEncoder"
         return Choice(str(_loaded_by("CrossEncoder")), reason)
     classes = stored.get("architectures") or []
-    if not classes and not checkpoint.local:  # its file is not here yet, and is fetched
+    # Its configuration is not here yet, and is fetched.
+    if not classes and not checkpoint.local:
         classes = list(getattr(checkpoint.config(), "architectures", None) or ())
     template = folder and ((folder / TEMPLATE).is_file() or checkpoint.stored(TOKENIZER).get("chat_template"))
     for name in map(str, classes):
@@ -268,7 +269,8 @@ def infer_task(checkpoint: Checkpoint, asked: str | None = None) -> Choice[str]:
             for end in task.architectures
             if name.endswith(end) and (template or not task.needs_template)
         ]
-        if ends:  # the longest end is the most special; of equal ones that which a chat template makes likely
+        # The longest end is the most special; of equal ones that which a chat template makes likely.
+        if ends:
             _, by_template, task = max(ends)
             too = ", and its tokenizer has a chat template" if by_template else ""
             return Choice(task, f"its configuration names {name}{too}")

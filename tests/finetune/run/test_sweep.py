@@ -186,6 +186,8 @@ def test_the_words_behind_the_option_are_its_own() -> None:
 
     typed = ["finetune", "a", "x=1", "--sweep", "seed=1,2", "y=3,4", "--fresh", "z=5"]
     assert swept(typed) == [*("finetune", "a", "x=1", "--sweep", "seed=1,2", "--sweep", "y=3,4", "--fresh", "z=5")]
+    scripts = ["audit", "--", "python", "train.py", "--sweep", "seed=1,2", "y=3,4"]
+    assert swept(scripts) == scripts
 
 
 def test_a_sweep_over_seeds_compares_them_on_the_same_held_out_rows(desk: Path) -> None:

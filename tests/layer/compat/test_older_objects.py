@@ -176,6 +176,8 @@ def test_load_dataset_gives_columns_the_names_of_a_task(said, tmp_path: Path) ->
         ["load_dataset(task='text-classification'): its columns become text, labels, others are dropped"]
     )
     assert datasets.load_dataset("csv", task=None, split="train", **kwargs).column_names == ["id", "text", "label"]
+    stream = datasets.load_dataset("csv", task="text-classification", streaming=True, **kwargs)["train"]
+    assert list(stream)[1] == {"text": "b", "labels": 1}
     with pytest.raises(ValueError, match="needs the column image; there: id, text, label"):
         datasets.load_dataset("csv", task="image-classification", **kwargs)
     with pytest.raises(ValueError, match="allowed: audio-classification, "):

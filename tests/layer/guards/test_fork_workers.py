@@ -142,6 +142,17 @@ def test_what_cannot_be_sent_is_forked_and_told_of(starts: list[str]) -> None:
     assert starts == ["fork"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="this system does not list descriptors there")
+@pytest.mark.parametrize("sharing", torch.multiprocessing.get_all_sharing_strategies())  # type: ignore[no-untyped-call]
+def test_a_look_at_a_loader_leaves_its_tensors_where_they_are(sharing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(100, 10))
+    monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", sharing)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert fork_server.sent(DataLoader(data, num_workers=1)).obstacle == ""
+    assert not data.tensors[0].is_shared()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_a_collator_that_holds_a_model_on_the_device_is_not_sent(starts: list[str]) -> None:
     class Collator:
         weight = torch.ones(2, device="mps")

@@ -140,6 +140,23 @@ def test_a_large_model_with_batches_of_one_shape_keeps_its_cache(emptied: list[f
     assert not emptied
 
 
+def test_the_metrics_of_a_training_on_the_cpu_ask_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.trainer import TrainerMemoryTracker
+
+    asked: list[int] = []
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: asked.append(1) or 0)
+    tracker = TrainerMemoryTracker()
+    tracker.torch = None  # as it is made where a training goes to the CPU
+
+    def train() -> None:  # the stage is its caller's name
+        tracker.start()
+        tracker.stop("train")
+
+    train()
+    assert set(tracker.cpu["train"]) >= {"alloc", "peaked"}
+    assert not asked
+
+
 @pytest.fixture
 def _up_to_2_13() -> Iterator[None]:
     """The allocator that keeps whole buffers; that of 2.14 holds less, whatever the shapes."""

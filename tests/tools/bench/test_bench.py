@@ -158,6 +158,7 @@ def test_files_go_to_a_free_folder(tmp_path: Path) -> None:
     first.mkdir()
     assert folder_for(None, first) == tmp_path / "bench-2"
     assert folder_for(first) == first, "an empty folder holds nothing that could be lost"
+    assert folder_for(Path("~/bench")) == Path.home() / "bench", "no shell reads the ~ in --output=~/bench"
 
 
 def test_a_name_is_one_line_that_a_table_can_hold() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -163,6 +164,8 @@ def test_a_backup_never_replaces_another(place: Path) -> None:
         ("distributed_type: 'NO'\nsparkle: true\n", "has keys that the installed accelerate does not know (sparkle)"),
         ("- one\n- two\n", "holds a list, not keys"),
         ("use_cpu: [\n", "cannot be read as YAML: "),
+        ("debug: 2026-02-30\n", "cannot be read as YAML: day is out of range for month"),
+        ("num_machines: 2\nmachine_rank: '1'\n", "machine_rank is no whole number ('1')"),
     ],
 )
 def test_what_it_does_not_understand_stays_as_it_is(
@@ -176,6 +179,26 @@ def test_what_it_does_not_understand_stays_as_it_is(
     assert line.endswith(f"it stays as it is; next: hf-mps config --config_file {place.with_name('mac.yaml')}\n")
     assert place.read_text(encoding="utf-8") == text
     assert list(place.parent.iterdir()) == [place]
+
+
+def test_a_command_that_it_names_works_where_the_path_has_a_space(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "Application Support" / "config.yaml"
+    place.parent.mkdir()
+    place.write_text("use_cpu: true\n", encoding="utf-8")
+    assert config("--check", "--config_file", str(place)) == 1
+    words = shlex.split(capsys.readouterr().err.rpartition("; next: hf-mps ")[2])
+    assert main([*words, "--yes"]) == 0
+    assert f"accelerate test --config_file '{place}'" in capsys.readouterr().out
+    place.write_text("- one\n", encoding="utf-8")
+    assert config("--check", "--config_file", str(place)) == 2
+    assert capsys.readouterr().err.endswith(f" --config_file '{place.with_name('mac.yaml')}'\n")
+
+
+def test_a_home_folder_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert config("--check", "--config_file", "~nobody-of-that-name/config.yaml") == 2
+    assert capsys.readouterr().err.startswith("hf-mps: ~nobody-of-that-name/config.yaml cannot be opened: ")
 
 
 def test_a_bare_no_is_the_word_and_not_false(place: Path) -> None:

@@ -21,6 +21,7 @@ from hf_mps.tools import doctor
 from hf_mps.tools.doctor import accelerate_config, environment, guards, metal
 from hf_mps.tools.doctor import machine as machines
 from hf_mps.tools.doctor.findings import Finding
+from tests import CHECKOUT
 
 GIB = 2**30
 APPLE = "https://developer.apple.com/metal/pytorch/"
@@ -377,9 +378,24 @@ def test_a_watermark_pair_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert named(environment.examine(), "PYTORCH_MPS_HIGH_WATERMARK_RATIO").state == "ok"
 
 
+def test_a_library_that_breaks_on_its_import_ends_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = guards.importlib.import_module  # type: ignore[attr-defined]
+    broken: list[str] = []
+
+    def imported(name: str, package: str | None = None) -> object:
+        if name == "accelerate.launchers":
+            broken.append(name)
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return stock(name, package)
+
+    monkeypatch.setattr(guards.importlib, "import_module", imported)  # type: ignore[attr-defined]
+    assert guards.examine()
+    assert broken
+
+
 def test_a_package_that_is_not_installed_serves_no_plain_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [])
-    assert named(environment.examine(), "autoload").next == "pip install hf-mps"
+    assert named(environment.examine(), "autoload").next == f"pip install -e {CHECKOUT}"
 
 
 @pytest.mark.parametrize(

@@ -95,13 +95,17 @@ def test_what_is_not_as_the_list_has_it_stands_out_and_what_ends_a_process_is_a_
 
 # Instead of the trials: two that end, one that aborts as Metal does, one more, and one that talks meanwhile.
 CHILD = """
-import json, os, sys
+import json, os, sys, time
 for name in sys.argv[1:]:
     print(json.dumps({"begins": name}), flush=True)
     print("a library talks", "{and more", sep=chr(10), flush=True)
     if name == "linear-bias":
         print("failed assertion: destination datatype must be fp32", file=sys.stderr, flush=True)
         os.abort()
+    if name == "mixed-dtypes":
+        time.sleep(60)
+    if os.environ.get("SLOWLY"):
+        time.sleep(1)
     found = {"name": name, "verdict": "right", "says": "well", "issue": "", "listed": False, "seconds": 0.1}
     print(json.dumps(found), flush=True)
 """
@@ -131,6 +135,16 @@ def test_a_trial_that_aborts_costs_itself_alone_and_its_last_words_are_kept() ->
     assert found[1].says == snapshot(
         "the trial ended its process by SIGABRT: failed assertion: destination datatype must be fp32"
     )
+
+
+@pytest.mark.usefixtures("child")
+def test_a_trial_has_its_time_however_long_those_before_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "LONGEST", 2.5)
+    monkeypatch.setenv("SLOWLY", "1")
+    names = ["large-k", "lstm-dropout", "conv-batch", "linear-shapes", "mixed-dtypes"]
+    found = guards.try_all(names)
+    assert [each.verdict for each in found] == ["right", "right", "right", "right", "ended"]
+    assert found[-1].says == "the trial ended its process by SIGKILL: no answer for 2.5 seconds"
 
 
 @pytest.mark.usefixtures("child")

@@ -20,13 +20,14 @@ def test_an_adapter_leaves_merged_and_writes_as_the_model_does(hf_mps: Run, adap
     from mlx_lm import generate, load
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    ended = hf_mps("export", "mlx", adapted, tmp_path / "out", "--weights", "f32")
+    # A name like that of the folder with the merged model.
+    ended = hf_mps("export", "mlx", adapted, tmp_path / "plain", "--weights", "f32")
     assert ended.code == 0, ended.err
-    found = record(tmp_path / "out")
+    found = record(tmp_path / "plain")
     assert found["comparison"]["difference"]["relative"] < 1e-4
     assert found["choices"]["adapter"]["value"] == "merged into 35 layers"
     text = "Once upon a time"
-    model, tokenizer = load(str(tmp_path / "out"))
+    model, tokenizer = load(str(tmp_path / "plain"))
     theirs = generate(model, tokenizer, prompt=text, max_tokens=12)
     own = AutoTokenizer.from_pretrained(adapted)
     ids = own(text, return_tensors="pt")

@@ -90,6 +90,46 @@ def test_a_line_of_text_is_a_row_where_a_row_is_one_text(kept: Made, command: Co
     )
 
 
+def test_rows_of_an_old_spreadsheet_are_those_of_a_csv(pairs: Kept, command: Command, tmp_path: Path) -> None:
+    bare = [{name: row[name] for name in ("sentence1", "sentence2")} for row in rows_of(pairs)]
+    file = tiny.write_csv(tmp_path / "rows.csv", bare)
+    returns = file.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r")
+    assert command("predict", pairs.folder, stdin=returns).out == command("predict", pairs.folder, file).out
+
+
+def test_a_closed_stdin_is_one_line(pairs: Kept, kept: Made, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.cli.main import main
+
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["predict", str(pairs.folder)]) == 2
+    said = "hf-mps: stdin is closed, and the rows come from there; next: a FILE in place of -"
+    assert capsys.readouterr().err.splitlines()[-1] == said
+    assert main(["chat", str(kept("sft").folder)]) == 0
+
+
+def test_a_home_folder_is_found_by_its_sign(
+    pairs: Kept, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # no shell reads the ~ in --out=~/answers.csv
+    ended = command("predict", pairs.folder, pairs.rows, "--out=~/answers.csv")
+    assert (ended.code, (tmp_path / "answers.csv").is_file()) == (0, True), ended.err
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_a_sentence_of_a_parquet_file_is_split_into_words(
+    kind: str, kept: Made, command: Command, tmp_path: Path
+) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    run = kept("token-classification")
+    words = [row["word"] for row in run.predictions if row["row"] == "1"]
+    column = pyarrow.array([" ".join(words)], getattr(pyarrow, kind)())
+    parquet.write_table(pyarrow.table({"words": column}), tmp_path / "rows.parquet")
+    ended = command("predict", run.folder, tmp_path / "rows.parquet", "data.words=words")
+    assert [row["word"] for row in read_csv(ended.out)] == words, ended.err
+
+
 def test_a_sentence_is_split_into_words_and_a_picture_is_a_row(kept: Made, command: Command) -> None:
     run = kept("token-classification")
     first = [row["word"] for row in run.predictions if row["row"] == "1"]
@@ -303,5 +343,6 @@ def test_a_closed_stdout_is_refused_before_the_model_is_loaded(
     pairs: Kept, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout", None)
+    assert command("recipes", "list").code == 0
     ended = command("predict", pairs.folder, pairs.rows)
     assert (ended.code, ended.err) == (2, "hf-mps: stdout is closed, and the answers go there; next: --out FILE\n")

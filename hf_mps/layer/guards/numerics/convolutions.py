@@ -59,6 +59,7 @@ class ConvBatch(Guard):
         for start in range(0, rows.shape[0], LARGEST):
             here = slice(start, start + LARGEST)
             part = stock.partial(rows[here], grad[here], weight, *how, [False, True, *(False for _ in mask[2:])])[1]
+            # In half precision each addition would round the sum so far.
             wide = part.float() if part.dtype in (torch.float16, torch.bfloat16) else part
             total = wide if total is None else total.add_(wide)
         found[1] = total.to(weight.dtype)

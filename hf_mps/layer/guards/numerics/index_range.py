@@ -129,7 +129,8 @@ class IndexRange(Guard):
         if part is not None:
             tables: dict[str, Any] = {}
             for name, each in model.named_modules():
-                tables.setdefault(name.rpartition(".")[2], each)  # the encoder's, of two
+                # Of two modules of that name the first, which is the encoder's.
+                tables.setdefault(name.rpartition(".")[2], each)
             positions, begin = _first(tables, POSITIONS)
             length = positions - begin if positions else None
             self._models[model] = Known(ref(part), positions, length, _first(tables, TYPES)[0])
@@ -168,7 +169,8 @@ class IndexRange(Guard):
             if not self._suspects:
                 self._left = LOOKS
             self._suspects.append(suspect)
-            self.arm(*(f"aten::{name}" for name in LOOKUPS))  # every lookup is looked at from here on
+            # Every lookup is looked at from here on, until nothing is suspected any more.
+            self.arm(*(f"aten::{name}" for name in LOOKUPS))
             self._count()
 
     def _looks_up(self, where: Where, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +181,8 @@ class IndexRange(Guard):
 
     def judge(self, index: Any, size: int, ignored: int | None) -> None:
         """Refuse indices that the device is about to read with where one is out of range and came with a batch."""
-        there = index.detach().cpu()  # a wait for the device, while there is a suspicion
+        # It waits for the device, and only while there is a suspicion.
+        there = index.detach().cpu()
         wrong = (there < 0) | (there >= size)
         if ignored is not None:
             wrong &= there != ignored

@@ -278,7 +278,8 @@ def _right(run: Callable[[Any, Any], Any]) -> bool:
         right.append(run(grad.view(permuted.shape), values.permute(order)).flatten())
         try:
             found.append(run(at_hand.view(permuted.shape), permuted).flatten())
-        except RuntimeError:  # "view size is not compatible", of batch norm on macOS 26
+        # Batch norm raises it on macOS 26: "view size is not compatible".
+        except RuntimeError:
             return False
     return torch.allclose(torch.cat(found).cpu(), torch.cat(right), rtol=1e-3, atol=1e-3)
 

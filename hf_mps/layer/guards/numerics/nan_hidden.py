@@ -92,6 +92,7 @@ class _Filter:
     def __get__(self, arguments: Any, owner: Any = None) -> Any:
         if arguments is None:
             return self.default
+        # Who reads it decides: only Trainer's loop hears that the filter is off.
         if NAN_HIDDEN.hides(arguments, sys._getframe(1).f_code):
             return False
         return vars(arguments).get(FILTER, self.default)

@@ -35,7 +35,8 @@ def _large(first: Any, *args: Any) -> bool:
     if first.dim() < 5:
         return False
     padding = args[1] if hasattr(args[0], "shape") else args[0]
-    if not 2 <= len(padding) <= 6:  # a longer one is made of copies
+    # A longer padding is made of copies.
+    if not 2 <= len(padding) <= 6:
         return False
     # No smaller than the padded sizes, which for a backward pass and a negative padding are those given.
     sizes = [n + abs(a) + abs(b) for n, a, b in zip(first.shape[::-1], padding[::2], padding[1::2], strict=False)]

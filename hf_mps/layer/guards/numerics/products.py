@@ -27,6 +27,7 @@ LONGEST = 32766
 """Values in one sum; 32,767 is wrong by one of them (pytorch#195163)."""
 SIDE = 16
 """Rows and columns of a result from which on the kernel is used that has the fault (pytorch PR 183535)."""
+# Parts of this length are below LONGEST, and half of it or more: they stay few.
 PART = 16384
 
 
@@ -165,13 +166,11 @@ class LargeK(Guard):
 
 
 def _large_k_right(run: Callable[[Any, Any], Any]) -> bool:
-    """Return whether a product over 40,009 values is the CPU's, right after other memory was filled and freed.
-
-    What is read behind the operands is zero in fresh memory, and the product is right then.
-    """
+    """Return whether a product over 40,009 values is the CPU's, right after other memory was filled and freed."""
     pattern = torch.arange(64 * 40009, dtype=torch.float32).remainder_(31).sub_(15).div_(15)
     one, other = pattern.view(64, 40009), pattern.flip(0).view(40009, 64)
     there = one.to("mps"), other.to("mps")
+    # What is read behind the operands is zero in fresh memory, and the product is right then.
     filled = torch.full((2**24,), 1e4, device="mps")
     torch.mps.synchronize()
     del filled

@@ -86,7 +86,8 @@ class BatchWaits(Guard):
                 self._keep(there, host)
 
     def _keep(self, there: Any, host: Any) -> None:
-        if not there.is_inference():  # of such a one nobody counts the changes
+        # Of a tensor of inference mode nobody counts the changes.
+        if not there.is_inference():
             self._hosts[there] = host, there._version
 
     def host(self, tensor: Any) -> Any:
@@ -178,9 +179,9 @@ def _needless(
 ) -> bool:
     """Return whether transformers makes of a mask with these values on the host what it makes of none.
 
-    Those are its arguments (masking_utils.py). Without a mask it takes the lengths from the embeddings, and looks in
-    positions for packed sequences: where there are any, the mask stays.
+    Those are its arguments (masking_utils.py).
     """
+    # Without a mask it takes the lengths from the embeddings, and looks in positions for packed sequences.
     source = embeddings if encoded is None else encoded
     known = not unknown and past is None and positions is None
     return known and tuple(mask.shape) == tuple(source.shape[:2]) and bool(mask.all())
@@ -226,7 +227,8 @@ def _single(value: Any, name: str, names: list[str]) -> Any:
         inside = {key: _single(each, str(key), names) for key, each in value.items()}
         if all(inside[key] is value[key] for key in inside):
             return value
-        changed: Any = copy.copy(value)  # a BatchEncoding keeps more than its columns
+        # A copy of its kind: a BatchEncoding keeps more than its columns.
+        changed: Any = copy.copy(value)
         changed.update(inside)
         return changed
     if isinstance(value, tuple | list):

@@ -57,7 +57,7 @@ class CudaWords(Guard):
 
     def applies(self) -> Choice[bool]:
         """Return whether there is no CUDA."""
-        if _cuda():
+        if torch.cuda.is_available():
             return Choice(False, "there is CUDA")
         return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
 
@@ -65,7 +65,7 @@ class CudaWords(Guard):
         self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
     ) -> None:
         arguments = (device_type, dtype, enabled, *args)
-        if device_type != "cuda" or _cuda():
+        if device_type != "cuda" or torch.cuda.is_available():
             stock(mode, *arguments, **kwargs)
         elif enabled:
             asked = f"torch.{str(dtype).removeprefix('torch.')}" if dtype is not None else "torch.bfloat16"
@@ -76,14 +76,15 @@ class CudaWords(Guard):
             stock(mode, "mps", *arguments[1:], **kwargs)
 
     def _decorates(self, stock: Any, function: Any = None, *, device_type: Any, **kwargs: Any) -> Any:
-        if device_type == "cuda" and not _cuda():  # asks nothing of the device: modules do this when they are imported
+        # Asks nothing of the device: modules do this when they are imported.
+        if device_type == "cuda" and not torch.cuda.is_available():
             self.acted("custom_fwd and custom_bwd of CUDA go by the autocast for mps", aloud=False)
             device_type = "mps"
         return stock(function, device_type=device_type, **kwargs)
 
     def _scaler(self, stock: Any, scaler: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
         asked = kwargs.get("enabled", args[4] if len(args) > 4 else True)
-        if device != "cuda" or not asked or _cuda():
+        if device != "cuda" or not asked or torch.cuda.is_available():
             stock(scaler, device, *args, **kwargs)
         else:
             line = f'{SCALED}; next: torch.amp.GradScaler("mps") where autocast on mps is float16, else none'
@@ -99,10 +100,6 @@ class CudaWords(Guard):
         with notices.ignoring(UserWarning, "CUDA is not available|torch.cuda.amp.GradScaler is enabled"):
             stock(*args, **kwargs)
         self.acted(line)
-
-
-def _cuda() -> bool:
-    return torch.cuda.is_available()
 
 
 SWITCH = "triton.cudagraphs"
@@ -239,28 +236,29 @@ _given: list[Any] = []
 
 
 def _give() -> None:
-    """Register the step of 8-bit optimizers on mps, for good: a kernel lives as long as its library object.
-
-    They step small weights with moments of 32 bits, by a function that bitsandbytes has compiled anew for each size,
-    until torch.compile gives up with warnings. The same runs as it is.
-    """
+    """Register the step of 8-bit optimizers on mps, and that of the small weights, which have moments of 32 bits."""
     from hf_mps.metal.training_kernels import adam_8bit  # whose trial asks for the layer
 
-    library: Any = torch.library.Library("bitsandbytes", "IMPL")  # type: ignore[no-untyped-call]  # the fallback watches that, and gives its place up
+    # Not torch._C._dispatch_library: the fallback watches torch.library's, and gives its place up.
+    library: Any = torch.library.Library("bitsandbytes", "IMPL")  # type: ignore[no-untyped-call]
     library.impl(adam_8bit.OPERATOR, adam_8bit.update, "MPS")
+    # bitsandbytes has its own function compiled anew for each size, until torch.compile gives up with warnings; the
+    # same runs as it is.
     small = UPDATES[32].partition("::")[2]
     library.impl(small, functools.partial(adam_8bit.by_operators, small), "MPS")
+    # A kernel lives as long as the library object that it was registered with.
     _given.append(library)
 
 
 def _pages() -> bool:
-    """Whether bitsandbytes makes the state of a paged optimizer for a parameter on the device; the smallest it pages.
+    """Whether bitsandbytes makes the state of a paged optimizer for a parameter on the device.
 
     From pull request #2069 on it is to be an ordinary tensor where there is no managed memory.
     """
     from bitsandbytes.optim.optimizer import Optimizer8bit
 
     try:
+        # The smallest parameter whose state is paged.
         Optimizer8bit.get_state_buffer(SimpleNamespace(is_paged=True), torch.empty(100_000, device="mps"))
     except Exception:
         return False
@@ -336,7 +334,8 @@ class Compile(Guard):
             (ERRORS, torch._dynamo.config, "suppress_errors", True, "runs as it is what it cannot compile"),
         ):
             if variable in variables and variable not in os.environ and getattr(owner, name) is not value:
-                setattr(owner, name, value)  # to stay: torch reads it at the first call of each graph, whenever that is
+                # It stays, as torch reads it at the first call of each graph, whenever that is.
+                setattr(owner, name, value)
                 done.append(words)
         if done:
             self.acted(f"torch.compile {' and '.join(done)}; on Metal it is young: compare a few steps without")

@@ -120,16 +120,13 @@ def _source(value: Any) -> str | None:
 
 @contextmanager
 def _verdict_handed_down() -> Iterator[None]:
-    """Let what is started in here have this process's verdict on Metal: libraries ask for it when imported.
-
-    To answer them itself the server would create the device, and fork workers from a process that has it.
-    """
+    """Let what is started in here have this process's verdict on Metal: libraries ask for it when imported."""
     with patch.dict(os.environ):
+        # To answer them itself the server would create the device, and fork workers from a process that has it.
         probe.hand_down(machine.present(), metal())
         yield
 
 
-_PARTS = ("dataset", "collate_fn", "worker_init_fn")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _PYTHONS = f"{Path(os.__file__).parent}{os.sep}"
 _NAMED = re.compile(rb"c([\w.]+)\n([\w.]+)\n")  # the opcode of pickle's protocol 2 for what is sent by its name
@@ -147,6 +144,9 @@ def sent(loader: Any) -> Sent:
     """Look at a DataLoader's dataset, collator and worker_init_fn; they are pickled, and nothing of that is kept."""
     from multiprocessing.reduction import ForkingPickler
 
+    from torch import UntypedStorage
+    from torch.multiprocessing.reductions import reduce_storage
+
     main: Any = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     # A package's own __main__ (python -m pytest) is not run again: multiprocessing/spawn.py, _fixup_main_from_name.
@@ -156,9 +156,14 @@ def sent(loader: Any) -> Sent:
             f'{Path(file).name} has no `if __name__ == "__main__":`, without which a new process runs it all again'
         )
     sink = _Sink()
-    for what in _PARTS:
+    for what in ("dataset", "collate_fn", "worker_init_fn"):
         try:
-            ForkingPickler(sink, 2).dump(getattr(loader, what))
+            pickler: Any = ForkingPickler(sink, 2)
+            # Torch's own reducer refuses what is on the device, and would move a tensor of the CPU into shared memory,
+            # where a descriptor, or a count of readers, keeps it for the reader that never comes.
+            reducers = pickler.dispatch_table
+            reducers[UntypedStorage] = lambda it: (bytes, ()) if it.device.type == "cpu" else reduce_storage(it)  # type: ignore[no-untyped-call]
+            pickler.dump(getattr(loader, what))
         except Exception as error:
             return Sent(f"the loader's {what} cannot be sent to a new process ({first_line(error)})")
     modules = {module for module, _ in sink.named}

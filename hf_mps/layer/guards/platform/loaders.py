@@ -41,7 +41,8 @@ class TrainersLoaders(Guard):
 
     def _trainer_makes(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         with patch.object(self, "_trainers_own", self.by_default(trainer.args)):
-            return stock(trainer, *args, **kwargs)  # accelerate makes its own loader of Trainer's inside
+            # accelerate makes its own loader of Trainer's in there, which is Trainer's too.
+            return stock(trainer, *args, **kwargs)
 
     def _loader_made(self, loader: Any, *_: Any, **__: Any) -> None:
         if self._trainers_own and getattr(loader, self.argument):
@@ -90,7 +91,8 @@ class ForkWorkers(TrainersLoaders):
         started = getattr(loader, STARTED, False)
         if loader.num_workers == 0 or started or not _forks(loader) or not self.needed:
             return stock(loader)
-        setattr(loader, STARTED, loader.persistent_workers)  # the next epochs have the same ones
+        # The next epochs have the same workers then.
+        setattr(loader, STARTED, loader.persistent_workers)
         if loader not in self._loaders:
             self.acted("workers are forked from a process that uses Metal, as the script asks for")
             return stock(loader)
@@ -108,7 +110,8 @@ class ForkWorkers(TrainersLoaders):
         try:
             loader.multiprocessing_context = fork_server.Workers()
             iterator = stock(loader)
-        except (OSError, EOFError):  # the server has ended: a library would not be imported in it
+        # The server has ended: a library would not be imported in it.
+        except (OSError, EOFError):
             loader.multiprocessing_context = given
             return stock(loader)
         finally:

@@ -155,7 +155,8 @@ class ShapeGrowth(Guard):
     def _at_batch(self, batch: Any) -> Any:
         shape = tuple(each.shape for each in tensors(batch))
         if shape not in self._shapes:
-            if self._shapes:  # an evaluation has no optimizer's steps
+            # Here too, as an evaluation has no optimizer's steps.
+            if self._shapes:
                 self._look()
             self._shapes.add(shape)
             before = len(self._lengths)
@@ -210,9 +211,8 @@ class MemoryMetrics(Guard):
         return Choice(True, "torch.mps has no call for a peak, so it is sampled")
 
     def _watch(self, stock: Any, tracker: Any) -> None:
-        from hf_mps.metal.device.choice import metal
-
-        if not metal().value:
+        # It is None in a training on the CPU, which is to leave the device alone.
+        if tracker.torch is None:
             stock(tracker)
             return
         with Peak("mps") as peak:
@@ -224,7 +224,8 @@ class MemoryMetrics(Guard):
         peak = tracker.__dict__.pop(_PEAK, None) or Peak("mps")
         if getattr(tracker, "cur_stage", None) == stage and not hasattr(tracker, "cpu_mem_used_peak"):
             tracker.cpu_mem_used_peak = tracker.cpu_mem_used()
-        peak.sample()
+        if tracker.torch is not None:
+            peak.sample()
         stock(tracker, stage)
         figures = (getattr(tracker, "gpu", None) or {}).get(stage, {})
         if isinstance(figures.get("peaked"), str):

@@ -119,7 +119,8 @@ class ProcessGroup(Guard):
         return stock(model, state, complete)
 
     def _builtin_hook(self, stock: OriginalCall, model: Any, kind: Any) -> Any:
-        """Of PyTorch's two in C++ the one that compresses uses the device from Gloo's threads: its twin in Python."""
+        """Register the twin in Python of the one that compresses; the other stays."""
+        # Of PyTorch's two in C++ that one uses the device from Gloo's threads.
         if not _on_metal(model) or kind.name != "FP16_COMPRESS":
             return stock(model, kind)
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -138,7 +139,8 @@ class ProcessGroup(Guard):
         return sharding.handle()
 
     def _freed(self, stock: OriginalCall, tensor: Any) -> None:
-        """PyTorch cannot take the memory from a storage on mps (Resize.cpp, resize_bytes_nocuda): it stays."""
+        """Leave a storage on mps its memory."""
+        # PyTorch cannot take it away there (Resize.cpp, resize_bytes_nocuda).
         if tensor.device.type != "mps":
             stock(tensor)
             return

@@ -170,7 +170,8 @@ class HalfPrecision(Guard):
     def _arguments_made(self, stock: Callable[..., None], arguments: Any, *args: Any, **kwargs: Any) -> None:
         asked = [name for name in HALVES if getattr(arguments, name) or getattr(arguments, f"{name}_full_eval")]
         try:
-            stock(arguments, *args, **kwargs)  # may move it to the CPU, and may refuse in words that say less
+            # It may move the training to the CPU, and may refuse in words that say less.
+            stock(arguments, *args, **kwargs)
         finally:
             if asked and not arguments.use_cpu and metal().value:
                 self._refuse(asked, f"{asked[0]}=True")
@@ -183,13 +184,15 @@ class HalfPrecision(Guard):
             try:
                 self._refuse([name], f"mixed_precision={name}")
             except UserError:
-                type(state)._reset_state()  # or the next Accelerator of a notebook would find this one
+                # Or the next Accelerator of a notebook would find this one.
+                type(state)._reset_state()
                 raise
 
     def _plugin(self, stock: Callable[..., Any], connector: Any) -> Any:
         flag, on_metal = str(connector._precision_flag), connector._accelerator_flag == "mps"
         plugin = stock(connector)
-        made_here = plugin is not getattr(connector, "_precision_plugin_flag", None)  # else the user's own object
+        # A plugin that the user handed in as an object stays as it is.
+        made_here = plugin is not getattr(connector, "_precision_plugin_flag", None)
         if on_metal and made_here and getattr(plugin, "device", None) == "cuda":
             # Lightning before 2.6 (Lightning#20497): autocast for CUDA, which does nothing here.
             plugin.device = "mps"
@@ -225,15 +228,17 @@ class Attention(Guard):
         asked = _ASKED.fullmatch(attn_implementation) if isinstance(attn_implementation, str) else None
         if not asked or not metal().value or (asked[2] == "flex_attention" and _flex_trains()):
             return stock(model, attn_implementation, *args, **kwargs)
-        instead = stock(model, None, *args, **kwargs)  # the model's default: sdpa, or eager where it has no sdpa
+        # None is the model's default: sdpa, or eager where it has no sdpa.
+        instead = stock(model, None, *args, **kwargs)
         self.acted(f"attn_implementation={attn_implementation} cannot train on Metal: {instead} takes its place")
         return instead
 
 
 def _flex_trains() -> bool:
-    """Whether torch no longer refuses flex_attention a gradient on mps; read from its source, as a trial compiles."""
+    """Return whether torch no longer refuses flex_attention a gradient on mps."""
     from torch.nn.attention import flex_attention
 
+    # Read and not tried: a trial would compile.
     return "does not support backward on MPS" not in inspect.getsource(flex_attention)
 
 

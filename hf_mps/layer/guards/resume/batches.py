@@ -171,7 +171,8 @@ def begin(stock: OriginalCall, base: Any) -> Any:
 
     Workers draw from generators of their own: of their batches only the order of rows is kept.
     """
-    of: LoaderNotes | None = base.__dict__.pop(_NOTES, None)  # not there meanwhile: two guards are put around __iter__
+    # They are not there meanwhile, as two guards are put around __iter__.
+    of: LoaderNotes | None = base.__dict__.pop(_NOTES, None)
     if of is None:
         return stock(base)
     try:
@@ -183,6 +184,7 @@ def begin(stock: OriginalCall, base: Any) -> Any:
             replay.begun.put(own)
         of.place = LoaderPosition(States.now(generator=own), None, of.skipped)
         iterator = stock(base)
+        # Of exactly this class: another one's iterator would lose its own methods.
         watched = type(iterator) is _SingleProcessDataLoaderIter
         if watched:
             _Watched.become(iterator, of.place, replay)
@@ -350,7 +352,8 @@ class ResumeBatches(Guard):
         replay: LoaderState | None = trainer.__dict__.pop(_REPLAY, None)
         kept = States.now() if replay is not None and replay.done else None
         stock(trainer, checkpoint)
-        if kept is not None:  # Trainer restores when its first batches are there, and more may have been drawn since
+        # Trainer restores when its first batches are there, and more may have been drawn since.
+        if kept is not None:
             kept.put()
 
     def _accelerator_saves(self, folder: Any, *args: Any, **kwargs: Any) -> None:

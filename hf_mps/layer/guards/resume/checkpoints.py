@@ -96,7 +96,8 @@ class AtomicCheckpoint(LibraryGuard):
                 saved = stock.partial(trainer, *args, **kwargs)
             except BaseException:
                 if several:
-                    with suppress(Exception):  # this rank's own error is the one to raise
+                    # This rank's own error is the one to raise.
+                    with suppress(Exception):
                         _gathered(False)
                 raise
             finally:
@@ -106,18 +107,18 @@ class AtomicCheckpoint(LibraryGuard):
                 error.quiet = True  # that one says why
                 raise error
         if several:
-            stock.foreign(_gathered, True)  # nobody goes on before it is there
-        for step in saving.later:  # a push and the removal of older ones, once this one is there
+            # Nobody goes on before the checkpoint is there.
+            stock.foreign(_gathered, True)
+        # A push and the removal of older checkpoints wait until this one is there.
+        for step in saving.later:
             stock.foreign(step)
         self._note()
         return saved
 
     def _owner(self, stock: OriginalCall, trainer: Any, target: Path, can_stage: bool) -> int | None:
-        """Return which of several processes renames, with save_on_each_node one of each host; None to leave it alone.
-
-        What they tell each other fails as the stock function's own collectives would.
-        """
+        """Return which of several processes renames, with save_on_each_node one of a host; None to leave it alone."""
         here = (platform.node(), os.getpid(), bool(trainer.args.should_save), can_stage)
+        # Foreign, since it fails as the stock function's own collectives would.
         ranks = stock.foreign(_gathered, here)
         owners = [(host, process) for host, process, saves, _ in ranks if saves]
         if not all(can for *_, can in ranks) or not owners:
@@ -180,6 +181,7 @@ class AtomicCheckpoint(LibraryGuard):
         if numbered:
             target = Path(accelerator.project_dir) / "checkpoints" / f"checkpoint_{accelerator.save_iteration}"
         else:
+            # Where a link leads: a rename would take the place of the link itself.
             target = Path(os.path.realpath(output_dir or "."))
         refused = target.exists() if numbered else output_dir is None  # in accelerate's words
         if accelerator.num_processes > 1 or refused or not checkpoint_files.can_stage(target):
@@ -190,7 +192,8 @@ class AtomicCheckpoint(LibraryGuard):
                     saved = stock.partial(accelerator, output_dir, *args, **kwargs)
             else:
                 saved = stock.partial(accelerator, str(stage), *args, **kwargs)
-        if numbered and project.total_limit:  # the oldest are removed after the newest is there
+        # The oldest are removed after the newest is there.
+        if numbered and project.total_limit:
             found = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in target.parent.iterdir())
             oldest = sorted((each for each in found if each), key=lambda each: int(each[1]))[: -project.total_limit]
             for each in oldest:
@@ -212,10 +215,8 @@ def _gathered(value: Any) -> list[Any]:
 
 
 def _date_last(target: Path) -> None:
-    """Give the checkpoint just written a later date than its older ones, where the clock went back in between.
-
-    Trainer removes the oldest by their dates, and would remove this one (huggingface/transformers#26961).
-    """
+    """Give the checkpoint just written a later date than its older ones, where the clock went back in between."""
+    # Trainer removes the oldest by their dates, and would remove this one (huggingface/transformers#26961).
     dates = [path.stat().st_mtime for path in target.parent.glob("checkpoint-*") if path != target]
     if dates and max(dates) > target.stat().st_mtime:
         os.utime(target, (max(dates) + 1, max(dates) + 1))
@@ -284,7 +285,8 @@ class TornCheckpoint(Guard):
     def _model_made(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         made = stock(trainer, *args, **kwargs)
         if self._weights is not None:
-            trainer.model = made  # as train does next; what loads weights looks there
+            # As train does next: what loads weights looks there.
+            trainer.model = made
             stock.foreign(trainer._load_from_checkpoint, self._weights)
         return made
 
@@ -299,6 +301,7 @@ class TornCheckpoint(Guard):
         elif accelerator.project_configuration.automatic_checkpoint_naming:
             place = Path(accelerator.project_dir) / "checkpoints"
             checkpoint_files.sweep(place.parent)
+            # Any number will do: with `above` it is the word that counts.
             newest = next(_before(place / "checkpoint_9", above=True), None)
             if newest is not None:
                 whole = self._whole(newest, ACCELERATE_LAST, given=str(newest))

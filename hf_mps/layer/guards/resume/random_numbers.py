@@ -45,6 +45,7 @@ class States:
     def plain(self) -> dict[str, Any]:
         """In types that torch.load reads with weights_only."""
         inner = self.numpy["state"]
+        # torch.load with weights_only refuses NumPy's arrays.
         key = torch.from_numpy(inner["key"].astype("int64"))
         return {**vars(self), "numpy": {**self.numpy, "state": {**inner, "key": key}}}
 

@@ -122,7 +122,8 @@ class LightningRng(LibraryGuard):
 
     def _dump(self, stock: Any, connector: Any, *args: Any, **kwargs: Any) -> Any:
         checkpoint = stock(connector, *args, **kwargs)
-        if _on_metal(connector) and "optimizer_states" in checkpoint:  # one of weights alone resumes nothing
+        # A checkpoint of weights alone resumes nothing.
+        if _on_metal(connector) and "optimizer_states" in checkpoint:
             # Into the checkpoint that Lightning makes; one that was read keeps them, and Lightning reads past them.
             checkpoint[KEY] = States.now(mps=True).plain()
             checkpoint[LOADERS] = [replay and replay.store() for replay in _places(connector.trainer)]

@@ -67,7 +67,8 @@ class ResumeLoss(LibraryGuard):
             trainer._total_loss_scalar = rest["total"]
             trainer.__dict__[_WHOLE] = True
         else:
-            trainer._total_loss_scalar -= rest["sum"]  # train_loss is the mean of this call's steps alone
+            # train_loss is the mean of this call's steps alone.
+            trainer._total_loss_scalar -= rest["sum"]
         trainer._tr_loss += rest["sum"]
 
     def _logged(self, trainer: Any, logs: dict[str, float], *_: Any, **__: Any) -> None:
@@ -76,7 +77,8 @@ class ResumeLoss(LibraryGuard):
 
     def _cover_run(self, trainer: Any, logs: dict[str, float]) -> None:
         total = trainer._total_loss_scalar if trainer.__dict__.pop(_WHOLE, False) else None
-        if total is None and trainer.__dict__.get(FROM):  # from a checkpoint of the last step nothing was restored
+        # Of a checkpoint of the last step nothing was restored.
+        if total is None and trainer.__dict__.get(FROM):
             file = random_numbers.own(Path(trainer.__dict__[FROM]) / FILE)
             rest = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
             total = rest["total"] + rest["sum"] if "total" in rest else None
@@ -122,20 +124,15 @@ class ResumeNames(LibraryGuard):
             stock(trainer)
 
     def _told(self, stock: Callable[..., None], trainer: Any, result: Any) -> None:
-        folder = getattr(trainer, FOLDER, None)
-        if folder is not None and result.missing_keys and result.unexpected_keys and _own(trainer.model):
+        from transformers import PreTrainedModel
+
+        folder, own = getattr(trainer, FOLDER, None), isinstance(trainer.model, PreTrainedModel)
+        if folder is not None and result.missing_keys and result.unexpected_keys and own:
             left_out = len(result.missing_keys)
             result = _read(trainer.model, folder)
             line = f"{left_out - len(result.missing_keys)} weights of {folder} were found by their names on the hub"
             self.acted(line, aloud=False)
         stock(trainer, result)
-
-
-def _own(model: Any) -> bool:
-    """Return whether the model is one that `from_pretrained` makes."""
-    from transformers import PreTrainedModel
-
-    return isinstance(model, PreTrainedModel)
 
 
 def _read(model: Any, folder: str) -> Any:

@@ -79,7 +79,8 @@ class StoppingSentinel(Sentinel):
         """Warn, once for each training, or raise RunError."""
         if self._advice or settings.sentinels_stop():
             line = f"{line}; next: {self._advice[-1] if self._advice else f'{advice}, or {GO_ON}'}"
-            self.acted(line, aloud=False)  # the error says it
+            # The error says it to the user.
+            self.acted(line, aloud=False)
             raise RunError(line)
         if training not in self._told:
             self._told.add(training)

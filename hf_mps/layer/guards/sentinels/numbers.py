@@ -98,10 +98,8 @@ def refuse(args: Any, state: Any, logs: dict[str, Any] | None, advice: str, opti
 
 
 def _sign(args: Any, state: Any, logs: dict[str, Any]) -> str | None:
-    """Return what Trainer logs that is not finite, in words.
-
-    Under fp16 the losses alone count: a gradient norm may overflow there, and GradScaler skips that step.
-    """
+    """Return what Trainer logs that is not finite, in words."""
+    # A gradient norm may overflow under fp16, where GradScaler skips that step.
     for name in ("loss", "eval_loss") if args.fp16 else ("loss", "eval_loss", "grad_norm"):
         value = logs.get(name)
         if isinstance(value, Real) and not math.isfinite(value):

@@ -155,11 +155,9 @@ class Stream(Safeguard):
         return norm
 
     def _begins(self, *_: Any, **__: Any) -> None:
-        """Gradients are cleared, or an optimizer made: where a backward pass follows, what was before is past.
-
-        A loop that skips a bad batch clears its gradients and goes on; the loss of a training that was interrupted
-        between backward and step is not the next one's. Where none follows, a part of the model alone was cleared.
-        """
+        """Gradients are cleared, or an optimizer made: where a backward pass follows, what was before is past."""
+        # A loop that skips a bad batch goes on so, and the loss of a training that was interrupted between backward and
+        # step is not the next one's. Where no backward pass follows, a part of the model alone was cleared.
         self._past = True
 
     def _scaler_updated(self, scaler: Any, *_: Any, **__: Any) -> None:
@@ -240,7 +238,8 @@ class Stream(Safeguard):
         scalars = [*(value for _, value, _ in every), *(every[place][2] for place in unsure)]
         values = _values(scalars if canary is None else [*scalars, canary])
         if canary is not None and self._lost(series, values.pop()):
-            return  # nor are the others what was computed
+            # The other numbers are not what was computed either.
+            return
         skipped = {place for place, found_inf in zip(unsure, values[len(every) :], strict=True) if found_inf}
         numbers = [(step, values[place]) for place, (step, _, _) in enumerate(every)]
         taken = [place for place in range(len(every)) if place not in skipped]

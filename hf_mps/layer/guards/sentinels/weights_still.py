@@ -144,7 +144,8 @@ def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the weights on the device that a step should change, each with its group's settings."""
     for group in optimizer.param_groups:
         rate = group.get("lr")
-        if rate is None or not float(rate) > 0:  # before a warmup's first step, or an optimizer with its own rate
+        # So it is before a warmup's first step, and in an optimizer with its own rate.
+        if rate is None or not float(rate) > 0:
             continue
         for weight in group["params"]:
             gradient = weight.grad
@@ -171,11 +172,9 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
 
 
 def _largest(gradient: Any) -> Any:
-    """Return the place of the element furthest from zero in its sample, of shape (1,).
-
-    From its two ends: the sample's absolute values would be a copy of it, and with large weights the step's peak.
-    """
+    """Return the place of the element furthest from zero in its sample, of shape (1,)."""
     sample = _sample(gradient)
+    # From its two ends: absolute values would be a copy of the sample, and with large weights the step's peak.
     ends = torch.stack((sample.argmax(), sample.argmin()))
     return ends.index_select(0, sample.index_select(0, ends).abs().argmax().view(1))
 
@@ -192,7 +191,8 @@ def _verdicts(settings: Any, picked: Any) -> tuple[list[bool], list[bool]]:
 
 
 def _sample(tensor: Any) -> Any:
-    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a weight that FSDP2 shards
+    # Of a weight that FSDP2 shards this process has a part.
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     flat = part.detach().reshape(-1)
     return flat[:: flat.numel() // SAMPLE + 1]
 
