@@ -171,7 +171,7 @@ class Checkpoint:
         asked = quantization.kind_of(settings.get("quantization_config"))
         stored = self.stored_config()
         quantization.refuse_stored(self.name, stored, asked)
-        if "quantization_config" in stored:  # transformers reads it there, and warns of a second one
+        if stored.get("quantization_config"):  # transformers reads it there, and warns of a second one
             settings.pop("quantization_config")
         # transformers 5 would keep a half-precision checkpoint's own dtype, in which small updates round to nothing
         # (step/in_backward.py rounds by chance). Mixed precision is Trainer's, over float32 weights.

@@ -94,7 +94,10 @@ class ChatTask(LanguageTask):
     def answers(self, trainer: Any, rows: Rows, inputs: Sequence[Asked], every: bool = False) -> Iterator[Any]:
         """Yield each conversation without the template's tokens, the answer in the data, and what the model writes."""
         kwargs = self.recipe.training.get("chat_template_kwargs") or {}
-        prompts = [chat.render(self.loaded.tokenizer, messages, prompt=True, **kwargs) for messages, _ in inputs]
+        prompts = []
+        for index, (messages, _) in enumerate(inputs):
+            with chat.of_row(rows, index):
+                prompts.append(chat.render(self.loaded.tokenizer, messages, prompt=True, **kwargs))
         written = language.answers(trainer, self.loaded.tokenizer, prompts, self.generates(), self.at_once(trainer))
         for (messages, truth), text in zip(inputs, written, strict=True):
             yield {"prompt": readable(messages), **({} if truth is None else {"reference": truth}), "generated": text}

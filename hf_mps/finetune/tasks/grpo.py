@@ -255,7 +255,7 @@ class GRPO(ChatTask):
     def smoke_rows(cls, recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Return rows as `Task` has them, as many as a step takes prompts at least."""
         said = {key: value for key, value in recipe.training.items() if value is not None}
-        prompts = int(_at_once(said) / said.get("num_generations", GENERATIONS))  # perhaps no whole number
+        prompts = int(_at_once(said) / max(1, said.get("num_generations", GENERATIONS)))  # perhaps no whole number
         return synthetic.rows(recipe, folder, cls.smoke_row, prompts)
 
     @staticmethod

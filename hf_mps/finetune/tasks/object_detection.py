@@ -209,6 +209,9 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
             raise UserError(f"{place} has an object of class {kind!r}; allowed: 0 to {len(names) - 1}, or a name{near}")
         left, upper, third, fourth = map(float, box)
         size = [third, fourth] if form == "xywh" else [third - left, fourth - upper]
+        if min(size) < 0:  # transformers leaves such a box out without a word (prepare_coco_detection_annotation)
+            told = f"{place} has a box {brief(str(box))}, which ends before it begins"
+            raise UserError(f"{told}; next: box_format={'xyxy' if form == 'xywh' else 'xywh'}, or another box")
         found.append(([left, upper, *size], number))
     return found
 

@@ -51,13 +51,13 @@ class Recipe(labels.Overridden):
     speech_task: SpeechTask | None = None
     """Writes down what was said, or its English translation."""
     letter_case: _speech.Case = "keep"
-    """The case of all texts; by default what suits the vocabulary."""
+    """The case of all texts; keep leaves them as they are."""
     normalizer: Normalizer | None = None
     """How texts are made alike before their errors are counted."""
     max_duration_in_seconds: float = Field(default=30.0, gt=0, le=30)
-    """Longer training rows are left out."""
+    """Longer rows are left out."""
     max_target_length: int | None = Field(default=None, ge=8)
-    """The tokens that a target is cut to."""
+    """Rows with more tokens of text are left out."""
     freeze_encoder: bool = False
     """true keeps the encoder as it is."""
 
