@@ -223,8 +223,7 @@ def generated(model_: Any, tokenizer: Any, ids: list[list[int]], max_new_tokens:
         settings["eos_token_id"] = [*ends, turn]
     with errors_only():
         made = model_.generate(**batch, **(settings | how))
-    texts: list[str] = tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)
-    return texts
+    return list(tokenizer.batch_decode(made[:, width:], skip_special_tokens=True))
 
 
 def decoded(ids: Any, tokenizer: Any) -> list[str]:

@@ -108,8 +108,7 @@ def optional(part: str, kept: str = f"the model and {RESULTS} are there") -> Ite
     try:
         yield
     except Exception as error:
-        words = describe(error) or summary(error)
-        print(f"hf-mps: {part} is left out: {words}; {kept}", file=sys.stderr)
+        print(f"hf-mps: {part} is left out: {describe(error) or summary(error)}; {kept}", file=sys.stderr)
 
 
 def place_of_cache(error: BaseException) -> str:
@@ -151,6 +150,7 @@ def killed_worker(error: BaseException) -> str | None:
     if not isinstance(error, (RuntimeError, OSError, EOFError)):
         return None
     codes = [worker.exitcode for iterator in _iterators() for worker in iterator._workers]
+    # A process that a signal ended has its number, negative, as exit code.
     signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
     if not signals:
         return None

@@ -95,11 +95,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         run_dir = held.enter_context(processes.own_folder(locked, resolved))
         with failures.workers_ended(), _failures_in_one_line(resolved, run_dir, prepared_run.training):
-
-            def store_again() -> None:
-                if keep:
-                    store(run_dir.path, resolved, splits)
-
+            store_again = partial(store, run_dir.path, resolved, splits) if keep else (lambda: None)
             processes.by_writers(run_dir, store_again)
             if run_dir.pending:
                 record = stages.finish_report(prepared_run, run_dir)

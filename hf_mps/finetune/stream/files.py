@@ -186,12 +186,10 @@ class Assignment:
 
 
 def cut(files: Sequence[File]) -> tuple[FileSlice, ...]:
-    """Return the slices of `files` in their order: row groups, spans of plain lines, whole files of anything else.
-
-    A line of csv may be a part of a quoted text and a line of gzip cannot be reached alone, so these stay whole.
-    """
+    """Return the slices of `files` in their order: row groups, spans of plain lines, whole files of anything else."""
     slices = []
     for number, file in enumerate(files):
+        # A line of csv may be a part of a quoted text, and a line of gzip cannot be reached alone.
         if len(files) >= MANY or file.packed or file.kind in ("csv", "tsv"):
             slices.append(FileSlice(number, 0, WHOLE))
         elif file.kind == "parquet":

@@ -37,6 +37,7 @@ class LanguageTask(Task):
     def begin(self) -> None:
         """Open tokenizer and configuration, with the chat template where the recipe has the key."""
         self.loaded = loaded = language.load(self.recipe, self.checkpoint)
+        # Only recipes of conversations have the key.
         if hasattr(self.recipe, "chat_template"):
             loaded.choices["chat_template"] = chat.template(loaded.tokenizer, self.recipe.chat_template)
             loaded.content = tokens.digest(loaded.tokenizer)  # anew: the template is part of it
@@ -134,6 +135,7 @@ def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list
         if not answered:
             found.append((said, None))
             continue
+        # A conversation without words of the assistant was refused before (chat.encode).
         last = max(place for place, message in enumerate(said) if message["role"] == "assistant")
         content = said[last]["content"]
         found.append((said[:last], content if isinstance(content, str) else content[0]["text"]))

@@ -247,8 +247,7 @@ def _refuse_gap(rows: Rows, index: int, words: Sequence[str | None] | None) -> N
     if words is None:
         raise UserError(f"{rows.place(index)} has no words; allowed: a list in every row")
     if None in words:
-        told = f"word {words.index(None) + 1} is missing"
-        raise UserError(f"{rows.place(index)}: {told}; allowed: a text for each word")
+        raise UserError(f"{rows.place(index)}: word {words.index(None) + 1} is missing; allowed: a text for each word")
 
 
 def _refuse_other_than_lists(rows: Rows, role: str) -> None:

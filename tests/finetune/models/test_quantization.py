@@ -6,7 +6,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def whole(place: Path) -> Any:
     return loaded(place, None)
 
 
-@pytest.fixture(scope="module", params=quantization.KINDS)
+@pytest.fixture(scope="module", params=get_args(quantization.Kind))
 def rounded(place: Path, request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return request.param, loaded(place, request.param)
 
