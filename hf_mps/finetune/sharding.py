@@ -72,8 +72,7 @@ def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, devi
     why = f"of task {recipe.task}: {prepared.task.unsharded}" if prepared.task.unsharded else ""
     for key, value in (("step_in_backward", recipe.step_in_backward or False), ("weights", recipe.weights)):
         if value not in (False, "float32"):
-            whole = f"{key}={str(value).lower()} steps whole weights, and a rank has parts of them; leave it out"
-            why = why or whole
+            why = why or f"{key}={str(value).lower()} steps whole weights, and a rank has parts of them; leave it out"
     optimizer = str(training.get("optim", OPTIMIZERS[0]))
     if optimizer not in OPTIMIZERS:
         allowed = ", ".join(OPTIMIZERS)
@@ -117,13 +116,14 @@ def config(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
 def blocks(model: Any) -> list[str]:
     """The classes of `model` whose weights are gathered as one: those that transformers says are not to be split.
 
-    Without one that holds the word embedding, such as BertEmbeddings: accelerate 1.15 makes a group of the embedding
-    too (fsdp2_prepare_model), and PyTorch refuses a weight of two groups ("Cannot concatenate overlapping meshes").
+    Without one that holds the word embedding, such as BertEmbeddings.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     named = set(getattr(inner, "_no_split_modules", None) or ())
     embedding = inner.get_input_embeddings() if hasattr(inner, "get_input_embeddings") else None
     found = [module for module in inner.modules() if type(module).__name__ in named]
+    # Accelerate 1.15 makes a group of the embedding too (fsdp2_prepare_model), and PyTorch refuses a weight of two
+    # groups ("Cannot concatenate overlapping meshes").
     holding = {type(module).__name__ for module in found if any(part is embedding for part in module.modules())}
     return sorted({type(module).__name__ for module in found} - holding)
 
@@ -173,8 +173,7 @@ def refuse_fsdp1() -> None:
 def ready(model: Any, device: str) -> Iterator[None]:
     """Around the making of a Trainer under FSDP: its accelerator takes the plugin on a CPU too, and blocks that can be.
 
-    Accelerate 1.15 takes FSDP on GPUs alone (state.py, AcceleratorState.__init__) and trains with DDP on a CPU, without
-    a word. Raises UserError where PyTorch would take a GPU beside the CPU.
+    Raises UserError where PyTorch would take a GPU beside the CPU.
     """
     if os.environ.get(ASKED) and (names := blocks(model)):
         os.environ.setdefault(BLOCKS, ",".join(names))
@@ -188,6 +187,7 @@ def ready(model: Any, device: str) -> Iterator[None]:
     beside = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if beside is not None and beside.type != "cpu":
         raise UserError(f"FSDP would take the device {beside.type} beside the CPU that trains; next: without use_cpu")
+    # Accelerate 1.15 takes FSDP on GPUs alone (state.py), and trains with DDP on a CPU without a word.
     stock = AcceleratorState.__init__
 
     def __init__(state: Any, *arguments: Any, **said: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import shlex
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,12 @@ def packed(path: Path) -> bool:
     return path.suffix.lower() == GZ
 
 
+def in_shell(path: Path, *, unpacked: bool = False) -> str:
+    """Return a file as a word of a shell's command line, or with `unpacked` what is in it."""
+    word = shlex.quote(str(path))
+    return f"<(gzip -dc {word})" if unpacked and packed(path) else word
+
+
 def allowed(kinds: tuple[str, ...] = tuple(ENDINGS.values())) -> str:
     """Return the endings of `kinds`, separated by commas."""
     return ", ".join(ending for ending, kind in ENDINGS.items() if kind in kinds)
@@ -56,7 +63,8 @@ def refuse_missing(path: Path, name: str) -> None:
     elif path.is_dir():
         raise UserError(f"{name}: is a folder; allowed: a file of rows ({allowed()})")
     elif path.exists():  # a pipe, as `<(zcat rows.csv.gz)` makes one: its rows are gone once they are read
-        raise UserError(f"{name}: is no regular file, and rows are read more than once; next: cat {path} > rows.csv")
+        way_on = f"next: cat {in_shell(path)} > rows.csv"
+        raise UserError(f"{name}: is no regular file, and rows are read more than once; {way_on}")
     elif path.is_symlink():
         raise UserError(f"{name}: is a link to {path.readlink()}, which is not there; allowed: a file")
     else:
@@ -75,7 +83,7 @@ def refuse_disguised(path: Path, name: str) -> None:
         what = "Excel workbook" if expected == "zip" else f"{expected} file"
         raise UserError(f"{name}: is no {what}, though its name says so; next: fetch it again, or rename it")
     right_ending = {"gzip": GZ, "zip": ".xlsx if it is a workbook", "Parquet": ".parquet"}[actual]
-    way_on = f"mv {name} {name}{GZ}" if actual == "gzip" else f"a name that ends in {right_ending}"
+    way_on = f"mv {in_shell(path)} {in_shell(path)}{GZ}" if actual == "gzip" else f"a name that ends in {right_ending}"
     raise UserError(f"{name}: is a {actual} file, though its name does not say so; next: {way_on}")
 
 
@@ -129,6 +137,5 @@ def not_text(path: Path, name: str) -> UserError:
         offset = error.start
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
         coding = "utf-16"
-    source, made = (f"<(gzip -dc {name})", path.with_suffix("")) if packed(path) else (name, path)
-    way_on = f"iconv -f {coding} -t utf-8 {source} > new{made.suffix}"
+    way_on = f"iconv -f {coding} -t utf-8 {in_shell(path, unpacked=True)} > new{ending(path)}"
     return UserError(f"{name}: is not UTF-8 text (byte {offset}); next: {way_on}")

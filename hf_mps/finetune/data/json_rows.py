@@ -105,6 +105,7 @@ def _document(path: Path, name: str) -> Any:
 
 def _lines(path: Path, name: str) -> Iterator[Any]:
     """Yield the value of each line that holds one."""
+    # A carriage return is white space to JSON, and ends no row.
     with formats.opened_text(path, name, newline="\n") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -183,6 +184,7 @@ def _features(every: Iterable[tuple[int, list[Row]]], columns: Collection[str], 
             _check_kinds(values, number, column, first, name)
             try:
                 schemas = [pyarrow.schema([("value", kind)]) for kind in (types[column], pyarrow.array(values).type)]
+                # permissive: whole numbers and fractions become fractions; numbers and text stay apart.
                 types[column] = pyarrow.unify_schemas(schemas, promote_options="permissive").field("value").type
             except (pyarrow.ArrowException, OverflowError, ValueError) as error:
                 # Objects that differ, within these rows or from those before. `datasets` 4.0 has no type for them.
@@ -236,8 +238,7 @@ def _deeper(value: Any, left: int) -> bool:
     """Return whether lists and objects nest more than `left` deep in `value`."""
     if not isinstance(value, (list, dict)):
         return False
-    inside = value.values() if isinstance(value, dict) else value
-    return left == 0 or any(_deeper(one, left - 1) for one in inside)
+    return left == 0 or any(_deeper(one, left - 1) for one in (value.values() if isinstance(value, dict) else value))
 
 
 def _lost(value: Any) -> str:

@@ -264,6 +264,7 @@ def _numbers(train: Rows, seen: Sequence[Any]) -> bool:
 
 def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (), way_on: str = "") -> None:
     """Raise UserError for the first row with a wrong label; the few distinct labels are checked first."""
+    # By their text: NaN is not equal to itself.
     bad = {repr(raw) for raw in _distinct(rows) if wrong(raw)}
     if not bad:
         return
@@ -271,6 +272,7 @@ def _refuse_first(rows: Rows, wrong: Any, problem: str, names: Sequence[str] = (
         if repr(raw) not in bad:
             continue
         place = rows.place(index)
+        # Test splits of the hub, such as GLUE's, have -1 for labels that are kept back.
         if raw == -1 or key(raw) == "":
             raise UserError(f"{place} has no label; allowed: a label in every row")
         raise UserError(f"{place}: label '{brief(str(raw))}' {problem}{nearest(key(raw), names)}{way_on}")

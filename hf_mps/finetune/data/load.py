@@ -115,8 +115,7 @@ def narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
             if rows.textual and len(available) == 1 and (remedy := tables.unseparated(rows.where, only)):
                 raise UserError(f"{rows.where}: its first line is one column, '{brief(only)}'{remedy}")
             if not data.header:
-                last = len(available) - 1
-                raise UserError(f"{told} 0 to {last}, counted from 0; next: data.columns.{role}=NUMBER")
+                raise UserError(f"{told} 0 to {len(available) - 1}, counted from 0; next: data.columns.{role}=NUMBER")
             free = [name for name in available if name not in columns.values()]
             way_on = nearest(column, free) or f"; next: data.columns.{role}=NAME for the one that it is"
             field = type(data.columns).model_fields.get(role)

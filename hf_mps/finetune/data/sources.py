@@ -178,6 +178,7 @@ def _generated(data: schema.Data, split: str) -> Rows:
         """Yield the rows of the split with integer labels; the table's own values are text."""
         for table in tables.separated(path, path.name):
             rows = table.filter(pyarrow.compute.equal(table["split"], split)).drop_columns("split")
+            # The third of the columns that are left: two sentences come before it.
             yield rows.set_column(2, "label", rows["label"].cast(pyarrow.int64()))
 
     dataset = cache.cached(path, ["pairs", split], pairs)

@@ -22,6 +22,7 @@ WORDS = (
 THINGS = ("kite", "drum", "boat", "lamp", "tent", "coin")
 DOINGS = ("bought", "painted", "lost", "sold")
 COLOURS = {"red": (200, 40, 40), "blue": (40, 80, 200), "green": (40, 180, 60), "yellow": (220, 200, 40)}
+PAINTS = tuple(COLOURS.values())
 # Rows of a smoke run: enough for a few steps and an evaluation.
 ROWS = {"train": 32, "validation": 16}
 
@@ -65,6 +66,7 @@ def rows(
     draw, found = random.Random(recipe.seed), {}
     for split in dict.fromkeys((*load.splits_to_read(recipe.data), "validation")):
         made = MadeUp(draw, folder, split, max(ROWS["train" if split == "train" else "validation"], least))
+        # The loop sets the attribute: each row is made with its own number.
         found[split] = [row(recipe, made) for made.number in range(made.count)]
     return found
 
@@ -102,8 +104,8 @@ def about_things() -> list[tuple[str, str]]:
 
 
 def about_another(number: int) -> str:
-    """Return the first sentence of the pair `number`, about another thing."""
-    return about_things()[(number + 7) % len(THINGS) * len(DOINGS) + number % len(DOINGS)][0]
+    """Return a sentence with the doing of the pair `number`, about another thing."""
+    return about_things()[(number + len(DOINGS)) % (len(THINGS) * len(DOINGS))][0]
 
 
 def class_value(names: Sequence[str] | None, kind: int) -> str | int:

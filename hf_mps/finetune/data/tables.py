@@ -140,12 +140,14 @@ def shape_of(lines: Lines, kind: str, name: str, *, header: bool) -> Shape:
 def unseparated(name: str, column: str) -> str:
     """Return what to do about a table whose whole first line is its one `column`; empty where that looks right."""
     other = next((mark for mark in (*SEPARATORS["csv"], ":", "^", "~") if mark in column), "")
-    if not other:
+    path = Path(name).expanduser()
+    if not other or formats.kind(path) not in SEPARATORS:
         return ""
-    if other in SEPARATORS["csv"] and formats.ending(Path(name)) == ".tsv":
-        new = name.replace(".tsv", ".csv")
-        return f"; '{other}' separates its columns, and in .tsv a tab does; next: mv {name} {new}"
-    return f"; if '{other}' separates its columns, write a comma instead; next: tr '{other}' , < {name} > new.csv"
+    if other in SEPARATORS["csv"] and formats.kind(path) == "tsv":
+        new = formats.in_shell(path.with_name(path.name.replace(".tsv", ".csv")))
+        return f"; '{other}' separates its columns, and in .tsv a tab does; next: mv {formats.in_shell(path)} {new}"
+    way_on = f"next: tr '{other}' , < {formats.in_shell(path, unpacked=True)} > new.csv"
+    return f"; if '{other}' separates its columns, write a comma instead; {way_on}"
 
 
 def _column_names(first: list[str], name: str) -> tuple[str, ...]:

@@ -131,8 +131,7 @@ def choose_kernels(plan: Plan, prepared: Prepared, recipe: Recipe) -> Choice[str
     batches = plan.choices["steps"].value * plan.arguments.get("gradient_accumulation_steps", 1)
     squares = sum(length * length for length in lengths) / len(lengths)
     scores = batches * layers * plan.choices["batch"].value * heads * squares
-    counts = prepared.token_counts
-    masked = counts is not None and len(set(counts)) > 1
+    masked = len(set(prepared.token_counts or ())) > 1
     saved, shapes = scores * (MASKED if masked else PLAIN), len(set(lengths))
     cost = FIRST + shapes * PLAN
     plans = f"plans of {shapes} shape{'s' * (shapes != 1)}"

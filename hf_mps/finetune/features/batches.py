@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from hf_mps.core.choice import Choice
@@ -10,7 +11,6 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
-from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
@@ -37,7 +37,7 @@ class Batches(Feature):
         choices["batch"] = Choice(size, reason + _whole(size, accumulation, world.size))
         # A task whose trainer draws its batches itself says how.
         drawn = prepared.choices.get("sampling") or buckets.decide(recipe, prepared.token_counts, size)
-        choices["sampling"] = drawn if stream is None else pace.sampling(recipe, stream, drawn)
+        choices["sampling"] = drawn if stream is None else pace.sampling(stream, drawn)
         if stream is None:
             epoch = prepared.epoch(training) if prepared.epoch is not None else None
             choices["steps"] = steps(training, epoch or len(prepared.train), size, accumulation, world.size)
@@ -89,16 +89,16 @@ def steps(training: dict[str, Any], epoch: int | Choice[int], batch: int, passes
     return Choice(math.ceil(epochs * each_epoch), words)
 
 
-def smaller(recipe: Recipe, evaluation: bool) -> list[str]:
+def smaller(training: Mapping[str, Any], evaluation: bool) -> list[str]:
     """Return the words that halve a process's batch, of an evaluation or of a step, which then takes two for each one.
 
-    Empty where a batch is a single row already.
+    `training` is that of a draft. Empty where a batch is a single row already.
     """
-    train = int(recipe.training.get(SIZE) or DEFAULT_BATCH)
+    train = int(training.get(SIZE, DEFAULT_BATCH))
     if evaluation:
-        size = int(recipe.training.get("per_device_eval_batch_size") or max(train, DEFAULT_BATCH))
+        size = int(training.get("per_device_eval_batch_size", max(train, DEFAULT_BATCH)))
         return [f"training.per_device_eval_batch_size={size // 2}"] if size > 1 else []
-    twice = 2 * int(recipe.training.get("gradient_accumulation_steps") or 1)
+    twice = 2 * int(training.get("gradient_accumulation_steps", 1))
     return [f"training.{SIZE}={train // 2}", f"training.gradient_accumulation_steps={twice}"] if train > 1 else []
 
 

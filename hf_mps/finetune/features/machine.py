@@ -107,14 +107,11 @@ def can_stay_awake() -> bool:
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Keep the Mac awake while the context lasts; do nothing on another machine.
-
-    -i prevents idle sleep, -s any sleep on mains power, -w ends the program with this process however it ends (man
-    caffeinate).
-    """
+    """Keep the Mac awake while the context lasts; do nothing on another machine."""
     if not can_stay_awake():
         yield
         return
+    # -i prevents idle sleep, -s any sleep on mains power, -w ends the program with this process (man caffeinate).
     quiet, words = subprocess.DEVNULL, [CAFFEINATE, "-is", "-w", str(os.getpid())]
     # In a new session: Ctrl-C in the terminal would end it before the run has saved.
     process = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)

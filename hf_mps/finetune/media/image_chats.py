@@ -73,8 +73,7 @@ class Columns(schema.Columns):
 def values(row: Mapping[str, Any]) -> list[Any]:
     """Return a row's images as its source has them, in their order."""
     found = row[_role(row)]
-    found = found if isinstance(found, list) else [found]
-    return [one for one in found if one is not None]
+    return [one for one in (found if isinstance(found, list) else [found]) if one is not None]
 
 
 def _role(row: Mapping[str, Any]) -> str:
@@ -309,7 +308,6 @@ def answers(
             shown.append(pixels(reader.processor.image_processor, seen))
         width, filler = max(map(len, prompts)), reader.tokenizer.pad_token_id
         padded = torch.tensor([[filler] * (width - len(ids)) + ids for ids in prompts])  # as `generated` pads them
-        beside = collator.beside(padded, shown)
-        beside = {name: value.to(model.device) for name, value in beside.items()}
+        beside = {name: value.to(model.device) for name, value in collator.beside(padded, shown).items()}
         for (index, _), text in zip(some, generated(model, reader.tokenizer, prompts, most, **beside), strict=True):
             yield {"image": ", ".join(map(images.named, values(rows.dataset[index]))), "generated": text}

@@ -45,13 +45,10 @@ class Checkpoint:
         return replace(resolve(name), dtype=self.dtype)
 
     def tokenizer(self, **settings: Any) -> Any:
-        """Load the tokenizer with `from_pretrained`'s settings. Raises UserError where it cannot be read.
-
-        A checkpoint without a vocabulary is refused: transformers 5 would make a tokenizer of the special tokens alone,
-        to which every word of a text is unknown.
-        """
+        """Load the tokenizer with `from_pretrained`'s settings. Raises UserError where it or its words are missing."""
         from transformers import AutoTokenizer
 
+        # transformers 5 would make a tokenizer of the special tokens alone, to which every word of a text is unknown.
         if self.local and not _vocabularies(Path(self.source)) and not (Path(self.source) / TOKENIZER).is_file():
             raise self._without_vocabulary()
         tokenizer = self._load("tokenizer", AutoTokenizer.from_pretrained, **settings)
@@ -131,7 +128,7 @@ class Checkpoint:
     def processor(self, config: Any) -> Any:
         """Load the processor of texts and images of a model of `config`, its images prepared with PIL.
 
-        It reads no videos: for those its class would need torchvision. Raises UserError where it is missing or cannot
+        It reads no videos. Raises UserError where it is missing or cannot
         be read, and for an architecture without one.
         """
         from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -140,6 +137,7 @@ class Checkpoint:
             allowed = "allowed: a model of both, such as HuggingFaceTB/SmolVLM-256M-Instruct"
             raise UserError(f"model {self.name}: a {config.model_type} reads no text beside images; {allowed}")
         kind: Any = PROCESSOR_MAPPING[type(config)]
+        # The class would load a processor of videos beside them, which needs torchvision.
         parts = {"image_processor": self.image_processor, "tokenizer": self.tokenizer}
         settings = {
             "get_attributes": classmethod(lambda cls: list(parts)),
@@ -171,15 +169,17 @@ class Checkpoint:
         asked = quantization.kind_of(settings.get("quantization_config"))
         stored = self.stored_config()
         quantization.refuse_stored(self.name, stored, asked)
-        if "quantization_config" in stored:  # transformers reads it there, and warns of a second one
+        if stored.get("quantization_config"):  # transformers reads it there, and warns of a second one
             settings.pop("quantization_config")
         # transformers 5 would keep a half-precision checkpoint's own dtype, in which small updates round to nothing
         # (step/in_backward.py rounds by chance). Mixed precision is Trainer's, over float32 weights.
         dtype = getattr(torch, self.dtype)
+        # A head of another size is new, and named in the choice; any other new weight is refused below.
         settings = {"dtype": dtype, "ignore_mismatched_sizes": True, "output_loading_info": True} | settings
         model, loading_info = self._load("weights", getattr(transformers, auto_class).from_pretrained, **settings)
         new = {str(name) for name, *_ in loading_info["mismatched_keys"]} | set(map(str, loading_info["missing_keys"]))
         prefix = f"{model.base_model_prefix}."
+        # A masked language model has no pooler: a head that needs one gets a new one.
         inside = sorted(name for name in new if name.startswith(prefix) and ".pooler." not in name)
         if inside:
             problem = f"{len(inside)} of the weights of {type(model).__name__} are missing or misshapen"

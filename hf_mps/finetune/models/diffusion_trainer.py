@@ -81,13 +81,11 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         return torch.randint(0, self._scheduler.config.num_train_timesteps, (rows,), generator=generator, device="cpu")
 
     def _drawn(self, shape: Sequence[int], numbers: Sequence[int] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the latents of `shape` and their noise are made of, and timesteps (B,).
-
-        All on the CPU, whose numbers every device has alike and checkpoints hold.
-        """
+        """Return what the latents of `shape` and their noise are made of, and timesteps (B,)."""
 
         def draw(rows: int, generator: torch.Generator | None) -> list[Tensor]:
             some = (rows, *shape[1:])
+            # On the CPU, whose numbers every device has alike and checkpoints hold.
             normal = [torch.randn(some, generator=generator, device="cpu") for _ in range(2)]
             return [*normal, self._timesteps(rows, generator)]
 

@@ -103,10 +103,9 @@ def divergence(student: Tensor, teacher: Tensor, labelled: Tensor, beta: float) 
     return total
 
 
-def _divergence(student: Tensor, teacher: Tensor, labelled: Tensor, beta: float) -> Tensor:
+def _divergence(student: Tensor, teacher: Tensor, labelled: Tensor, beta: float) -> Any:
     each = GKDTrainer.generalized_jsd_loss(student.float(), teacher.float(), beta=beta, reduction="none")
-    total: Tensor = (each.sum(-1) * labelled).sum()
-    return total
+    return (each.sum(-1) * labelled).sum()
 
 
 def _last_answer(labels: list[int]) -> int:

@@ -133,8 +133,7 @@ class LossParts(trainer_mixins.KeptInCheckpoints):
 def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> type[Any]:
     """Return sentence-transformers' trainer class `kind` with an evaluation that adds what `evaluator` measures.
 
-    The library's own way, an evaluator, leaves an empty folder `eval` behind; the model card is written by this
-    project.
+    It writes no model card: this project does.
     """
     import sentence_transformers
 
@@ -146,6 +145,7 @@ def trainer(evaluator: Any, kind: str = "SentenceTransformerTrainer") -> type[An
                 output = super().evaluation_loop(*arguments, metric_key_prefix=metric_key_prefix, **settings)
             # Of a loss's parts the library takes a mean over batches, the last one and a process's repeats among them.
             self.accum_loss_components["eval"] = {}
+            # The library's own way, an evaluator that the trainer is given, leaves an empty folder `eval` behind.
             measured = evaluator.measure(self.model)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in measured.items()})
             return output

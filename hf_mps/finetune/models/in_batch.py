@@ -72,6 +72,7 @@ def each_once(model: Any, order: Sequence[int], size: int, compute: Callable[[Se
             dealt = [order[begin + size * rank :][:size] for rank in range(world.size)]
             made = compute(dealt[world.rank] or dealt[0])  # every process takes part in each pass
             for numbers, part in zip(dealt, Ranks.here().exchange(made.cpu().numpy()), strict=True):
+                # A process without a batch has computed another's, and has no numbers for it.
                 for number, result in zip(numbers, part, strict=False):
                     results[number] = result
     model.train(was_training)

@@ -214,7 +214,7 @@ def generated(model_: Any, tokenizer: Any, ids: list[list[int]], max_new_tokens:
     batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt").to(model_.device)
     width = batch["input_ids"].shape[1]
     settings = {"do_sample": False, "num_beams": 1, "pad_token_id": tokenizer.pad_token_id, "use_cache": True}
-    settings["max_new_tokens"] = min(max_new_tokens, positions(model_) - width) or 1
+    settings["max_new_tokens"] = max(1, min(max_new_tokens, positions(model_) - width))
     # Where a chat template was learned, its end of a turn may be missing in the model's configuration.
     known = model_.generation_config.eos_token_id
     ends = [] if known is None else list(known) if isinstance(known, (list, tuple)) else [known]
@@ -223,8 +223,7 @@ def generated(model_: Any, tokenizer: Any, ids: list[list[int]], max_new_tokens:
         settings["eos_token_id"] = [*ends, turn]
     with errors_only():
         made = model_.generate(**batch, **(settings | how))
-    texts: list[str] = tokenizer.batch_decode(made[:, width:], skip_special_tokens=True)
-    return texts
+    return list(tokenizer.batch_decode(made[:, width:], skip_special_tokens=True))
 
 
 def decoded(ids: Any, tokenizer: Any) -> list[str]:

@@ -85,6 +85,7 @@ class ReferencedTrainer(RewardTrainer):
         with patch.object(self, "precompute_ref_logps", True):  # the loss reads them from the batch
             loss = self.compute_loss(recorder, {**inputs, **found})  # type: ignore[attr-defined]
         ours = recorder.log_probs.sum(dim=1)
+        # Of KTO only the first are the answers'; the rest are of the other pairs (KL).
         theirs = torch.cat([one for one in reference if one is not None])[: len(ours)]
         return loss, self.beta * (ours - theirs).float()
 
@@ -127,6 +128,7 @@ class AnswerTrainer(ReferencedTrainer, KTOTrainer):  # type: ignore[misc]
     REFERENCE = ("ref_logps", "ref_KL_logps")
 
     def __init__(self, model: Any, *arguments: Any, args: Any, **settings: Any) -> None:
+        # TRL refuses any other, as its own pairs follow from the order (kto_trainer.py).
         with patch.object(args, "train_sampling_strategy", "sequential"):
             super().__init__(model, *arguments, args=args, **settings)
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 KEY, COMPUTE, KERNELS = "quantization", "compute_dtype", "dequantizing"
 Kind = Literal["nf4", "fp4", "int8"]
-KINDS: tuple[Kind, ...] = ("nf4", "fp4", "int8")
 NF4 = "nf4"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 HUB_MACOS = 26
@@ -111,7 +110,7 @@ def refuse_stored(model: str, stored: Mapping[str, Any], kind: str | None) -> No
 
 
 def kind_of(settings: Any) -> str | None:
-    """Return which of KINDS a BitsAndBytesConfig, or what config.json holds of one, says; None for nothing."""
+    """Return which Kind a BitsAndBytesConfig, or what config.json holds of one, says; None for nothing."""
     if settings is None:
         return None
     said = settings if isinstance(settings, Mapping) else settings.to_dict()
@@ -121,9 +120,7 @@ def kind_of(settings: Any) -> str | None:
 def settle(model: Any, dtype: str) -> None:
     """Let each quantized layer of a loaded model compute in `dtype`, in training and evaluation, on all devices alike.
 
-    bitsandbytes repacks 4-bit weights for a bfloat16 product at the first evaluation on an x86 CPU that has one
-    (Linear4bit.forward, 0.50.2), which has no gradient in the training that goes on after it. Its 8-bit layers round
-    what goes in to 8 bits too, but not on a CPU in training (`matmul`).
+    bitsandbytes' own 8-bit layers round what goes in to 8 bits too, but not on a CPU in training (`matmul`).
     """
     import bitsandbytes
     import torch
@@ -139,6 +136,8 @@ def settle(model: Any, dtype: str) -> None:
         if layer.in_features % rounded_layers.BLOCK:
             layer = rounded_layers.UnevenLinear4bit(layer)
             model.set_submodule(name, layer)
+        # Else an x86 CPU with bfloat16 products repacks weights at the first evaluation (Linear4bit.forward, 0.50.2),
+        # which have no gradient in the training that goes on after it.
         layer.support_avx512bf16_for_cpu = False
         layer.compute_dtype = getattr(torch, dtype)
 

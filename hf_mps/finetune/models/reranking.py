@@ -212,8 +212,10 @@ def read(rows: Rows) -> list[Query]:
     tokens.refuse_other_than_text(rows, [name for name in ("text", "text_pair", "negative") if name in names])
     for role, what in (("documents", "texts"), ("label", "numbers")):
         feature = rows.dataset.features.get(role)
-        if "documents" in names and feature is not None and getattr(feature, "feature", None) is None:
-            kind = getattr(feature, "dtype", type(feature).__name__)
+        inner = getattr(getattr(feature, "feature", None), "dtype", None)
+        wrong = inner is None or (role == "documents" and inner not in tokens.TEXT)
+        if "documents" in names and feature is not None and wrong:
+            kind = f"list of {inner}" if inner else getattr(feature, "dtype", type(feature).__name__)
             allowed = f"a list of {what} in each row, as JSON and Parquet have them"
             raise UserError(f"{rows.where}: data.columns.{role} names a column of type {kind}; allowed: {allowed}")
     return [_query(rows, index, row, names) for index, row in enumerate(rows.dataset)]

@@ -83,12 +83,12 @@ def _tokens(logits_or_hidden: Any, weight: Any, bias: Any, targets: Any) -> tupl
     """Return each position's loss (float32, 0 without a label), whether it is correct, whether it has a label; (B, T).
 
     `logits_or_hidden` are logits, or hidden states where the head's `weight` is given. Only one chunk's logits exist in
-    float32 at a time. Positions without a label are computed too: Metal compiles a graph for each shape
-    (pytorch#181485).
+    float32 at a time.
     """
     flat, flat_targets = logits_or_hidden.flatten(0, -2), targets.flatten()
     losses, correct = [], []
     size = max(1, chunked.CHUNK_BYTES // (4 * len(weight if weight is not None else logits_or_hidden[0, 0])))
+    # Positions without a label are computed too: Metal compiles a graph for each shape (pytorch#181485).
     for start in range(0, len(flat_targets), size):
         part, target = flat[start : start + size], flat_targets[start : start + size]
         logits = part if weight is None else torch.nn.functional.linear(part, weight, bias)

@@ -31,8 +31,7 @@ class MeasuredBefore:
         # Before the first step alone the scheduler is skipped, and a resumed run took its own long ago.
         if skip_scheduler and self.state.global_step and self._fill():
             return {}
-        measured: dict[str, float] = super()._evaluate(trial, ignore_keys, skip_scheduler)  # type: ignore[misc]
-        return measured
+        return super()._evaluate(trial, ignore_keys, skip_scheduler)  # type: ignore[misc,no-any-return]
 
     def _fill(self) -> bool:
         """Fill the baseline from the log, where a resumed run finds what its first part had; return whether it is."""

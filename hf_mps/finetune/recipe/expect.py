@@ -97,8 +97,7 @@ def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:
     """Return whether `name` is one of the metrics, that of a further split, or of one kind of name (PER_f1)."""
     splits = {**(recipe.data.files or {}), **(recipe.data.splits or {})}
     bare = next((name.removeprefix(f"{split}_") for split in splits if name.startswith(f"{split}_")), name)
-    of_a_kind = any(number.startswith("overall_") for number in known) and bare.endswith(seqeval.OVERALL)
-    return bare in known or of_a_kind
+    return bare in known or (bare.endswith(seqeval.OVERALL) and any(one.startswith("overall_") for one in known))
 
 
 def judge(recipe: Recipe, changed: Sequence[str], metrics: Mapping[str, float]) -> Expectation | None:

@@ -95,9 +95,8 @@ def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) ->
         return "is missing; give it"
     if details["type"] == "value_error":
         return str(details["ctx"]["error"])
-    if (
-        "[key]" in location or details["type"] == "invalid_key"
-    ):  # a mapping's key is what is wrong, and is at the end of the dotted name
+    # A mapping's key is what is wrong, and is at the end of the dotted name.
+    if "[key]" in location or details["type"] == "invalid_key":
         return "is not text; allowed: keys that are text"
     if details["type"] == "literal_error":
         values = details["ctx"]["expected"].replace("'", "").replace(" or ", ", ")

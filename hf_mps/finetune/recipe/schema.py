@@ -38,6 +38,7 @@ PLAIN_TEMPLATE = "plain"
 class Section(BaseModel):
     """A part of a recipe: only its own keys, and values of their types."""
 
+    # strict: a number of YAML is no text, and a text no number.
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 from hf_mps.finetune.report.plot import BLUE, INK, QUIET, png
 
-Rows = Sequence[Mapping[str, Any]]
 # More classes than this are too many to read: those with the most mistakes are shown.
 SHOWN = 24
 # Up to so many classes each cell shows its number.

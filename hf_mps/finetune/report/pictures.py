@@ -105,8 +105,8 @@ def _histogram(axes: Any, halves: Mapping[str, Sequence[float]], title: str, lab
 
 def transcripts(rows: Rows) -> dict[str, bytes]:
     """Return transcripts.png of `seconds`, `wer`: errors over the length of the sound, and their distribution."""
-    seconds = [float(row["seconds"]) for row in rows]
-    rates = [float(row["wer"]) for row in rows]
+    # A row whose truth has no word left to measure has no rate.
+    seconds, rates = zip(*((float(row["seconds"]), float(row["wer"])) for row in rows if "wer" in row), strict=True)
 
     def draw(left: Any, right: Any) -> None:
         left.scatter(seconds, rates, s=10, color=BLUE, alpha=0.4, linewidths=0)

@@ -197,6 +197,7 @@ def _scaled(series: Series, factor: float) -> Series:
 
 def _draw_small(axes: Any, title: str, unit: str, colour: str, columns: list[tuple[str, Series]]) -> None:
     axes.set_title(title, fontsize=10)
+    # The learning rate's unit is a formula, the only one of a page (STYLE).
     axes.set_ylabel(unit, parse_math=True)
     for index, (label, (steps, values)) in enumerate(columns):
         marker = {"marker": "o", "markersize": 3} if len(steps) < SMOOTHED_FROM else {}

@@ -150,8 +150,7 @@ def results(record: RunRecord) -> dict[str, Any]:
     content = {"schema": SCHEMA, "split": SPLIT} | {name: getattr(record, name) for name in names}
     content["metal_kernels"] = record.metal_kernels and record.metal_kernels.record()
     content = {"peak_memory_bytes" if name == "peak_memory" else name: value for name, value in content.items()}
-    written: dict[str, Any] = plain(content)
-    return written
+    return dict(plain(content))
 
 
 KEPT = ("model", "log_history", "device", "metal_kernels")
@@ -166,6 +165,7 @@ def without_paths(record: RunRecord, folder: Path) -> RunRecord:
     """
     names = {path: Path(path).name for said in _of_recipe(record.recipe, folder) for path in _ways(said)}
     paths = sorted(names, key=len, reverse=True)
+    # (?!) is found nowhere, where a recipe names no path.
     found = re.compile("|".join(rf"(?<![\w./~-]){re.escape(path)}(?![\w-])" for path in paths) or r"(?!)")
     home = re.compile(rf"(?<![\w.-]){re.escape(str(Path.home()))}(?=/|$)")
 
@@ -180,6 +180,7 @@ def _of_recipe(recipe: dict[str, Any], folder: Path) -> list[str]:
     """Return the recipe's paths, as the user said them, and the run's folder."""
     values, found = copy.deepcopy(recipe), [str(folder)]
     model, output = values.pop("model", None), values.get("output_dir")
+    # The function keeps what it is asked for; `values` are a copy.
     map_paths(values, lambda said: found.append(said) or Path(said))  # type: ignore[func-returns-value]
     found += [model] if isinstance(model, str) and not is_hub_id(model) else []
     return [*found, output] if isinstance(output, str) else found

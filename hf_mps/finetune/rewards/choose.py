@@ -290,6 +290,7 @@ def _function(name: str) -> Callable[..., Any]:
             found, parts = import_module(path), parts[end:]
             break
         except Exception as error:
+            # Another module that is absent is one that this imports, which is a failure of its own.
             absent = isinstance(error, ModuleNotFoundError) and error.name is not None
             if not (absent and f"{path}.".startswith(f"{error.name}.")):  # type: ignore[attr-defined]
                 raise UserError(f"rewards has '{name}', and importing {path} fails: {summary(error)}") from error

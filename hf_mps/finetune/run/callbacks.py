@@ -84,6 +84,7 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
 class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Stores in each checkpoint how the run's first process group shared a step (among the callbacks' states)."""
 
+    # Defaults, since Trainer makes an object without arguments before it restores the state (ExportableState).
     def __init__(self, processes: int = 1, batch: int = 0, accumulation: int = 1) -> None:
         self.processes = processes
         self.batch = batch

@@ -46,6 +46,7 @@ def problems(name: str, words: Sequence[str] = ()) -> list[Problem]:
     every = [*(Problem(f"{path}:{line}", "", text) for line, text in document.twice), *wrong]
     if recipe is not None:
         every += [Problem(document.where(key), "", text) for key, text in _of_recipe(recipe, document)]
+    # A dict keeps one of equal sentences, the first, as it is filled from behind.
     return list({problem.text: problem for problem in reversed(every)}.values())[::-1]
 
 
@@ -55,13 +56,11 @@ def _of_recipe(recipe: Recipe, document: Document) -> Iterator[tuple[str, str]]:
     from hf_mps.finetune.stream import pace
     from hf_mps.finetune.text import chat
 
-    def stored() -> None:
-        config = checkpoint.resolve(recipe.model).stored_config()
-        quantization.refuse_stored(recipe.model, config, getattr(recipe, quantization.KEY, None))
-
     template, patience = getattr(recipe, "chat_template", None), recipe.early_stopping_patience
     checks: dict[str, Callable[[], object]] = {
-        "model": stored,
+        "model": lambda: quantization.refuse_stored(
+            recipe.model, checkpoint.resolve(recipe.model).stored_config(), getattr(recipe, quantization.KEY, None)
+        ),
         "model_type": lambda: refuse_another_type(recipe.model_type, checkpoint.resolve(recipe.model)),
         "data": lambda: load.check(recipe.data),
         "early_stopping_patience": lambda: refuse_early_stopping(recipe.training, patience),

@@ -13,7 +13,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from hf_mps.core.errors import chain
+from hf_mps.core.errors import UserError, chain
 from hf_mps.core.text import first_line, summary
 from hf_mps.distributed.voice import lost
 from hf_mps.metal.device import memory
@@ -78,6 +78,10 @@ def way_on(error: BaseException, resolved: ResolvedRecipe, smaller: Callable[[bo
         if _memory(cause):
             evaluates = any(frame.f_code.co_name == "evaluation_loop" for frame, _ in walk_tb(error.__traceback__))
             words = smaller(evaluates)
+            try:
+                resolved.with_overrides(resolved.parse(words))
+            except UserError:  # kto refuses a batch of one row
+                words = []
             if not words:
                 return f"; next: close other programs, then {resolved.command('finetune')}"
             return f"; next: {resolved.command('finetune', *([] if evaluates else ['--fresh']), *words)}"
@@ -104,8 +108,7 @@ def optional(part: str, kept: str = f"the model and {RESULTS} are there") -> Ite
     try:
         yield
     except Exception as error:
-        words = describe(error) or summary(error)
-        print(f"hf-mps: {part} is left out: {words}; {kept}", file=sys.stderr)
+        print(f"hf-mps: {part} is left out: {describe(error) or summary(error)}; {kept}", file=sys.stderr)
 
 
 def place_of_cache(error: BaseException) -> str:
@@ -147,6 +150,7 @@ def killed_worker(error: BaseException) -> str | None:
     if not isinstance(error, (RuntimeError, OSError, EOFError)):
         return None
     codes = [worker.exitcode for iterator in _iterators() for worker in iterator._workers]
+    # A process that a signal ended has its number, negative, as exit code.
     signals = [signal.Signals(-code).name for code in codes if code is not None and code < 0]
     if not signals:
         return None

@@ -243,6 +243,7 @@ class Agreement:
             store = self._connect(self._ranks.world)
             while not self._closed.wait(LOOK):
                 if self._asked is not None:
+                    # An empty text stands for a key that nobody has set: the first signal is kept.
                     store.compare_set(self._key, "", str(self._asked))
                 if store.check([self._key]):
                     self._signal = int(store.get(self._key))

@@ -42,6 +42,7 @@ def trainer(
     parts = made.parts
     if made.splits:
         parts |= {"train_dataset": made.sample, "eval_dataset": made.validation}
+        # The sparse encoder's trainer asks for a list of callbacks.
         parts |= {"compute_metrics": made.compute_metrics, "callbacks": []}
     left_out = OF_TRAINING if device.value == "cuda" else (*OF_TRAINING, *checks.CUDA_ALONE)
     said = {k: value for k, value in recipe.training.items() if value is not None and not k.startswith(left_out)}
@@ -70,6 +71,7 @@ def trainer(
         named = made.trainer
         kind = recipe_trainer(named) if named is None or isinstance(named, type) else named
         built = kind(args=one_gpu(arguments), **parts)
+    # What embeddings.apart returns is no trainer.
     if hasattr(built, "remove_callback"):
         built.remove_callback(PrinterCallback)
     return built, {"precision": precision, "batch": size}

@@ -101,8 +101,7 @@ def own_folder(run_dir: RunDir, resolved: ResolvedRecipe) -> Iterator[RunDir]:
         path = Path(str(resolved.recipe.output_dir)) if smoke and not seen[world.rank] else run_dir.path
         of_host = [path for node, path in ranks.gather((world.node, path)) if node == world.node]
         own = replace(run_dir, path=of_host[0], named=True, shared=False)
-        makes = world.local_main and not seen[world.rank]
-        ranks.run_on_all(lambda: held.enter_context(own.lock()) if makes else None)
+        ranks.run_on_all(lambda: held.enter_context(own.lock()) if world.local_main and not seen[world.rank] else None)
         yield own
 
 

@@ -92,6 +92,7 @@ def _digest(rows: Rows) -> str:
         return _hash(rows.content_of(value, index, role)).hexdigest()
 
     for block in rows.dataset.iter(BLOCK):
+        # A batch of `iter` is a dict of columns.
         count = len(next(iter(block.values()), ()))
         for role in media:
             block[role] = [content(block[role][place], first + place, role) for place in range(count)]
@@ -380,8 +381,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 def _lock(path: Path, held: ExitStack, patience: float = 0.0) -> bool:
     """Lock the folder until `held` is closed or the process ends, however it ends; False where another one has it.
 
-    A held one is asked for again for `patience` seconds. Where the file system has no locks, as exFAT on macOS, a
-    hidden folder with the number of this process is the lock.
+    A held one is asked for again for `patience` seconds.
     """
     descriptor = os.open(path, os.O_RDONLY)
     held.callback(os.close, descriptor)
@@ -395,6 +395,7 @@ def _lock(path: Path, held: ExitStack, patience: float = 0.0) -> bool:
             time.sleep(0.1)
             continue
         except OSError:
+            # A file system without locks, as exFAT on macOS: a hidden folder with this process's number is the lock.
             sweep(path)
             if any(path.glob(".run.locked-*")):
                 return False

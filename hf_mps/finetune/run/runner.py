@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -94,12 +94,8 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         # Only the main rank locks: the others would find its lock and take it for another run.
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
         run_dir = held.enter_context(processes.own_folder(locked, resolved))
-        with failures.workers_ended(), _failures_in_one_line(resolved, run_dir):
-
-            def store_again() -> None:
-                if keep:
-                    store(run_dir.path, resolved, splits)
-
+        with failures.workers_ended(), _failures_in_one_line(resolved, run_dir, prepared_run.training):
+            store_again = partial(store, run_dir.path, resolved, splits) if keep else (lambda: None)
             processes.by_writers(run_dir, store_again)
             if run_dir.pending:
                 record = stages.finish_report(prepared_run, run_dir)
@@ -127,8 +123,12 @@ def _judge(results: dict[str, Any], output: Path) -> None:
 
 
 @contextmanager
-def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> Iterator[None]:
+def _failures_in_one_line(
+    resolved: ResolvedRecipe, run_dir: RunDir | None, training: Mapping[str, Any] | None = None
+) -> Iterator[None]:
     """Turn Ctrl-C and a failure of the machine into one line that names the kept checkpoints.
+
+    `training` are a prepared run's own arguments.
 
     Half-written files are removed, and the run's folder too where nothing is left inside.
     """
@@ -154,7 +154,7 @@ def _failures_in_one_line(resolved: ResolvedRecipe, run_dir: RunDir | None) -> I
         if run_dir is None:
             raise RunError(f"{words}{failures.place_of_cache(error)}") from error
         if Ranks.here().world.alone:  # several processes have a launcher's command
-            kept_files += failures.way_on(error, resolved, partial(batches.smaller, resolved.recipe))
+            kept_files += failures.way_on(error, resolved, partial(batches.smaller, training or {}))
         raise RunError(f"{words}{kept_files}") from error
 
 

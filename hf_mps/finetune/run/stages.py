@@ -67,6 +67,12 @@ class PreparedRun:
     rows: Mapping[str, Rows]
     adjustments: MemoryAdjustments = field(default_factory=MemoryAdjustments)
 
+    @property
+    def training(self) -> dict[str, Any]:
+        """Return the training arguments that the task wants, memory asks for or the recipe says; the last one wins."""
+        said = {key: value for key, value in self.resolved.recipe.training.items() if value is not None}
+        return self.prepared.arguments_defaults | self.adjustments.training | said
+
     @cached_property
     def splits(self) -> Splits:
         """Return a digest of the rows of each split. Raises UserError for a file that cannot be read, with its row."""
@@ -211,9 +217,7 @@ def make_plan(run: PreparedRun, output: Choice[Path], device: Choice[str] | None
     Raises UserError for an option that the device cannot honour.
     """
     recipe, device, prepared = run.resolved.recipe, device or run.device, run.prepared
-    said = {key: value for key, value in recipe.training.items() if value is not None}
-    training = prepared.arguments_defaults | run.adjustments.training | said
-    draft = Draft(run.resolved, prepared, device.value, output, run.adjustments, training, dict(prepared.choices))
+    draft = Draft(run.resolved, prepared, device.value, output, run.adjustments, run.training, dict(prepared.choices))
     for feature in FEATURES:
         feature.decide(draft)
     return Plan(recipe, device, draft.choices, draft.arguments | draft.training | draft.fixed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import shlex
@@ -28,6 +29,8 @@ SEED = "seed"
 # Runs of other seeds are compared on the same held-out rows.
 SPLIT_SEED = "data.split_seed"
 TABLE = "sweep.json"
+# Letters of a folder's name.
+LONGEST = 120
 
 
 @dataclass
@@ -267,4 +270,7 @@ def _split(text: str) -> list[str]:
 def _name(values: dict[str, str]) -> str:
     """Return a folder name for a combination: `learning_rate=1e-5,seed=1`, in letters that every file system takes."""
     words = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-    return "".join(letter if letter.isalnum() or letter in "=,.-_" else "_" for letter in words)[:120]
+    name = "".join(letter if letter.isalnum() or letter in "=,.-_" else "_" for letter in words)
+    # What tells two long combinations apart may be at their ends.
+    digest = hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{digest}"

@@ -194,6 +194,7 @@ class RecipeTrainer:
         elif limit:
             limit += len(of_stops)
         with removed_whole():
+            # By their times, as Trainer sorts them.
             rotate_checkpoints(self.args.output_dir, limit, best, use_mtime=True)
 
     def remove_stop_checkpoints(self) -> None:
@@ -203,6 +204,7 @@ class RecipeTrainer:
     def _save_checkpoint(self, *given: Any, **settings: Any) -> None:
         of_stops = self._of_stops()
         limit, stopped = self.args.save_total_limit, self._between(self.state)
+        # Trainer counts all checkpoints; those of stops are to come on top.
         with patch.object(self.args, "save_total_limit", limit + len(of_stops) + stopped if limit else limit):
             super()._save_checkpoint(*given, **settings)  # type: ignore[misc]
         if self.args.should_save and not stopped:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_mps.core.errors import chain
 from hf_mps.metal.operators.calls import tensors_of
 
 # Values are followed in tensors of up to so many elements: ids, masks and lengths. Floats, such as an optimizer's first
@@ -255,9 +256,7 @@ def needs_numbers(error: BaseException) -> bool:
         fake_tensor.UnsupportedFakeTensorException,
         fake_tensor.UnsupportedOperatorException,
     )
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, kinds) or (isinstance(chain, AssertionError) and "FakeTensor" in str(chain)):
+    for one in chain(error):
+        if isinstance(one, kinds) or (isinstance(one, AssertionError) and "FakeTensor" in str(one)):
             return True
-        chain = chain.__cause__ or chain.__context__
     return "FakeTensor" in str(error) or "meta" in str(error).lower()

@@ -68,14 +68,11 @@ def train(kind: Words, texts: Sequence[str], *, parts: bool) -> Any:
 
 
 def _learned(size: int, normalizer: Any, before: Any, texts: Sequence[str]) -> list[str]:
-    """Return at most `size` letters and pieces of words by byte-pair merges, the same in every process.
-
-    WordPiece's own trainer numbers the pieces that go on with a word as a hash table has them, and Unigram's adds up
-    scores in another order each time (huggingface/tokenizers, models/bpe/trainer.rs, tokenize_words;
-    models/unigram/trainer.rs, finalize).
-    """
+    """Return at most `size` letters and pieces of words by byte-pair merges, the same in every process."""
     from tokenizers import Tokenizer, models, trainers
 
+    # WordPiece's own trainer numbers pieces as a hash table has them (huggingface/tokenizers, models/bpe/trainer.rs,
+    # tokenize_words), and Unigram's adds up scores in another order each time (models/unigram/trainer.rs, finalize).
     learned = Tokenizer(models.BPE())
     learned.normalizer, learned.pre_tokenizer = normalizer, before
     learned.train_from_iterator([*texts, SAMPLE], trainers.BpeTrainer(vocab_size=size, show_progress=False))

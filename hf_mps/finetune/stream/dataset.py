@@ -122,6 +122,7 @@ class Streamed(IterableDataset[Message]):
                 continue
             # Draws (masks) depend on the reader and the batch's number alone, not on the process that makes the batch.
             with torch.random.fork_rng(devices=[]):
+                # Python's own hash of a text is another in each process.
                 torch.manual_seed(zlib.crc32(f"{seed}/{number}/{count}".encode()))
                 batch = dict(self.collate(made.examples))
             tokens = sum(len(one["input_ids"]) for one in made.examples)

@@ -89,7 +89,7 @@ def of_pattern(name: str, key: str, *, header: bool = True) -> tuple[File, ...]:
     """Return the files that a path, pattern or URL names, by name. Raises UserError where there is none."""
     path = Path(name).expanduser()
     if not remote(name):
-        return tuple(_local(one, name, key, header) for one in _found(path))
+        return tuple(_local(one, key, header) for one in _found(path))
     from datasets.data_files import resolve_pattern
 
     try:
@@ -116,7 +116,7 @@ def of_hub(source: schema.Source, key: str) -> tuple[File, ...]:
     if source.split not in splits:
         raise UserError(f"{key}: {source.hub} has no split '{source.split}'; there are: {', '.join(splits)}")
     urls = sorted(map(str, splits[source.split]))
-    return tuple(_remote(url, kind, key, True) if remote(url) else _local(Path(url), url, key, True) for url in urls)
+    return tuple(_remote(url, kind, key, True) if remote(url) else _local(Path(url), key, True) for url in urls)
 
 
 def _refuse_kind(kind: str | None, where: str) -> str:
@@ -134,7 +134,7 @@ def _found(path: Path) -> list[Path]:
     return sorted(Path(one) for one in glob.glob(str(path), recursive=True) if Path(one).is_file())  # noqa: PTH207
 
 
-def _local(path: Path, name: str, key: str, header: bool) -> File:
+def _local(path: Path, key: str, header: bool) -> File:
     kind, about = _refuse_kind(formats.kind(path), f"{key}: {path}"), path.stat()
     if about.st_size:
         formats.refuse_disguised(path, str(path))
@@ -143,7 +143,8 @@ def _local(path: Path, name: str, key: str, header: bool) -> File:
         with file.opened() as opened:
             begun = opened.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
         if begun.startswith(b"["):  # a list has no place from which its middle can be read
-            way_on = f"jq -c '.[]' {file.url} > {path.with_suffix('.jsonl')}"
+            new = path.with_name(f"{path.name.partition('.')[0]}.jsonl")
+            way_on = f"jq -c '.[]' {formats.in_shell(path, unpacked=True)} > {formats.in_shell(new)}"
             raise UserError(f"{key}: {file.url}: one list of rows cannot be streamed; next: {way_on}")
     return file
 
@@ -185,12 +186,10 @@ class Assignment:
 
 
 def cut(files: Sequence[File]) -> tuple[FileSlice, ...]:
-    """Return the slices of `files` in their order: row groups, spans of plain lines, whole files of anything else.
-
-    A line of csv may be a part of a quoted text and a line of gzip cannot be reached alone, so these stay whole.
-    """
+    """Return the slices of `files` in their order: row groups, spans of plain lines, whole files of anything else."""
     slices = []
     for number, file in enumerate(files):
+        # A line of csv may be a part of a quoted text, and a line of gzip cannot be reached alone.
         if len(files) >= MANY or file.packed or file.kind in ("csv", "tsv"):
             slices.append(FileSlice(number, 0, WHOLE))
         elif file.kind == "parquet":

@@ -181,6 +181,7 @@ def _stored(checkpoint: Path, rank: int) -> tuple[list[ReaderState], dict[str, A
     try:
         counts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         kept = [ReaderState(**{**one, "parts": tuple(map(tuple, one["parts"]))}) for one in counts.pop("readers")]
+        # Asked for by its name: a file without it is refused here.
         return kept, {"workers": counts["workers"], **counts}
     except (OSError, ValueError, KeyError, TypeError) as error:
         told = "does not say where the streamed rows were"

@@ -63,7 +63,7 @@ def workers() -> Choice[int]:
     return Choice(WORKERS, "they read, tokenise and pack ahead of the training, so that the device does not wait")
 
 
-def sampling(recipe: Recipe, stream: Streamed, grouped: Choice[str]) -> Choice[str]:
+def sampling(stream: Streamed, grouped: Choice[str]) -> Choice[str]:
     """Choose how batches are drawn; `grouped` is what would be chosen of rows that are there whole."""
     mixed = f"rows are mixed {stream.buffer:,} at a time, seeded, after the slices of the files"
     if stream.making.joined or stream.making.pack is not None:

@@ -114,6 +114,7 @@ class Task:
     model: Any = None
 
     def __init_subclass__(cls) -> None:
+        # A class that tasks share, such as TextTask, has no name.
         if "name" in vars(cls):
             cls.pipeline_tag = cls.pipeline_tag or cls.name
             if not hasattr(cls, "auto_class"):
@@ -203,8 +204,7 @@ class Task:
 @cache
 def snippets() -> dict[str, str]:
     """Return the lines of Python that load the model of a task, by its name."""
-    found: dict[str, str] = yaml.safe_load(Path(__file__).with_name("snippets.yaml").read_text(encoding="utf-8"))
-    return found
+    return dict(yaml.safe_load(Path(__file__).with_name("snippets.yaml").read_text(encoding="utf-8")))
 
 
 class Picture(bytes):

@@ -37,6 +37,7 @@ class LanguageTask(Task):
     def begin(self) -> None:
         """Open tokenizer and configuration, with the chat template where the recipe has the key."""
         self.loaded = loaded = language.load(self.recipe, self.checkpoint)
+        # Only recipes of conversations have the key.
         if hasattr(self.recipe, "chat_template"):
             loaded.choices["chat_template"] = chat.template(loaded.tokenizer, self.recipe.chat_template)
             loaded.content = tokens.digest(loaded.tokenizer)  # anew: the template is part of it
@@ -94,7 +95,10 @@ class ChatTask(LanguageTask):
     def answers(self, trainer: Any, rows: Rows, inputs: Sequence[Asked], every: bool = False) -> Iterator[Any]:
         """Yield each conversation without the template's tokens, the answer in the data, and what the model writes."""
         kwargs = self.recipe.training.get("chat_template_kwargs") or {}
-        prompts = [chat.render(self.loaded.tokenizer, messages, prompt=True, **kwargs) for messages, _ in inputs]
+        prompts = []
+        for index, (messages, _) in enumerate(inputs):
+            with chat.of_row(rows, index):
+                prompts.append(chat.render(self.loaded.tokenizer, messages, prompt=True, **kwargs))
         written = language.answers(trainer, self.loaded.tokenizer, prompts, self.generates(), self.at_once(trainer))
         for (messages, truth), text in zip(inputs, written, strict=True):
             yield {"prompt": readable(messages), **({} if truth is None else {"reference": truth}), "generated": text}
@@ -131,6 +135,7 @@ def asked(rows: Rows, messages: Conversation, *, answered: bool = False) -> list
         if not answered:
             found.append((said, None))
             continue
+        # A conversation without words of the assistant was refused before (chat.encode).
         last = max(place for place, message in enumerate(said) if message["role"] == "assistant")
         content = said[last]["content"]
         found.append((said[:last], content if isinstance(content, str) else content[0]["text"]))

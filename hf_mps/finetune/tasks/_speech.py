@@ -111,8 +111,8 @@ def short_enough(rows: Rows, counts: Sequence[int], most: float, rate: int) -> l
 
 def left_out(counts: Left) -> dict[str, Choice[str]]:
     """Return the choice that says which rows take no part, and why; empty where all do."""
-    parts = [(f"{count} {split} rows", why) for split, reasons in counts.items() for why, count in reasons.items()]
-    told = [(what, why) for what, why in parts if not what.startswith("0 ")]
+    parts = ((split, why, count) for split, reasons in counts.items() for why, count in reasons.items())
+    told = [(f"{count} {split} rows", why) for split, why, count in parts if count]
     if not told:
         return {}
     return {"left_out": Choice(", ".join(what for what, _ in told), ", ".join(dict.fromkeys(why for _, why in told)))}

@@ -60,6 +60,7 @@ class SentenceTask(Task):
         else:
             self.length = lengths.kept(self.recipe, chosen, self.tokenizer, config)
             self.longest = self.length.value.longest
+        self.model.max_seq_length = self.longest  # what sentence-transformers itself cuts texts to
 
     def choose_lengths(self, counts: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Choose what batches are padded to, from the tokens of each text of each row."""
@@ -83,7 +84,6 @@ class EmbeddingTask(SentenceTask):
         count = sum(parameter.numel() for parameter in model.parameters())
         parts = " + ".join(type(part).__name__ for part in model)
         self.begin((model, Choice(self.checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")), chosen)
-        self.model.max_seq_length = self.longest
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         embeddings.library(self.name)
@@ -250,7 +250,7 @@ def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[Span]:
     found = {split: _numbers(some) for split, some in rows.items()}
     low, high = min(found["train"]), max(found["train"])
     if recipe.data.score_range is not None:
-        span, reason = Choice(tuple(recipe.data.score_range), "").value, "data.score_range in the recipe"
+        span, reason = (recipe.data.score_range[0], recipe.data.score_range[1]), "data.score_range in the recipe"
     elif low >= 0 and high <= 1:
         span, reason = (0.0, 1.0), "the training scores are between 0 and 1"
     else:
@@ -260,7 +260,7 @@ def _span(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[Span]:
             if not span[0] <= value <= span[1]:
                 told = f"{rows[split].place(at)} has the score {value:g}"
                 raise UserError(f"{told}; allowed: {span[0]:g} to {span[1]:g}, {reason}")
-    return Choice((span[0], span[1]), f"{reason}; brought to 0 to 1")
+    return Choice(span, f"{reason}; brought to 0 to 1")
 
 
 def _numbers(rows: Rows) -> list[float]:

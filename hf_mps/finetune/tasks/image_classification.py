@@ -16,9 +16,8 @@ from hf_mps.finetune.tasks._base import Prepared
 from hf_mps.finetune.tasks._images import ImageTask
 
 MODES = "16 bits reduced to 8, transparency put on white"
-# Sides of the images of a smoke run, in pixels; each class is a colour.
+# Sides of the images of a smoke run, in pixels.
 SMOKE_SIZE = (40, 32)
-COLOURS = ((200, 40, 40), (40, 80, 200), (40, 180, 60), (220, 200, 40))
 
 
 class Columns(schema.Columns):
@@ -106,7 +105,7 @@ class ImageClassification(ImageTask):
         """Write a noise image, whose colour is its class."""
         names, draw = recipe.data.labels, made.draw
         kind = made.kind(len(names) if names else 2)
-        base = COLOURS[kind % len(COLOURS)]
+        base = synthetic.PAINTS[kind % len(synthetic.PAINTS)]
         pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-40, 41))) for at in range(3 * 40 * 32))
         image = made.save(Image.frombytes("RGB", SMOKE_SIZE, pixels))
         return {recipe.data.columns.image: image, recipe.data.columns.label: synthetic.class_value(names, kind)}

@@ -240,6 +240,7 @@ class ImageGeneration(Task):
         import torch
 
         recipe, model = self.recipe, trainer.accelerator.unwrap_model(trainer.model)
+        # peft puts its layers inside the base model, so pictures are those of the adapters.
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         pipeline = self.encoders().to(self.device, model.dtype)
         pipeline.register_modules(**{diffusion.PIPELINES[type(pipeline).__name__]: model.eval()})

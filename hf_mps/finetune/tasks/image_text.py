@@ -83,8 +83,7 @@ class ImageText(LanguageTask):
         processor.chat_template = tokenizer.chat_template
         longest = lengths.limit(recipe, tokenizer, text, MAX_LENGTH)
         choices |= tokens.set_pad_token(tokenizer, text)
-        sizes = str(processor.image_processor.to_dict())
-        content = f"{tokens.digest(tokenizer)} {type(processor).__name__} {sizes}"
+        content = f"{tokens.digest(tokenizer)} {type(processor).__name__} {processor.image_processor.to_dict()}"
         self.loaded = language.Loaded(tokenizer, config, longest, content, choices)
         self.processing_class, self.choices = processor, choices
 

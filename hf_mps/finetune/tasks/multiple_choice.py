@@ -180,14 +180,12 @@ def _choice_number(raw: Any) -> int:
     said = labels.key(raw)
     if said.isdecimal():
         return int(said)
+    # `find` answers -1 for what is no letter.
     return string.ascii_uppercase.find(said.upper()) if len(said) == 1 else -1
 
 
 def _tokenised(rows: load.Rows, tokenizer: Any, content: str, longest: int) -> Dataset:
-    """Return one split's features: each column a list for each choice, and the number of the right one.
-
-    Where nobody knows it, it is 0: transformers' collator asks for one.
-    """
+    """Return one split's features: each column a list for each choice, and the number of the right one."""
 
     roles, starts = _roles(rows), "start" in rows.dataset.column_names
 
@@ -200,6 +198,7 @@ def _tokenised(rows: load.Rows, tokenizer: Any, content: str, longest: int) -> D
         encoded = tokenizer(first, second, truncation=True, max_length=longest)
         size = len(listed[0])
         grouped = {name: [flat[at : at + size] for at in range(0, len(flat), size)] for name, flat in encoded.items()}
+        # Where nobody knows the right choice it is 0: transformers' collator asks for one.
         return {**grouped, "labels": [_choice_number(raw) for raw in batch.get("label", [0] * len(listed))]}
 
     kinds = {**dict.fromkeys(tokenizer("a", "b"), (("int32",),)), "labels": "int64"}

@@ -6,7 +6,7 @@ sort the few documents that a faster method found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -119,7 +119,6 @@ class Rerank(SentenceTask):
                     way_on = "next: labels of that range, or for lists of documents loss=LambdaLoss"
                     raise UserError(f"{rows[split].where}: {told}; {way_on}")
         self.begin(self._opened())
-        self.model.max_length = self.longest
         encoded = {split: _encoded(rows[split], found[split], self.tokenizer, self.longest) for split in rows}
         counts = {split: [[len(ids) for ids in row] for row in encoded[split]["input_ids"][:]] for split in encoded}
         self.choose_lengths(counts)
@@ -156,9 +155,8 @@ class Rerank(SentenceTask):
         encoded = _encoded(rows, found, self.tokenizer, self.longest)
         return reranking.RerankEvaluator(found, encoded, None, self._padding())
 
-    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
-        found: Iterator[dict[str, Any]] = inputs.rows(trainer.model)
-        return found
+    def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Any:
+        return inputs.rows(trainer.model)
 
     def _opened(self) -> tuple[Any, Choice[str]]:
         labels.override(self.checkpoint.config(), self.recipe.config_overrides)  # refuses a key that it does not have

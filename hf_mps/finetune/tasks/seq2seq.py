@@ -86,12 +86,11 @@ class Seq2SeqTask(LanguageTask):
         # Before the features are made: the languages are part of each source.
         self.settle(self.loaded.tokenizer, None)
         own = (getattr(config, "task_specific_params", None) or {}).get(self.prefix_key, {}).get("prefix")
+        self.prefix, reason = "", "the recipe gives none, and neither does the checkpoint's configuration"
         if recipe.source_prefix is not None:
             self.prefix, reason = recipe.source_prefix, "source_prefix in the recipe"
         elif own:
             self.prefix, reason = own, f"the checkpoint's own for {self.prefix_key}"
-        else:
-            self.prefix, reason = "", "the recipe gives none, and neither does the checkpoint's configuration"
         shown = repr(self.prefix) if recipe.source_prefix is not None or own else "none"
         self.choices["source_prefix"] = Choice(shown, reason)
         self.trainer, self.arguments = Seq2SeqTrainer, Seq2SeqTrainingArguments
@@ -161,10 +160,7 @@ def longest_target(asked: int | None, positions: int, usual: int) -> int:
 
 
 def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target: int) -> Dataset:
-    """Return sources with their prefix as ids and targets as labels, each cut to its longest length.
-
-    Rows without targets get one token: Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
-    """
+    """Return sources with their prefix as ids and targets as labels, each cut to its longest length."""
     labelled = "target" in rows.dataset.column_names
     tokens.refuse_other_than_text(rows, ("source", "target") if labelled else ("source",))
     tokenizer, longest = loaded.tokenizer, loaded.longest
@@ -172,6 +168,7 @@ def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target:
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
         sources = tokens.texts(rows, "source", batch, indices)
         found = tokenizer([prefix + one for one in sources], truncation=True, max_length=longest)
+        # Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
         labels = [[tokenizer.pad_token_id]] * len(sources)
         if labelled:
             targets = tokens.texts(rows, "target", batch, indices)

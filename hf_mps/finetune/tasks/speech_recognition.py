@@ -240,8 +240,7 @@ def _encoded(rows: Rows, spelling: Spelling, rate: int) -> Any:
         if "" in clean:
             place = rows.place(indices[clean.index("")])
             raise UserError(f"{place} has no letters in its text; allowed: some in every row")
-        made: list[list[int]] = spelling.tokenizer(clean)["input_ids"]
-        return made
+        return list(spelling.tokenizer(clean)["input_ids"])
 
     key = ("speech-recognition", spelling.case, spelling.ignored, rate)
     return _speech.encoded(rows, spelling.tokenizer, key, ids, rate)

@@ -119,6 +119,8 @@ class TokenClassification(TextTask):
 
     def inputs(self, rows: Rows) -> Dataset:
         _refuse_other_than_lists(rows, "words")
+        for index, words in enumerate(rows.dataset["words"]):
+            _refuse_gap(rows, index, words)
         tags = self.tags if "tags" in rows.dataset.column_names else None
         return _tokenised(rows, self.tokenizer, self.content, self.longest, tags)
 
@@ -195,14 +197,13 @@ def _tags(every: Mapping[str, Rows], named_in_recipe: Sequence[str] | None) -> l
         _refuse_other_than_lists(rows, "tags")
         for index, (words, row) in enumerate(zip(rows.dataset["words"], rows.dataset["tags"], strict=True)):
             place = rows.place(index)
-            if words is None or row is None:
-                raise UserError(f"{place} has no {'words' if words is None else 'tags'}; allowed: a list in every row")
+            _refuse_gap(rows, index, words)
+            if row is None:
+                raise UserError(f"{place} has no tags; allowed: a list in every row")
             if len(words) != len(row):
                 raise UserError(f"{place} has {len(words)} words and {len(row)} tags; allowed: a tag for each word")
             if not words:
                 raise UserError(f"{place} has no words; allowed: one or more in every row")
-            if None in words:
-                raise UserError(f"{place}: word {words.index(None) + 1} is missing; allowed: a text for each word")
     inner = getattr(train.dataset.features["tags"], "feature", None)
     seen = {labels.key(tag) for row in train.dataset["tags"] for tag in row}
     numbers = getattr(inner, "dtype", None) not in tokens.TEXT
@@ -239,6 +240,14 @@ def align(word_ids: Sequence[int | None], tag_ids: Sequence[int]) -> list[int]:
         token_labels.append(IGNORED if word is None or word == before else tag_ids[word])
         before = word
     return token_labels
+
+
+def _refuse_gap(rows: Rows, index: int, words: Sequence[str | None] | None) -> None:
+    """Raise UserError where a row has no list of words, or one of them is missing."""
+    if words is None:
+        raise UserError(f"{rows.place(index)} has no words; allowed: a list in every row")
+    if None in words:
+        raise UserError(f"{rows.place(index)}: word {words.index(None) + 1} is missing; allowed: a text for each word")
 
 
 def _refuse_other_than_lists(rows: Rows, role: str) -> None:

@@ -105,8 +105,7 @@ def _ids(tokenizer: Any, separator: str, texts: Sequence[str]) -> list[list[int]
     """Return each text's tokens, the separator's behind them."""
     whole = [text if text.endswith(separator) else text + separator for text in texts]
     # verbose=False: the tokenizer would warn of texts longer than the model's positions, and they are cut later.
-    ids: list[list[int]] = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
+    return list(tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def decide(

@@ -82,8 +82,8 @@ class QAWindowing:
         spans = [_first_answer(rows, *one) for one in answers]
         for number, source in enumerate(sources):
             inside = [part == int(last) for part in encoded.sequence_ids(number)]
-            starts = [pair[0] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
-            ends = [pair[1] if here else NOWHERE for pair, here in zip(offsets[number], inside, strict=True)]
+            places = zip(offsets[number], inside, strict=True)
+            starts, ends = zip(*(pair if here else (NOWHERE, NOWHERE) for pair, here in places), strict=True)
             # The token that answers "nothing": [CLS], as in BERT, or the first.
             ids = list(encoded["input_ids"][number])
             special = (self.tokenizer.cls_token_id, self.tokenizer.bos_token_id)

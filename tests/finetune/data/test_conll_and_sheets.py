@@ -127,6 +127,8 @@ def test_the_first_sheet_of_a_workbook_is_read_as_it_is_seen() -> None:
         "when": ["2026-01-02", "2026-01-02T03:04:00", ""],
     }
     assert rows.origin == snapshot("a.xlsx (sheet 'Sheet', the first of 2)")
+    workbook("one.xlsx", ["text;label"], ["fine;good"])
+    assert "tr ';'" not in refusal(both("one.xlsx"), TWO)  # which would write into a zip file
     bare = loaded({**both("a.xlsx"), "header": False}, {"text": "0", "label": "1"})["train"].dataset
     assert bare[0] == {"text": "text", "label": "label"}
 

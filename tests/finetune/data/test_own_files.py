@@ -294,6 +294,17 @@ def test_what_looks_like_a_table_without_columns_says_why(name: str, content: st
     assert refusal(both(name), TWO) == line
 
 
+def test_a_command_names_files_as_a_shell_reads_them() -> None:
+    Path("my rows.tsv").write_text("text,label\nfine,good\n")
+    assert refusal(both("my rows.tsv"), TWO).endswith("; next: mv 'my rows.tsv' 'my rows.csv'")
+    with gzip.open("a.csv.gz", "wt", encoding="utf-8") as file:
+        file.write("text:label\nfine:good\n")
+    assert refusal(both("a.csv.gz"), TWO).endswith("; next: tr ':' , < <(gzip -dc a.csv.gz) > new.csv")
+    with gzip.open("b.csv.gz", "wt", encoding="latin1") as file:
+        file.write("text,label\nfiné,good\n")
+    assert refusal(both("b.csv.gz"), TWO).endswith("; next: iconv -f latin1 -t utf-8 <(gzip -dc b.csv.gz) > new.csv")
+
+
 def test_a_bar_separates_the_columns_of_a_csv() -> None:
     Path("a.csv").write_text("text|label\nfine, really|good\nbroken|bad\n")
     assert loaded(both("a.csv"), TWO)["train"].dataset.to_dict()["text"] == ["fine, really", "broken"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -46,7 +48,7 @@ def whole(place: Path) -> Any:
     return loaded(place, None)
 
 
-@pytest.fixture(scope="module", params=quantization.KINDS)
+@pytest.fixture(scope="module", params=get_args(quantization.Kind))
 def rounded(place: Path, request: pytest.FixtureRequest) -> tuple[Any, Any]:
     return request.param, loaded(place, request.param)
 
@@ -255,3 +257,12 @@ def test_what_rounded_weights_cannot_do_is_refused_with_the_recipe(given: dict[s
     }
     with pytest.raises(UserError, match=line):
         builders.recipe(**values)
+
+
+def test_a_configuration_that_names_no_quantization_is_one_of_whole_weights(place: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(place, own)
+    said = json.loads((own / "config.json").read_text(encoding="utf-8"))
+    (own / "config.json").write_text(json.dumps({**said, "quantization_config": None}), encoding="utf-8")
+    assert not quantization.is_quantized(loaded(own, None))
+    assert quantization.is_quantized(loaded(own, "nf4"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
 from hf_mps.finetune.features import batches
+from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.run import failures
 
 
 def loader_length(rows: int, batch: int, processes: int, drop_last: bool) -> int:
@@ -68,4 +71,31 @@ def test_a_process_that_accelerate_started_alone_says_so(monkeypatch: pytest.Mon
     assert str(batches._processes(World())["processes"]) == (
         "1 (accelerate launch was told of several, and starts one by itself unless the type is MULTI_GPU or FSDP; next:"
         " distributed_type: MULTI_GPU in its file, also without a GPU)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("training", "evaluation", "said"),
+    [
+        # What a task wants, as grpo does, and not the default of all others.
+        (
+            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 16},
+            False,
+            ["training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=32"],
+        ),
+        ({}, False, ["training.per_device_train_batch_size=16", "training.gradient_accumulation_steps=2"]),
+        ({"per_device_train_batch_size": 1}, False, []),
+        ({"per_device_train_batch_size": 2}, True, ["training.per_device_eval_batch_size=16"]),
+        ({"per_device_eval_batch_size": 1}, True, []),
+    ],
+)
+def test_a_smaller_batch_is_half_of_the_runs_own(training: dict[str, Any], evaluation: bool, said: list[str]) -> None:
+    assert batches.smaller(training, evaluation) == said
+
+
+def test_a_smaller_batch_that_a_recipe_refuses_is_no_way_on() -> None:
+    resolved = load_recipe("kto/kto-mix", ["training.per_device_train_batch_size=2"])
+    smaller = partial(batches.smaller, {"per_device_train_batch_size": 2})
+    assert failures.way_on(MemoryError(), resolved, smaller) == (
+        "; next: close other programs, then hf-mps finetune kto/kto-mix training.per_device_train_batch_size=2"
     )

@@ -26,6 +26,7 @@ from transformers import Trainer
 from hf_mps.cli.main import main
 from hf_mps.core.files import replace_file
 from hf_mps.finetune.run import callbacks, stages
+from hf_mps.finetune.tasks import Task
 from tests.finetune.run import broken_disk
 from tests.finetune.tiny import Command, Ended, Stop
 
@@ -339,6 +340,27 @@ def test_too_little_memory_for_a_step_ends_the_run_with_a_command_that_takes_les
         ),
     )
     assert main(next_command(ended)) == 0
+
+
+def test_the_command_that_takes_less_halves_the_tasks_own_batch(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = Task.__init__
+
+    def begun(self: Task, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        self.arguments_defaults = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+
+    monkeypatch.setattr(Task, "__init__", begun)
+    recipe = (desk / "my.yaml").read_text(encoding="utf-8")
+    (desk / "my.yaml").write_text(recipe.replace("  per_device_train_batch_size: 8\n", ""), encoding="utf-8")
+    too_large(monkeypatch, "training_step", 2)
+    ended = finetune("my.yaml")
+    assert ended.code == 1
+    assert ended.err.endswith(
+        "next: hf-mps finetune my.yaml --fresh training.per_device_train_batch_size=2"
+        " training.gradient_accumulation_steps=6\n"
+    )
 
 
 def test_too_little_memory_for_an_evaluation_loses_no_step_and_a_smaller_batch_goes_on(

@@ -166,6 +166,15 @@ def test_a_value_with_commas_of_its_own_stays_whole(desk: Path) -> None:
     assert len({one.folder for one in sweep.runs}) == 4
 
 
+def test_long_values_that_differ_at_their_ends_have_two_folders(desk: Path) -> None:
+    layers = ", ".join(f"model.layers.{number}.self_attn.q_proj" for number in range(8))
+    axis = ",".join(f"{{target_modules: [{layers}], r: {rank}}}" for rank in (8, 16))
+    sweep = plan_sweep(load_recipe("sft/alpaca"), [f"lora={axis}"])
+    first, second = (one.folder.name for one in sweep.runs)
+    assert first != second
+    assert len(first) == len(second) == 120
+
+
 def test_a_sweep_reads_its_recipe_once(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hf_mps.finetune.recipe import resolve
 

@@ -334,3 +334,11 @@ def test_the_fields_are_those_of_trl(tmp_path: Path) -> None:
     assert set(Arguments.__dataclass_fields__) == fields
     assert all(fnmatch.filter(fields, pattern) for pattern in SETTLED)
     assert {name for name in fields if "vllm" in name} <= set(training_section.set_elsewhere(SETTLED, fields))
+
+
+def test_a_smoke_run_of_no_completions_is_refused_in_one_line(finetune: Command) -> None:
+    ended = finetune("grpo/gsm8k", "--smoke", "training.num_generations=0")
+    assert (ended.code, ended.err) == (
+        2,
+        "hf-mps: training.num_generations is 0; allowed: 2 or more, which are compared\n",
+    )

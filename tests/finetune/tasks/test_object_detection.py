@@ -129,10 +129,12 @@ def test_every_usual_shape_of_objects_is_read_alike_and_boxes_are_shares_of_the_
         ([{"bbox": [1, 2, 3, 4], "category": 2}], "row 1 has an object of class 2; allowed: 0 to 1, or a name"),
         ([{"bbox": [1, 2, 3, 4], "category": "rde"}], "has an object of class 'rde'; allowed: 0 to 1, or a name"),
         ([{"bbox": [1, 2, 3, 4]}], "row 1 has an object without category (bbox); allowed: category, category_id"),
+        ([{"bbox": [9, 2, 3, 4], "category": 0}], "ends before it begins; next: box_format=xywh, or another box"),
         ([], "no row has an object; allowed: one in some rows at least"),
     ],
 )
 def test_objects_that_cannot_be_learned_are_refused(tmp_path: Path, yolos: Path, objects: Any, problem: str) -> None:
+    form = "xyxy" if "=xywh, or" in problem else "xywh"
     with pytest.raises(UserError) as raised:
-        prepare(tmp_path, yolos, [{**senses.boxed(tmp_path, 0), "objects": objects}])
+        prepare(tmp_path, yolos, [{**senses.boxed(tmp_path, 0), "objects": objects}], box_format=form)
     assert problem in str(raised.value)

@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy
 import pytest
+from datasets import Dataset
+from inline_snapshot import snapshot
 
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.models import reranking
 from hf_mps.metrics import scores
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
@@ -214,3 +219,13 @@ def test_a_saved_model_ranks_the_documents_of_a_row(
     lines = [json.loads(one) for one in Path("said.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(lines) == sum(len(row["answers"]) for row in unlabelled)
     assert all(line["rank"] >= 1 and "label" not in line for line in lines)
+
+
+def test_documents_that_are_numbers_are_refused() -> None:
+    rows = Rows(Dataset.from_list([{"text": "a", "documents": [1, 2]}]), "rows.jsonl")
+    with pytest.raises(UserError) as raised:
+        reranking.read(rows)
+    assert str(raised.value) == snapshot(
+        "rows.jsonl: data.columns.documents names a column of type list of int64; allowed: a list of texts in"
+        " each row, as JSON and Parquet have them"
+    )

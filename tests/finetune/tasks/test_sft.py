@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -143,3 +146,16 @@ def test_a_row_that_is_no_conversation_is_refused_by_its_number(place: str, tmp_
 def test_half_a_shape_is_refused(place: str, tmp_path: Path, columns: dict[str, str], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         builders.recipe(task="sft", model=place, data={**chats(tmp_path), "columns": columns})
+
+
+def test_a_conversation_that_the_template_refuses_is_refused_by_its_number(place: str, tmp_path: Path) -> None:
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    (tmp_path / "own.jinja").write_text(refusing + chat.PLAIN, encoding="utf-8")
+    prepared = builders.prepare(
+        task="sft", model=place, data=chats(tmp_path), chat_template=str(tmp_path / "own.jinja")
+    )
+    asked: list[dict[str, Any]] = [{"messages": [{"role": role, "content": "Hi"}]} for role in ("user", "system")]
+    rows = Rows(Dataset.from_list(asked), "asked.jsonl")
+    trainer = builders.trainer(prepared, tmp_path / "run", max_steps=1)
+    with pytest.raises(UserError, match=r"^asked\.jsonl: row 2 is refused by the chat template: no system$"):
+        list(prepared.answers(trainer, rows))

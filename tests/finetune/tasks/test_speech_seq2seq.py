@@ -11,6 +11,7 @@ import scipy.signal
 from inline_snapshot import snapshot
 
 from hf_mps.finetune.media import audio
+from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import speech_seq2seq
 from hf_mps.metrics import texts
 from tests.finetune import senses, tiny
@@ -189,3 +190,9 @@ def test_a_saved_model_writes_down_sound_that_nobody_transcribed(
     (line,) = [json.loads(one) for one in Path("said.jsonl").read_text(encoding="utf-8").splitlines()]
     assert set(line) >= {"seconds", "prediction"}
     assert line["seconds"] == 0.9
+
+
+def test_a_row_without_a_rate_is_left_out_of_the_picture() -> None:
+    rated = {"row": 1, "seconds": 1.5, "prediction": "a", "truth": "a", "wer": 0.0, "cer": 0.0}
+    silent = {"row": 2, "seconds": 2.5, "prediction": "a", "truth": "…"}
+    assert pictures.transcripts([rated, silent]).keys() == {"transcripts.png"}

@@ -143,6 +143,22 @@ def test_a_sentence_is_split_into_words_and_a_picture_is_a_row(kept: Made, comma
     assert answer["probability"] == pictures.predictions[0]["probability"]
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (None, "row 2 has no words; allowed: a list in every row"),
+        (["a", None], "row 2: word 2 is missing; allowed: a text for each word"),
+    ],
+)
+def test_a_row_without_a_word_is_refused_by_its_number(
+    kept: Made, command: Command, tmp_path: Path, words: list[str | None] | None, told: str
+) -> None:
+    file = tiny.write_jsonl(tmp_path / "rows.jsonl", [{"tokens": ["a"]}, {"tokens": words}])
+    ended = command("predict", kept("token-classification").folder, file)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.endswith(f"rows.jsonl: {told}\n")
+
+
 def test_another_name_of_a_column_is_given_as_in_a_recipe(pairs: Kept, command: Command, tmp_path: Path) -> None:
     rows = [{"first": row["sentence1"], "second": row["sentence2"]} for row in rows_of(pairs)]
     file = tiny.write_csv(tmp_path / "rows.csv", rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def held(model: Any) -> list[tuple[Any, ...]]:
     return [(name, each.shape, each.dtype) for name, each in tensors] + kept
 
 
-@pytest.mark.parametrize("kind", quantization.KINDS)
+@pytest.mark.parametrize("kind", get_args(quantization.Kind))
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_a_model_without_weights_has_the_shapes_of_the_loaded_one(kind: Any, family: str, tmp_path: Path) -> None:
 
