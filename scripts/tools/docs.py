@@ -52,7 +52,11 @@ A recipe of your own is a YAML file: `hf-mps recipes copy text-classification` w
 the wrong kind, is refused in one line with the place in the file. `training` holds fields of transformers'
 TrainingArguments, or of the task's own subclass, under their own names. `hf-mps recipes keys RECIPE` lists the keys of
 one recipe.
+
+Defaults are in brackets; where there are none, the default is `null`.
 """
+DEFAULTS = {"": ", required", "null": "", "empty": " (empty)"}
+"""How the page writes a key's default, where it is not the default itself."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -137,18 +141,13 @@ def _row(parameter: Any) -> tuple[str, str]:
 
 def _recipes() -> Iterator[str]:
     yield RECIPES.strip()
-    for task in tasks.names():
-        rows = []
-        for entry in catalogue.entries():
-            recipe = load_recipe(entry.name).recipe
-            if recipe.task == task:
-                header = _header(entry.path)
-                rows.append(
-                    (f'<a id="{_anchor(entry.name)}"></a>{entry.name}', entry.purpose, f"`{recipe.model}`", header)
-                )
-        if rows:
-            yield from ("", f"## {task}", "")
-            yield from _table(("recipe", "for", "model", "expected"), rows)
+    yield ""
+    rows = []
+    for entry in catalogue.entries():
+        recipe = load_recipe(entry.name).recipe
+        name = f'<a id="{_anchor(entry.name)}"></a>{entry.name}'
+        rows.append((recipe.task, name, entry.purpose, f"`{recipe.model}`", _header(entry.path)))
+    yield from _table(("task", "recipe", "for", "model", "expected"), sorted(rows, key=lambda row: row[0]))
 
 
 def _header(path: Path) -> str:
@@ -185,19 +184,19 @@ def _class_words(task: str) -> str:
     kind = tasks.find(task)
     words = re.sub(r"\s+", " ", kind.recipe_class.__doc__ or "").strip()
     source = kind.arguments_source
-    return words + (f" `training` holds fields of {source[1]}." if source else "")
+    return words + (f" `training` holds fields of {source[1]}." if source and source[1] not in words else "")
 
 
 def _key_table(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
     every = len(tasks.names())
     rows = [
-        (f"`{key.name}`", key.meaning, key.kind, f"`{key.default}`" if key.default else "", _tasks(those, every))
+        (f"`{key.name}`", key.meaning, key.kind + DEFAULTS.get(key.default, f" (`{key.default}`)"), _tasks(those, every))
         for key, those in found
     ]
-    if not any(row[4] for row in rows):
-        yield from _table(("key", "meaning", "value", "default"), [row[:4] for row in rows])
+    if not any(row[3] for row in rows):
+        yield from _table(("key", "meaning", "value"), [row[:3] for row in rows])
     else:
-        yield from _table(("key", "meaning", "value", "default", "tasks"), rows)
+        yield from _table(("key", "meaning", "value", "tasks"), rows)
 
 
 def _tasks(those: Sequence[str], every: int) -> str:

@@ -66,12 +66,11 @@ NOT_COVERED: Mapping[str, str] = {
 
 def lines() -> Iterator[str]:
     """The page, line by line, without its first heading."""
-    yield "What scripts of transformers 4 say that the libraries of today do not know, and what becomes of it:"
-    yield "they run without a change, with command lines of their time. A name that the installed library has is always"
-    yield "its own; each of these says so in one line where it is used."
+    yield "Scripts of transformers 4 run without a change, with command lines of their time. A name that the installed"
+    yield "library has is always its own; each of these says so in one line where it is used."
     yield ""
-    yield "`python scripts/tools/old_examples.py FOLDER` runs a release's example scripts one after the other on tiny"
-    yield "models and made-up rows, offline, and says of each whether it works."
+    yield "`python scripts/tools/old_examples.py FOLDER` runs a release's example scripts on tiny models and made-up rows,"
+    yield "offline, and says of each whether it works."
     yield from (
         "",
         "## By release",
@@ -105,7 +104,7 @@ def _names() -> Iterator[tuple[str, str, str]]:
     for name, group in groupby(kept, key=lambda old: old.name):
         for old in group:
             said = old.instead or ("can be imported and not made" if "compat.names:" in old.thing else f"`{old.thing}`")
-            yield f"`{name}`", _code(old.places), said
+            yield f"`{name}`", _code(old.places), said.removesuffix(" takes its place").removesuffix(" take its place")
 
 
 def _arguments() -> Iterator[tuple[str, str]]:
