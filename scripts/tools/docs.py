@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,7 @@ COMMON = ("--json", "--debug")
 
 COMMANDS = """
 `hf-mps --install-completion` lets the shell complete verbs, recipes and the keys of a recipe; `hf-mps VERB --help` says
-what this page says. The verbs that take `--debug` show a failure's whole traceback with it, those that take `--json`
-print one JSON object.
+what this page says. `--debug` shows a failure's whole traceback, `--json` prints one JSON object. Several verbs take:
 """
 RECIPES = """
 `hf-mps finetune RECIPE [KEY=VALUE]...` runs a recipe, `--smoke` tries it in less than a minute with no network, and
@@ -100,12 +100,13 @@ def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     yield COMMANDS.strip()
-    root = typer.main.get_command(app)
-    for name, command in _walk(root, "hf-mps"):
-        yield from ("", f"## {name}", "", f"    {_usage(name, command)}", "", *_help(command), "")
-        for parameter in command.params:
-            if parameter.name not in COMPLETION and parameter.opts[0] not in COMMON:
-                word, says = _row(parameter)
+    commands = [*_walk(typer.main.get_command(app), "hf-mps")]
+    shared = _shared(row for _, command in commands for row in _rows(command))
+    yield from ("", *(f"- {word}: {says}" for word, says in shared.items()))
+    for name, command in commands:
+        yield from ("", f"## {name}", "", f"    {_usage(name, command, shared)}", "", *_help(command), "")
+        for word, says in _rows(command):
+            if shared.get(word) != says:
                 yield f"- {word}: {says}" if says else f"- {word}"
     yield from ("", "## Environment variables", "", "A value that nobody reads is refused in one line.", "")
     yield from _table(("variable", "value and meaning"), [(f"`{name}`", says) for name, says in settings.KNOWN.items()])
@@ -122,14 +123,27 @@ def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield f"{name} {each}", inner
 
 
+def _shared(rows: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What more than two verbs have, with what it means to most of them; the page explains it once."""
+    often = [row for row, times in Counter(rows).most_common() if times > 2]
+    return dict(reversed(often))
+
+
 def _help(command: Any) -> list[str]:
     return [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
 
 
-def _usage(name: str, command: Any) -> str:
+def _usage(name: str, command: Any, shared: dict[str, str]) -> str:
     words = [str(each.metavar or each.name.upper()) for each in command.params if each.param_type_name == "argument"]
     common = [f"[{each}]" for each in COMMON if any(each in one.opts for one in command.params)]
+    common += [f"[{word[1:-1]}]" for word, says in _rows(command) if word[1] == "-" and shared.get(word) == says]
     return " ".join([name, *common, "[OPTION]...", *words])
+
+
+def _rows(command: Any) -> list[tuple[str, str]]:
+    """What a verb takes, each with what it says of it."""
+    found = command.params
+    return [_row(each) for each in found if each.name not in COMPLETION and each.opts[0] not in COMMON]
 
 
 def _row(parameter: Any) -> tuple[str, str]:
@@ -188,9 +202,14 @@ def _class_words(task: str) -> str:
 
 
 def _key_table(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
-    every = len(tasks.names())
+    first: dict[Sequence[str], str] = {}  # many tasks -> the first key that they have
     rows = [
-        (f"`{key.name}`", key.meaning, key.kind + DEFAULTS.get(key.default, f" (`{key.default}`)"), _tasks(those, every))
+        (
+            f"`{key.name}`",
+            key.meaning,
+            key.kind + DEFAULTS.get(key.default, f" (`{key.default}`)"),
+            _tasks(those, first, key),
+        )
         for key, those in found
     ]
     if not any(row[3] for row in rows):
@@ -199,11 +218,13 @@ def _key_table(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]
         yield from _table(("key", "meaning", "value", "tasks"), rows)
 
 
-def _tasks(those: Sequence[str], every: int) -> str:
-    """Return the tasks that have a key: the others where these are fewer."""
+def _tasks(those: Sequence[str], first: dict[Sequence[str], str], key: keys.Key) -> str:
+    """Return the tasks that have a key: the others where these are fewer, and many by an earlier key that they have."""
     others = [task for task in tasks.names() if task not in those]
     if not those:
         return ""
+    if len(those) > 6 and first.setdefault(tuple(those), key.name) != key.name:
+        return f"those of `{first[tuple(those)]}`"
     return f"all but {', '.join(others)}" if len(others) < len(those) else ", ".join(those)
 
 

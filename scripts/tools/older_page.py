@@ -69,8 +69,8 @@ def lines() -> Iterator[str]:
     yield "Scripts of transformers 4 run without a change, with command lines of their time. A name that the installed"
     yield "library has is always its own; each of these says so in one line where it is used."
     yield ""
-    yield "`python scripts/tools/old_examples.py FOLDER` runs a release's example scripts on tiny models and made-up rows,"
-    yield "offline, and says of each whether it works."
+    yield "`python scripts/tools/old_examples.py FOLDER` runs a release's example scripts offline, on tiny models and"
+    yield "made-up rows, and says of each whether it works."
     yield from (
         "",
         "## By release",
