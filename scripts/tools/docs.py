@@ -53,9 +53,9 @@ the wrong kind, is refused in one line with the place in the file. `training` ho
 TrainingArguments, or of the task's own subclass, under their own names. `hf-mps recipes keys RECIPE` lists the keys of
 one recipe.
 
-Defaults are in brackets; where there are none, the default is `null`.
+In brackets are a key's values, then its default, which is `null` where none is named; in italics are its tasks.
 """
-DEFAULTS = {"": ", required", "null": "", "empty": " (empty)"}
+DEFAULTS = {"": "; required", "null": "", "empty": "; empty"}
 """How the page writes a key's default, where it is not the default itself."""
 
 
@@ -181,14 +181,14 @@ def _keys() -> Iterator[str]:
     yield KEYS.strip()
     yield from ("", "## Keys of every recipe", "")
     common = {key.name: key for key in keys.of_class(Recipe)}
-    yield from _key_table((key, ()) for key in common.values())
+    yield from _key_items((key, ()) for key in common.values())
     tasks_of: dict[keys.Key, list[str]] = {}
     for task in tasks.names():
         for key in keys.of_class(tasks.find(task).recipe_class):
             if common.get(key.name) != key and key.name != "task":
                 tasks_of.setdefault(key, []).append(task)
     yield from ("", "## Keys of single tasks", "")
-    yield from _key_table(sorted(tasks_of.items(), key=lambda each: each[0].name))
+    yield from _key_items(sorted(tasks_of.items(), key=lambda each: each[0].name))
     yield from ("", "## What the tasks add", "")
     yield from _table(("task", "adds"), [(f"`{task}`", _class_words(task)) for task in tasks.names()])
 
@@ -201,21 +201,11 @@ def _class_words(task: str) -> str:
     return words + (f" `training` holds fields of {source[1]}." if source and source[1] not in words else "")
 
 
-def _key_table(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
+def _key_items(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
     first: dict[Sequence[str], str] = {}  # many tasks -> the first key that they have
-    rows = [
-        (
-            f"`{key.name}`",
-            key.meaning,
-            key.kind + DEFAULTS.get(key.default, f" (`{key.default}`)"),
-            _tasks(those, first, key),
-        )
-        for key, those in found
-    ]
-    if not any(row[3] for row in rows):
-        yield from _table(("key", "meaning", "value"), [row[:3] for row in rows])
-    else:
-        yield from _table(("key", "meaning", "value", "tasks"), rows)
+    for key, those in found:
+        default = DEFAULTS.get(key.default, f"; `{key.default}`")
+        yield f"- `{key.name}` ({key.kind}{default}): {key.meaning}{_tasks(those, first, key)}"
 
 
 def _tasks(those: Sequence[str], first: dict[Sequence[str], str], key: keys.Key) -> str:
@@ -224,8 +214,8 @@ def _tasks(those: Sequence[str], first: dict[Sequence[str], str], key: keys.Key)
     if not those:
         return ""
     if len(those) > 6 and first.setdefault(tuple(those), key.name) != key.name:
-        return f"those of `{first[tuple(those)]}`"
-    return f"all but {', '.join(others)}" if len(others) < len(those) else ", ".join(those)
+        return f" *Those of `{first[tuple(those)]}`.*"
+    return f" *All but {', '.join(others)}.*" if len(others) < len(those) else f" *{', '.join(those)}.*"
 
 
 def _anchor(name: str) -> str:

@@ -328,12 +328,11 @@ def write(path: Path, report: Mapping[str, Any]) -> None:
 
 def page() -> Iterator[str]:
     """The lines of docs/first-hour.md behind its title."""
-    yield from (*INTRODUCTION.strip().splitlines(), "", "| step | settles | command | expected | upstream |")
-    yield "| --- | --- | --- | --- | --- |"
+    yield from (*INTRODUCTION.strip().splitlines(), "")
     for step in STEPS:
-        links = (f"[#{issue}](https://github.com/pytorch/pytorch/issues/{issue})" for issue in step.issues)
+        links = ", ".join(f"[#{issue}](https://github.com/pytorch/pytorch/issues/{issue})" for issue in step.issues)
         settles = re.sub(r"^[A-Z\d][\w, ]*: ", "", step.settles)  # the file has the numbers of doubts, for us
-        yield f"| {step.name} | {settles} | `{step.command}` | {step.expected} | {', '.join(links)} |"
+        yield f"- **{step.name}**, `{step.command}`: {settles}. *{step.expected}*" + (f" {links}" if links else "")
 
 
 INTRODUCTION = """
@@ -354,8 +353,8 @@ below, on M1 and M2 above all, so a second round is worth its time: `pip install
 runner has it any more. The file holds the chip, macOS, versions and what each step printed, without the checkout's
 folder and your home folder.
 
-Each step may also be typed alone. The verdict in the file is `as expected`, `not as expected` or, where nothing can be
-wrong, `figures`. Whatever is not as expected is news, also where it is better.
+Each step may also be typed alone. What is expected of it is in italics; the verdict in the file is `as expected`, `not
+as expected` or, where nothing can be wrong, `figures`. Whatever is not as expected is news, also where it is better.
 """
 
 
