@@ -11,25 +11,23 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 HEAD = """
-Each kernel that a launch rule reaches ran on this CPU, with every access bounded to the buffers that were bound, and
-was compared with the CPU's result in float64. The calls are PyTorch's own samples (OpInfo and torch.distributions
-forward and backward, OptimizerInfo), or arguments made from the operator's schema where no sample calls it, varied by
-dtype, layout (dense, transposed, strided, with a storage offset, broadcast) and size (small, one element, empty,
-large). The CPU's tensors are dense: its own kernels are wrong for some layouts.
-[How the kernels run here](kernels.md).
+Each kernel that a launch rule reaches ran on this CPU ([how](kernels.md)), every access bounded to the buffers that
+were bound, and was compared with the CPU's result in float64. The calls are PyTorch's own samples (OpInfo and
+torch.distributions forward and backward, OptimizerInfo), or arguments made from the operator's schema where no sample
+calls it, varied by dtype, layout (dense, transposed, strided, with a storage offset, broadcast) and size (small, one
+element, empty, large). The CPU's tensors are dense: its own kernels are wrong for some layouts.
 """
 TAIL = """
-Not reached: kernels of the release that no case launched. Refused: no rule covers the call on that release (its work
-is MPSGraph there, or the kernel's bindings differ from what the rule binds). A case agrees where its error is within
-torch.testing's tolerances (two units in the last place of a half), or within eight times the CPU's own in the same
-call; where the CPU has no kernel for the dtype, within that tolerance of the largest argument. Above that it agrees
-where the exact result of arguments that are some units in their last place off is as far away. What an operator leaves
-for its own gradient alone, the factor of a matrix that has none and the choice among equal values are not compared.
+Not reached: no case launched the kernel. Refused: no rule covers the call on that release, for most because its work is
+MPSGraph there. A case agrees where its error is within torch.testing's tolerances (two units in the last place of a
+half), or within eight times the CPU's own; where the CPU has no kernel for the dtype, within that tolerance of the
+largest argument; or where the exact result of arguments that are some units in their last place off is as far away.
+What an operator leaves for its own gradient alone, the factor of a matrix that has none and the choice among equal
+values are not compared.
 
 [conformance.json](conformance.json) has the errors by family (the largest of the cases that agree, in units in the
-last place, the CPU's own in brackets; sums near zero make both large), the cases that agree only within the change of
-their arguments, inaccurate results within the tolerance, the kernels that changed between releases, and the reasons of
-refusals.
+last place, the CPU's own in brackets), inaccurate results within the tolerance, the kernels that changed between
+releases, and the reasons of refusals.
 """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,7 @@ COMMON = ("--json", "--debug")
 
 COMMANDS = """
 `hf-mps --install-completion` lets the shell complete verbs, recipes and the keys of a recipe; `hf-mps VERB --help` says
-what this page says. The verbs that take `--debug` show a failure's whole traceback with it, those that take `--json`
-print one JSON object.
+what this page says. `--debug` shows a failure's whole traceback, `--json` prints one JSON object. Several verbs take:
 """
 RECIPES = """
 `hf-mps finetune RECIPE [KEY=VALUE]...` runs a recipe, `--smoke` tries it in less than a minute with no network, and
@@ -52,7 +52,11 @@ A recipe of your own is a YAML file: `hf-mps recipes copy text-classification` w
 the wrong kind, is refused in one line with the place in the file. `training` holds fields of transformers'
 TrainingArguments, or of the task's own subclass, under their own names. `hf-mps recipes keys RECIPE` lists the keys of
 one recipe.
+
+In brackets are a key's values, then its default, which is `null` where none is named; in italics are its tasks.
 """
+DEFAULTS = {"": "; required", "null": "", "empty": "; empty"}
+"""How the page writes a key's default, where it is not the default itself."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,12 +100,13 @@ def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     yield COMMANDS.strip()
-    root = typer.main.get_command(app)
-    for name, command in _walk(root, "hf-mps"):
-        yield from ("", f"## {name}", "", f"    {_usage(name, command)}", "", *_help(command), "")
-        for parameter in command.params:
-            if parameter.name not in COMPLETION and parameter.opts[0] not in COMMON:
-                word, says = _row(parameter)
+    commands = [*_walk(typer.main.get_command(app), "hf-mps")]
+    shared = _shared(row for _, command in commands for row in _rows(command))
+    yield from ("", *(f"- {word}: {says}" for word, says in shared.items()))
+    for name, command in commands:
+        yield from ("", f"## {name}", "", f"    {_usage(name, command, shared)}", "", *_help(command), "")
+        for word, says in _rows(command):
+            if shared.get(word) != says:
                 yield f"- {word}: {says}" if says else f"- {word}"
     yield from ("", "## Environment variables", "", "A value that nobody reads is refused in one line.", "")
     yield from _table(("variable", "value and meaning"), [(f"`{name}`", says) for name, says in settings.KNOWN.items()])
@@ -118,14 +123,27 @@ def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield f"{name} {each}", inner
 
 
+def _shared(rows: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What more than two verbs have, with what it means to most of them; the page explains it once."""
+    often = [row for row, times in Counter(rows).most_common() if times > 2]
+    return dict(reversed(often))
+
+
 def _help(command: Any) -> list[str]:
     return [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
 
 
-def _usage(name: str, command: Any) -> str:
+def _usage(name: str, command: Any, shared: dict[str, str]) -> str:
     words = [str(each.metavar or each.name.upper()) for each in command.params if each.param_type_name == "argument"]
     common = [f"[{each}]" for each in COMMON if any(each in one.opts for one in command.params)]
+    common += [f"[{word[1:-1]}]" for word, says in _rows(command) if word[1] == "-" and shared.get(word) == says]
     return " ".join([name, *common, "[OPTION]...", *words])
+
+
+def _rows(command: Any) -> list[tuple[str, str]]:
+    """What a verb takes, each with what it says of it."""
+    found = command.params
+    return [_row(each) for each in found if each.name not in COMPLETION and each.opts[0] not in COMMON]
 
 
 def _row(parameter: Any) -> tuple[str, str]:
@@ -137,18 +155,13 @@ def _row(parameter: Any) -> tuple[str, str]:
 
 def _recipes() -> Iterator[str]:
     yield RECIPES.strip()
-    for task in tasks.names():
-        rows = []
-        for entry in catalogue.entries():
-            recipe = load_recipe(entry.name).recipe
-            if recipe.task == task:
-                header = _header(entry.path)
-                rows.append(
-                    (f'<a id="{_anchor(entry.name)}"></a>{entry.name}', entry.purpose, f"`{recipe.model}`", header)
-                )
-        if rows:
-            yield from ("", f"## {task}", "")
-            yield from _table(("recipe", "for", "model", "expected"), rows)
+    yield ""
+    rows = []
+    for entry in catalogue.entries():
+        recipe = load_recipe(entry.name).recipe
+        name = f'<a id="{_anchor(entry.name)}"></a>{entry.name}'
+        rows.append((recipe.task, name, entry.purpose, f"`{recipe.model}`", _header(entry.path)))
+    yield from _table(("task", "recipe", "for", "model", "expected"), sorted(rows, key=lambda row: row[0]))
 
 
 def _header(path: Path) -> str:
@@ -168,14 +181,14 @@ def _keys() -> Iterator[str]:
     yield KEYS.strip()
     yield from ("", "## Keys of every recipe", "")
     common = {key.name: key for key in keys.of_class(Recipe)}
-    yield from _key_table((key, ()) for key in common.values())
+    yield from _key_items((key, ()) for key in common.values())
     tasks_of: dict[keys.Key, list[str]] = {}
     for task in tasks.names():
         for key in keys.of_class(tasks.find(task).recipe_class):
             if common.get(key.name) != key and key.name != "task":
                 tasks_of.setdefault(key, []).append(task)
     yield from ("", "## Keys of single tasks", "")
-    yield from _key_table(sorted(tasks_of.items(), key=lambda each: each[0].name))
+    yield from _key_items(sorted(tasks_of.items(), key=lambda each: each[0].name))
     yield from ("", "## What the tasks add", "")
     yield from _table(("task", "adds"), [(f"`{task}`", _class_words(task)) for task in tasks.names()])
 
@@ -185,27 +198,24 @@ def _class_words(task: str) -> str:
     kind = tasks.find(task)
     words = re.sub(r"\s+", " ", kind.recipe_class.__doc__ or "").strip()
     source = kind.arguments_source
-    return words + (f" `training` holds fields of {source[1]}." if source else "")
+    return words + (f" `training` holds fields of {source[1]}." if source and source[1] not in words else "")
 
 
-def _key_table(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
-    every = len(tasks.names())
-    rows = [
-        (f"`{key.name}`", key.meaning, key.kind, f"`{key.default}`" if key.default else "", _tasks(those, every))
-        for key, those in found
-    ]
-    if not any(row[4] for row in rows):
-        yield from _table(("key", "meaning", "value", "default"), [row[:4] for row in rows])
-    else:
-        yield from _table(("key", "meaning", "value", "default", "tasks"), rows)
+def _key_items(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
+    first: dict[Sequence[str], str] = {}  # many tasks -> the first key that they have
+    for key, those in found:
+        default = DEFAULTS.get(key.default, f"; `{key.default}`")
+        yield f"- `{key.name}` ({key.kind}{default}): {key.meaning}{_tasks(those, first, key)}"
 
 
-def _tasks(those: Sequence[str], every: int) -> str:
-    """Return the tasks that have a key: the others where these are fewer."""
+def _tasks(those: Sequence[str], first: dict[Sequence[str], str], key: keys.Key) -> str:
+    """Return the tasks that have a key: the others where these are fewer, and many by an earlier key that they have."""
     others = [task for task in tasks.names() if task not in those]
     if not those:
         return ""
-    return f"all but {', '.join(others)}" if len(others) < len(those) else ", ".join(those)
+    if len(those) > 6 and first.setdefault(tuple(those), key.name) != key.name:
+        return f" *Those of `{first[tuple(those)]}`.*"
+    return f" *All but {', '.join(others)}.*" if len(others) < len(those) else f" *{', '.join(those)}.*"
 
 
 def _anchor(name: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -327,17 +328,17 @@ def write(path: Path, report: Mapping[str, Any]) -> None:
 
 def page() -> Iterator[str]:
     """The lines of docs/first-hour.md behind its title."""
-    yield from (*INTRODUCTION.strip().splitlines(), "", "| step | settles | command | expected | upstream |")
-    yield "| --- | --- | --- | --- | --- |"
+    yield from (*INTRODUCTION.strip().splitlines(), "")
     for step in STEPS:
-        links = (f"[#{issue}](https://github.com/pytorch/pytorch/issues/{issue})" for issue in step.issues)
-        yield f"| {step.name} | {step.settles} | `{step.command}` | {step.expected} | {', '.join(links)} |"
+        links = ", ".join(f"[#{issue}](https://github.com/pytorch/pytorch/issues/{issue})" for issue in step.issues)
+        settles = re.sub(r"^[A-Z\d][\w, ]*: ", "", step.settles)  # the file has the numbers of doubts, for us
+        yield f"- **{step.name}**, `{step.command}`: {settles}. *{step.expected}*" + (f" {links}" if links else "")
 
 
 INTRODUCTION = """
 Nothing of hf_mps has run on a Mac yet: what is known comes from PyTorch's sources and issues, and from a simulated
-device. This is the list that a person with a Mac types to tell us what is true. One command runs it all, in half an
-hour or so, and writes one file to send:
+device. With a Mac you can tell us what is true. One command runs all that is listed below, in half an hour or so, and
+writes one file to send:
 
 ```console
 $ git clone … hf_mps && cd hf_mps
@@ -346,15 +347,14 @@ $ source .venv/bin/activate
 $ python scripts/tools/first_hour.py                # leaves first-hour.json
 ```
 
-`make ready` installs PyTorch 2.15, or 2.14.1 before macOS 15 or Python 3.11. Where there is time
-for a second round: `pip install torch==2.13.0`, and `python scripts/tools/first_hour.py --output first-hour-2.13.json`.
-PyTorch 2.14 mended much of what is asked below, on M1 and M2 above all. Reports from macOS 14 are worth most: no hosted
-runner has it any more. The file holds the chip, macOS, versions and what each step printed; the checkout's folder and
-your home folder are taken out of it.
+`make ready` installs PyTorch 2.15, or 2.14.1 before macOS 15 or Python 3.11. PyTorch 2.14 mended much of what is asked
+below, on M1 and M2 above all, so a second round is worth its time: `pip install torch==2.13.0`, and
+`python scripts/tools/first_hour.py --output first-hour-2.13.json`. Reports from macOS 14 are worth most: no hosted
+runner has it any more. The file holds the chip, macOS, versions and what each step printed, without the checkout's
+folder and your home folder.
 
-Each step may also be typed alone. Letters and numbers are those of the project's lists of doubts. The verdict in the
-file is `as expected`, `not as expected` or, where nothing can be wrong, `figures`. Whatever is not as expected is news,
-also where it is better.
+Each step may also be typed alone. What is expected of it is in italics; the verdict in the file is `as expected`, `not
+as expected` or, where nothing can be wrong, `figures`. Whatever is not as expected is news, also where it is better.
 """
 
 

@@ -80,8 +80,8 @@ def _effect(guard: Guard) -> str:
     """What a script gets: the guard's line in the docstring of its file, or of its class."""
     text = sys.modules[type(guard).__module__].__doc__ or ""
     effect = re.search(rf"^{guard.name}: (.+(?:\n(?![\w-]+: ).+)*)", text, re.MULTILINE)
-    words = re.sub(r"\s+", " ", effect[1] if effect else (type(guard).__doc__ or "").partition("\n\n")[0]).strip()
-    return words[:1].upper() + words[1:]
+    words = effect[1] if effect else (type(guard).__doc__ or "").partition("\n\n")[0]
+    return re.sub(r"\s+", " ", words).strip().removesuffix(".")
 
 
 def _where(faults: Sequence[Fault]) -> str:

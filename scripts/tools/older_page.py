@@ -66,12 +66,11 @@ NOT_COVERED: Mapping[str, str] = {
 
 def lines() -> Iterator[str]:
     """The page, line by line, without its first heading."""
-    yield "What scripts of transformers 4 say that the libraries of today do not know, and what becomes of it:"
-    yield "they run without a change, with command lines of their time. A name that the installed library has is always"
-    yield "its own; each of these says so in one line where it is used."
+    yield "Scripts of transformers 4 run without a change, with command lines of their time. A name that the installed"
+    yield "library has is always its own; each of these says so in one line where it is used."
     yield ""
-    yield "`python scripts/tools/old_examples.py FOLDER` runs a release's example scripts one after the other on tiny"
-    yield "models and made-up rows, offline, and says of each whether it works."
+    yield "`python scripts/tools/old_examples.py FOLDER` runs a release's example scripts offline, on tiny models and"
+    yield "made-up rows, and says of each whether it works."
     yield from (
         "",
         "## By release",
@@ -81,23 +80,22 @@ def lines() -> Iterator[str]:
     )
     yield from _table(("release", "names"), ((release, _code(names)) for release, names in RELEASES.items()))
     yield from ("", "## Flags and TrainingArguments", "")
-    yield from _table(
-        ("removed", "in its place"), ((f"`{old.name}`", old.instead) for old in removed_arguments.REMOVED.values())
-    )
+    yield from ("What takes the place of a removed one:", "")
+    yield from (f"- `{old.name}`: {old.instead}" for old in removed_arguments.REMOVED.values())
     yield ""
     for field, values in removed_arguments.VALUES.items():
         yield f"Values of `{field}`: {', '.join(f'`{old}` becomes `{new}`' for old, new in values.items())}."
     yield from ("", "## Names", "")
-    yield from _table(("name", "module", "in its place"), _names())
+    yield from (f"- `{name}` of {modules}: {instead}" for name, modules, instead in _names())
     extractors = ", ".join(f"`{name}`" for name in names.FEATURE_EXTRACTORS)
     yield ""
     yield f"Feature extractors of images, each today's image processor with the `size` of their time: {extractors}."
     yield from ("", "## Arguments and attributes", "")
-    yield from _table(("said", "what happens"), _arguments())
+    yield from (f"- {said}: {happens}" for said, happens in _arguments())
     yield from ("", "## Metrics of load_metric", "")
     yield f"Computed with no network: {_code(as_evaluate.names())}. Others are asked of the hub."
     yield from ("", "## Not covered", "")
-    yield from _table(("what", "why"), NOT_COVERED.items())
+    yield from (f"- {what}: {why}" for what, why in NOT_COVERED.items())
 
 
 def _names() -> Iterator[tuple[str, str, str]]:
@@ -105,7 +103,7 @@ def _names() -> Iterator[tuple[str, str, str]]:
     for name, group in groupby(kept, key=lambda old: old.name):
         for old in group:
             said = old.instead or ("can be imported and not made" if "compat.names:" in old.thing else f"`{old.thing}`")
-            yield f"`{name}`", _code(old.places), said
+            yield name, _code(old.places), said.removesuffix(" takes its place").removesuffix(" take its place")
 
 
 def _arguments() -> Iterator[tuple[str, str]]:

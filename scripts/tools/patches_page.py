@@ -46,7 +46,7 @@ def lines() -> Iterator[str]:
         yield from ("", f"## {TITLES.get(library, library)}", "")
         if library == "lightning":
             yield from (f"In `{LIGHTNING[1]}` as in `{LIGHTNING[0]}`.", "")
-        yield from _table(("by", "how", "what"), _rows(by_library[library]))
+        yield from _items(by_library[library])
 
 
 def _library(target: str) -> str:
@@ -55,15 +55,19 @@ def _library(target: str) -> str:
     return "lightning" if name.startswith("lightning") else name
 
 
-def _rows(patches: Iterable[Declaration]) -> Iterator[tuple[str, str, str]]:
-    """A row for what one part of hf_mps patches in one way, its targets by module."""
-    rows: dict[tuple[str, str], dict[str, list[str]]] = {}
+def _items(patches: Iterable[Declaration]) -> Iterator[str]:
+    """An item for what one part of hf_mps patches, its targets by way and module."""
+    items: dict[str, dict[str, dict[str, list[str]]]] = {}
     for patch in patches:
         place, _, name = patch.target.rpartition("::" if "::" in patch.target else ":")
-        rows.setdefault((_owner(patch), _way(patch)), {}).setdefault(place, []).append(f"`{name}`")
-    for (owner, way), places in sorted(rows.items()):
-        parts = (f"`{place}`: {', '.join(dict.fromkeys(names))}" for place, names in places.items())
-        yield owner, way, "; ".join(parts)
+        ways = items.setdefault(_owner(patch), {})
+        ways.setdefault(_way(patch), {}).setdefault(place, []).append(f"`{name}`")
+    for owner, ways in sorted(items.items()):
+        parts = (
+            f"*{way}* " + "; ".join(f"`{place}`: {', '.join(dict.fromkeys(names))}" for place, names in places.items())
+            for way, places in sorted(ways.items())
+        )
+        yield f"- {owner}, {'; '.join(parts)}"
 
 
 def _way(patch: Declaration) -> str:

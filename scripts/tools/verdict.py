@@ -222,6 +222,9 @@ def _difference(one: Mapping[str, Any], release: str, before: str | None) -> Ite
     where = f"{', '.join(one['dtypes'])}; {', '.join(one['layouts'])}"
     count = f"{one['cases'][release]} of {one['ran'][release]} cases{first}"
     yield f"`{one['operator']}` ({where}), {count}: {case['detail']}."
+    if fact and fact["example"] and not before:
+        yield "The reason and a program are [here](conformance.md#faults-of-pytorchs-that-are-known)."
+        return
     if fact:
         yield f"{fact['says']}." + (f" {fact['link']}" if fact["link"] else "")
     program = f"{PREAMBLE}{fact['example']}" if fact and fact["example"] else case["reproduction"]

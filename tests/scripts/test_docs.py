@@ -94,7 +94,7 @@ def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) ->
 def test_every_declared_patch_is_in_them_with_who_declares_it(docs: ModuleType) -> None:
     from hf_mps.layer import integrations
 
-    rows = [line for line in docs.pages()["patches.md"].splitlines() if line.startswith("| ")]
+    rows = [line for line in docs.pages()["patches.md"].splitlines() if line.startswith("- ")]
     for patch in integrations.declared():
         target = patch.target.replace("pytorch_lightning.", "lightning.pytorch.")
         place, _, name = target.rpartition("::" if "::" in target else ":")

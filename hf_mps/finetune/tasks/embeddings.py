@@ -180,7 +180,7 @@ class Data(schema.Data):
 
 
 class Recipe(lengths.Padded):
-    """Adds the loss, by its class name in sentence-transformers; it defaults to what suits the data."""
+    """Adds the loss."""
 
     task: Literal["sentence-embeddings"]
     """What the model learns to do."""
@@ -290,10 +290,7 @@ class SparseData(schema.Data):
 
 
 class SparseRecipe(lengths.Padded):
-    """Adds what a dimension costs in the loss, for documents and for queries: more makes sparser embeddings.
-
-    The defaults are sentence-transformers' own.
-    """
+    """Adds what a dimension costs in the loss: more makes sparser embeddings."""
 
     task: Literal["sparse-embeddings"]
     """What the model learns to do."""

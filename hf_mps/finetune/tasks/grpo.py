@@ -79,9 +79,7 @@ class Data(schema.Data):
 
 
 class Recipe(language.Chat):
-    """Adds `rewards`, the system's words before each prompt, and the chat template (`plain`, or a Jinja file).
-
-    `trust_reward_code=true`, on the command line alone, allows a reward that is any importable function.
+    """Adds what scores the completions.
 
     `max_length` holds prompt and completion; the longest completion is `training.max_completion_length`. `training`
     takes GRPOConfig's `num_generations`, `temperature`, `beta` (the weight of KL) and so on.

@@ -36,7 +36,7 @@ class Data(schema.Labelled):
 
 
 class Recipe(labels.Overridden):
-    """Adds how training images are varied, and `config_overrides` for the model's configuration."""
+    """Adds how training images are varied."""
 
     task: Literal["image-classification"]
     """What the model learns to do."""

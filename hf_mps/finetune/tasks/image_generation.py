@@ -72,8 +72,8 @@ class Generate(schema.Section):
 class Recipe(schema.Recipe):
     """Adds what trains (`lora`), and the pictures that a run makes.
 
-    `prompt` is the caption of every image, as DreamBooth has it ("a photo of sks dog"), in place of the column `text`.
-    Images are cut to a square of `image_size` pixels in their middle. `snr_gamma` (5 is usual) weighs timesteps.
+    `prompt` is as DreamBooth has it ("a photo of sks dog"). Images are cut to a square of `image_size` pixels in their
+    middle. `snr_gamma` is usually 5.
     """
 
     task: Literal["image-generation"]

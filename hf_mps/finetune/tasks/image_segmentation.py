@@ -52,9 +52,9 @@ class Data(schema.Labelled):
 
 
 class Recipe(labels.Overridden):
-    """Adds how training images are varied, and `reduce_labels`: 0 in a mask is no class, and 1 the first one.
+    """Adds how training images are varied, and `reduce_labels`: 1 in a mask is the first class.
 
-    `data.labels` may be left out where the checkpoint segments already, and its classes are meant.
+    `data.labels` may be left out where the checkpoint segments already.
     """
 
     task: Literal["image-segmentation"]

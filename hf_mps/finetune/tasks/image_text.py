@@ -31,10 +31,10 @@ class Data(schema.Data):
 
 
 class Recipe(language.Recipe):
-    """Adds the words before each question (`prompt`), and the most tokens that an image becomes.
+    """Adds the words before each question, and the most tokens that an image becomes.
 
     `chat_template` is a Jinja file in place of the processor's own. The language model alone trains, or with `lora` its
-    adapters; what sees the images is frozen.
+    adapters.
     """
 
     task: Literal["image-text"]

@@ -123,7 +123,7 @@ class CausalLM(BlockTask):
 
 
 class MaskedRecipe(lengths.Padded):
-    """Adds the share of tokens that are to be predicted."""
+    """Adds the share of tokens that are masked."""
 
     task: Literal["masked-lm"]
     """What the model learns to do."""

@@ -57,7 +57,7 @@ class Data(schema.Data):
 
 
 class Recipe(labels.Overridden, lengths.Padded):
-    """Adds `config_overrides` for the model's configuration."""
+    """Adds `config_overrides`."""
 
     task: Literal["multiple-choice"]
     """What the model learns to do."""

@@ -51,10 +51,9 @@ class Data(schema.Labelled):
 
 
 class Recipe(labels.Overridden):
-    """Adds the side in pixels of the squares that images become, how boxes are written, and predictions.
+    """Adds how boxes are written, and predictions.
 
-    `box_format` is `xywh` (COCO: left, upper, width, height) or `xyxy` (left, upper, right, lower), in pixels. A
-    training image is mirrored with probability `flip`. predictions.csv has the boxes of a score of `threshold` on.
+    Images become squares; boxes are in pixels, `xywh` as COCO's. predictions.csv has those of a score of `threshold` on.
     """
 
     task: Literal["object-detection"]

@@ -238,7 +238,7 @@ def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str
 
 
 class DPORecipe(PairRecipe):
-    """Adds the chat template (`plain`, or a Jinja file). `training` takes DPOConfig's `beta`, `loss_type` and so on."""
+    """`training` takes DPOConfig's `beta`, `loss_type` and so on."""
 
     task: Literal["dpo"]
     """What the model learns to do."""
@@ -269,7 +269,7 @@ class DPO(PairTask):
 
 
 class ORPORecipe(PairRecipe):
-    """Adds the chat template (`plain`, or a Jinja file). `training` takes ORPOConfig's `beta`."""
+    """`training` takes ORPOConfig's `beta`."""
 
     task: Literal["orpo"]
     """What the model learns to do."""
@@ -330,9 +330,7 @@ class AnswerData(schema.Data):
 
 
 class KTORecipe(language.Chat):
-    """Adds the chat template (`plain`, or a Jinja file). `training` takes KTOConfig's `beta`, `desirable_weight` and so
-    on.
-    """
+    """`training` takes KTOConfig's `beta`, `desirable_weight` and so on."""
 
     task: Literal["kto"]
     """What the model learns to do."""

@@ -62,9 +62,8 @@ class Data(schema.Data):
 class Recipe(lengths.Padded):
     """Adds settings of transformers' run_qa.py under its names, but `max_length` for its max_seq_length.
 
-    A text too long for one window is cut into several that share `doc_stride` tokens. `version_2_with_negative` allows
-    questions without an answer (SQuAD 2.0); without it the training rows decide. `null_score_diff_threshold`: by how
-    much the score of no answer must exceed the best answer's.
+    A text too long for one window is cut into several. Where `version_2_with_negative` (SQuAD 2.0) is not set, the
+    training rows decide.
     """
 
     task: Literal["question-answering"]

@@ -67,10 +67,7 @@ class Data(schema.Data):
 
 
 class Recipe(labels.Overridden, lengths.Padded):
-    """Adds the loss, by its class name in sentence-transformers; it defaults to what suits the data.
-
-    `config_overrides` are for the model's configuration.
-    """
+    """Adds the loss, and `config_overrides`."""
 
     task: Literal["rerank"]
     """What the model learns to do."""

@@ -233,7 +233,7 @@ class TranslationData(schema.Data):
 
 
 class TranslationRecipe(Seq2SeqRecipe):
-    """Adds `src_lang` and `tgt_lang`, as the tokenizers of multilingual models name languages (`en_XX`, `ron_Latn`)."""
+    """Adds languages as the tokenizers of multilingual models name them (`en_XX`, `ron_Latn`)."""
 
     task: Literal["translation"]
     """What the model learns to do."""

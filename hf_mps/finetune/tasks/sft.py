@@ -66,10 +66,7 @@ class Data(schema.Data):
 
 
 class Recipe(language.Chat):
-    """Adds the chat template (`plain`, or a Jinja file; the tokenizer's own by default) and predictions.
-
-    `packing` puts several conversations into a row of `max_length` tokens; none of them sees another.
-    """
+    """Adds predictions, and `packing`: none of the conversations in a row sees another."""
 
     task: Literal["sft"]
     """What the model learns to do."""
@@ -150,7 +147,7 @@ class Distillation(schema.Section):
 
 
 class DistillRecipe(Recipe):
-    """Adds the teacher and how it is followed to what sft has.
+    """Adds the teacher to what sft has.
 
     `packing` is for rows whose prompts the model does not answer itself (`distillation.lmbda: 0`).
     """

@@ -29,11 +29,9 @@ HOP = 320
 
 
 class Recipe(labels.Overridden):
-    """Adds options for text and sound under the names of transformers' run_speech_recognition_ctc.py.
+    """Adds options under the names of transformers' run_speech_recognition_ctc.py.
 
-    `vocabulary`: the letters of the training texts (`data`) or those that the checkpoint knows; by default the
-    checkpoint's if it was fine-tuned for recognition. `letter_case`: the case of all texts; by default what suits the
-    vocabulary. Training rows longer than `max_duration_in_seconds` are dropped.
+    `vocabulary` is by default the checkpoint's if it was fine-tuned for recognition, else that of the training texts.
     """
 
     task: Literal["speech-recognition"]

@@ -35,12 +35,10 @@ TARGET = 225
 
 
 class Recipe(labels.Overridden):
-    """Adds options for sound and text; those of run_speech_recognition_seq2seq.py have their names from it.
+    """Adds options, some under the names of transformers' run_speech_recognition_seq2seq.py.
 
-    `language` is that of the sound (`hindi` or `hi`), `speech_task` whether it is written down or translated into
-    English. Rows longer than `max_duration_in_seconds`, or whose text has more than `max_target_length` tokens, take no
-    part. `letter_case` is that of all texts. `normalizer` is what is done to texts before errors are counted: Whisper's
-    `english` or `basic`, or `none`; by default what suits the texts.
+    `language` is a name or a code (`hindi`, `hi`). Rows whose text has more than `max_target_length` tokens take no part.
+    `normalizer` is Whisper's `english` or `basic`, or `none`; by default what suits the texts.
     """
 
     task: Literal["speech-seq2seq"]

@@ -71,7 +71,7 @@ class Data(schema.Labelled):
 
 
 class Recipe(labels.Overridden, lengths.Padded):
-    """Adds transformers' `problem_type`, and `config_overrides` for the model's configuration.
+    """Adds transformers' `problem_type`, and `config_overrides`.
 
     Where rows have several labels, one is answered from the probability `threshold` on (0.5).
     """

@@ -37,7 +37,7 @@ class Data(schema.Labelled):
 
 
 class Recipe(labels.Overridden, lengths.Padded):
-    """Adds `config_overrides` for the model's configuration. Each word has one tag."""
+    """Adds `config_overrides`. Each word has one tag."""
 
     task: Literal["token-classification"]
     """What the model learns to do."""

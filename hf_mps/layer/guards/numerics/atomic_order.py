@@ -1,4 +1,4 @@
-"""atomic-order: under torch.use_deterministic_algorithms(True) the device adds up in one order, to the last bit."""
+"""atomic-order: under torch.use_deterministic_algorithms(True) the device adds up in one order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""checkpoint-rng: gradient checkpointing replays the device's random numbers, so that dropout's gradients are right."""
+"""checkpoint-rng: gradient checkpointing replays the device's random numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Guards of convolutions.
 
-conv-batch: a convolution's weight gradient is added up from parts of a batch of 65,536 or more.
-conv3d-layout: 3-D convolutions read volumes whose channels lie last, where Metal misreads the others.
+conv-batch: a convolution's weight gradient is added up from parts of a large batch.
+conv3d-layout: 3-D convolutions read volumes in channels_last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Guards of what looks up or adds by an index.
 
-index-add-gaps: sums by index_add_ reach transposed tensors and slices on macOS 14, where Metal loses them.
-embedding-grad: the gradient of an embedding of 2^31 elements or more is computed in parts.
-huge-embedding: a parameter of 2^31 elements or more is refused before it is trained.
+index-add-gaps: sums by index_add_ reach transposed tensors and slices on macOS 14.
+embedding-grad: the gradient of a huge embedding is computed in parts.
+huge-embedding: a parameter of 2^31 elements or more is refused.
 """
 
 from __future__ import annotations

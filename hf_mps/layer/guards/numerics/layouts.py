@@ -1,9 +1,9 @@
 """Guards of copies and layouts.
 
 non-blocking: copies to the CPU wait until they are done.
-dtype-copies: a copy to the CPU that also changes the dtype is made in two steps, the move and the change.
-non-contiguous: parameters lie contiguously before they are trained, where kernels lose updates of others.
-permuted-activations: some activations and the backward passes of others are given tensors that lie contiguously.
+dtype-copies: a copy to the CPU that changes the dtype is a move, then a change.
+non-contiguous: parameters are contiguous before they are trained.
+permuted-activations: some activations and backward passes are given contiguous tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""nan-hidden: Trainer's log shows a loss that is NaN or infinite, instead of an average of those before it."""
+"""nan-hidden: Trainer's log shows the loss that is NaN or infinite."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Guards of single operators.
 
-large-pad: large tensors of five dimensions or more are padded in four, because Metal loses their values.
-huge-cat: tensors of more than 2^31 elements are put together in parts.
-adaptive-max-pool: adaptive max pools whose sizes do not divide run on the CPU, because Metal's windows are wrong.
-lerp-weight: the weight of torch.lerp may be one number of another dtype, which Metal misreads.
-lstm-dropout: an LSTM of several layers with dropout runs a layer at a time, so that its gradients are right.
-mixed-dtypes: a layer norm of float32 weights may take half-precision inputs, though Metal misreads the weights.
+large-pad: large tensors of five dimensions or more are padded in four.
+huge-cat: huge tensors are put together in parts.
+adaptive-max-pool: adaptive max pools whose sizes do not divide run on the CPU.
+lerp-weight: the weight of torch.lerp may be a number of another dtype.
+lstm-dropout: an LSTM of several layers with dropout runs a layer at a time.
+mixed-dtypes: a layer norm of float32 weights may take half-precision inputs.
 """
 
 from __future__ import annotations

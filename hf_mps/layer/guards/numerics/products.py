@@ -1,11 +1,11 @@
 """Guards of matrix products.
 
-large-k: matrix products that sum over more than 32,766 values are added up from shorter ones, on M1 and M2.
-sliced-products: a matrix product into a slice or into gaps is computed into separate memory and copied.
-expanded-operands: a matrix product of a tensor that was expanded is given a copy of it.
-linear-bias: a linear layer adds its bias in a separate step where the device's fused kernel loses it.
-linear-shapes: the gradients of a linear layer are those of matrices where Metal's graph would end Python.
-huge-products: batched matrix products of more than 2^32 elements are computed in parts.
+large-k: long products are added up from shorter ones, on M1 and M2.
+sliced-products: a matrix product into a slice or into gaps is computed apart and copied.
+expanded-operands: a matrix product of an expanded tensor is given a copy of it.
+linear-bias: a linear layer adds its bias in a separate step.
+linear-shapes: the gradients of a linear layer are those of matrices.
+huge-products: huge batched products are computed in parts.
 """
 
 from __future__ import annotations

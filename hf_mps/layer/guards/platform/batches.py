@@ -1,7 +1,7 @@
 """Guards of batches on their way to the device.
 
-batch-waits: batches go to the device, and their masks are looked at, without a wait for what the GPU has queued.
-float64-columns: columns of float64 in a batch become float32, which Metal has.
+batch-waits: batches go to the device, and their masks are looked at, without a wait.
+float64-columns: columns of float64 become float32.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Guards of scripts that were written for CUDA.
 
 cuda-words: autocast switched off in CUDA's name is off on Metal; where a script gets none, a line says so.
-cuda-graphs: torch.compile's modes go without the CUDA graphs that Metal does not have.
-cuda-optimizer: 8-bit optimizers step by a kernel of hf_mps where they have none, paged ones are refused in one line.
+cuda-graphs: torch.compile's modes go without CUDA graphs.
+cuda-optimizer: 8-bit optimizers step by our kernel, paged ones are refused in one line.
 compile: torch.compile on Metal leaves layouts as they are, and runs as it is what it cannot compile.
 """
 

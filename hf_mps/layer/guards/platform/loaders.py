@@ -1,7 +1,7 @@
 """Guards of data loaders.
 
-fork-workers: Trainer's workers come from a process that has used no Metal, instead of the one that trains.
-pin-memory: Trainer's loaders do not ask for pinned memory, which Metal has no use for and PyTorch warns of.
+fork-workers: Trainer's workers come from a process that has used no Metal.
+pin-memory: Trainer's loaders do not ask for pinned memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Guards of memory.
 
 memory-budget: a person is told before macOS begins to swap; no limit changes.
-shape-growth: under memory pressure, blocks that the allocator keeps for batches of other shapes are given back.
-memory-metrics: skip_memory_metrics=False reports a peak on Metal, instead of a TypeError.
-oom-text: the searches for a batch size that fits know Metal's two errors of too little memory.
+shape-growth: under memory pressure, blocks that the allocator keeps are given back.
+memory-metrics: skip_memory_metrics=False reports a peak.
+oom-text: the searches for a batch size know Metal's two errors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Guards of settings that Metal has no answer to.
 
-one-device: several processes that would each train the whole run on the one Metal device are refused.
-half-precision: bf16 or fp16 that accelerate does not have on mps is refused in a sentence that names the version.
-attention: a model that asks for flash or flex attention, which cannot train on Metal, takes sdpa instead.
-async-loading: weights that change their dtype on their way to Metal are loaded by one thread.
+one-device: several processes that would each take the one Metal device are refused.
+half-precision: bf16 or fp16 is refused in a sentence that names the version.
+attention: a model that asks for flash or flex attention takes sdpa.
+async-loading: weights that change their dtype are loaded by one thread.
 """
 
 from __future__ import annotations

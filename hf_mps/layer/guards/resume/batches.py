@@ -1,8 +1,8 @@
 """Guards of the batches with which a resumed training goes on.
 
 Where a loader that Accelerate prepared is in its epoch, told by random numbers: what an epoch's rest is made from.
-resume-epoch: a loader that goes on is in the epoch that it was in, and a seeded sampler repeats no order of rows.
-resume-batches: the rest of a resumed epoch has the rows, and the draws of a collator, of the unbroken run.
+resume-epoch: a loader that goes on knows its epoch, and a seeded sampler repeats no order.
+resume-batches: the rest of a resumed epoch has the rows, and a collator's draws, of the unbroken run.
 """
 
 from __future__ import annotations

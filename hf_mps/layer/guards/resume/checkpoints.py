@@ -1,8 +1,8 @@
 """Guards of a checkpoint's files.
 
-atomic-checkpoint: a checkpoint folder of Trainer or Accelerator appears whole or not at all.
-torn-checkpoint: a checkpoint that was not written to its end is not resumed from; the one before it is taken.
-node-weights: `save_on_each_node` stores the weights on every host, not on that of rank 0 alone.
+atomic-checkpoint: a checkpoint folder appears whole or not at all.
+torn-checkpoint: a torn checkpoint gives way to the one before it.
+node-weights: `save_on_each_node` stores the weights on every host.
 """
 
 from __future__ import annotations

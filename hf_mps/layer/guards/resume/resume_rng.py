@@ -1,7 +1,7 @@
 """Guards of the random numbers of a training that is resumed.
 
-resume-rng: checkpoints of Trainer and Accelerate carry the device's random numbers; a resumed run is the same.
-lightning-rng: Lightning's checkpoints carry the random numbers, so that a resumed run is the unbroken one.
+resume-rng: checkpoints of Trainer and Accelerate carry the device's random numbers.
+lightning-rng: Lightning's checkpoints carry the random numbers: a resumed run is the unbroken one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Guards of what Trainer keeps of a training.
 
-resume-loss: Trainer's checkpoints carry the loss that was not logged yet, so that a resumed run logs the same.
-resume-names: Trainer goes on from, or ends with, the weights of a checkpoint whose names are not the model's own.
-resume-end: Trainer takes no step from a checkpoint of the last step, and none after a restored early stop.
+resume-loss: Trainer's checkpoints carry the loss that was not logged yet.
+resume-names: Trainer loads a checkpoint's weights whose names are not the model's own.
+resume-end: Trainer takes no step from a checkpoint of the last, and none after a restored early stop.
 """
 
 from __future__ import annotations
