@@ -53,7 +53,8 @@ class Data(schema.Labelled):
 class Recipe(labels.Overridden):
     """Adds how boxes are written, and predictions.
 
-    Images become squares; boxes are in pixels, `xywh` as COCO's. predictions.csv has those of a score of `threshold` on.
+    Images become squares; boxes are in pixels, `xywh` as COCO's. predictions.csv has those
+    of a score of `threshold` on.
     """
 
     task: Literal["object-detection"]
