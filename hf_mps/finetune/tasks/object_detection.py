@@ -54,7 +54,7 @@ class Data(schema.Labelled):
 class Recipe(labels.Overridden):
     """Adds how boxes are written, and predictions.
 
-    Images become squares; boxes are in pixels, `xywh` as COCO's. predictions.csv has those of a score of `threshold` on.
+    Images become squares; boxes are in pixels, `xywh` as COCO's. predictions.csv has those of at least `threshold`.
     """
 
     task: Literal["object-detection"]

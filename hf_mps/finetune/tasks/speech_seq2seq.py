@@ -37,7 +37,7 @@ TARGET = 225
 class Recipe(labels.Overridden):
     """Adds options, some under the names of transformers' run_speech_recognition_seq2seq.py.
 
-    `language` is a name or a code (`hindi`, `hi`). Rows whose text has more than `max_target_length` tokens take no part.
+    `language` is a name or a code (`hindi`, `hi`). Rows with more than `max_target_length` tokens of text take no part.
     `normalizer` is Whisper's `english` or `basic`, or `none`; by default what suits the texts.
     """
 
