@@ -11,6 +11,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.finetune import tasks
+from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.smoke import family_of, processors
@@ -221,3 +222,11 @@ def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> 
         assert max(ids) < len(tokenizer)
     elif reads == "sound":
         assert AutoProcessor.from_pretrained(tmp_path / "tiny").tokenizer("THE CAT")["input_ids"]
+
+
+def test_a_wrong_text_is_about_another_thing() -> None:
+    for number, (text, _) in enumerate(synthetic.about_things()):
+        *doing, thing = text.split()
+        *same, other = synthetic.about_another(number).split()
+        assert same == doing
+        assert other != thing
