@@ -55,13 +55,12 @@ def _renaming(stock: Callable[..., Any], columns: dict[str, str]) -> Callable[..
 
 def _rename(rows: Any, columns: dict[str, str]) -> Any:
     """Return the rows with the task's columns alone. Raises ValueError where one is missing."""
-    # A stream may not know its columns before it is read: it is taken to have the dataset's.
-    there = list(rows.column_names or columns)
+    there = list(rows.column_names)
     missing = [old for old, new in columns.items() if old not in there and new not in there]
     if missing:
         raise ValueError(f"load_dataset(task=…) needs the column {missing[0]}; there: {', '.join(there)}")
     rows = rows.rename_columns({old: new for old, new in columns.items() if old != new and new not in there})
-    return rows.select_columns([name for name in rows.column_names or columns.values() if name in columns.values()])
+    return rows.select_columns([name for name in rows.column_names if name in columns.values()])
 
 
 def concerns(module: ModuleType) -> bool:
