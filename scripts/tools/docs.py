@@ -137,10 +137,10 @@ def _row(parameter: Any) -> tuple[str, str]:
 
 def _recipes() -> Iterator[str]:
     yield RECIPES.strip()
+    recipes = [(entry, load_recipe(entry.name).recipe) for entry in catalogue.entries()]
     for task in tasks.names():
         rows = []
-        for entry in catalogue.entries():
-            recipe = load_recipe(entry.name).recipe
+        for entry, recipe in recipes:
             if recipe.task == task:
                 header = _header(entry.path)
                 rows.append(

@@ -91,27 +91,6 @@ def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (
-            ["lora=null"],
-            snapshot(
-                "hf-mps: q.yaml: the recipe has quantization: nf4 without lora, and rounded weights cannot be"
-                " trained; give lora: {}, or leave quantization out\n"
-            ),
-        ),
-        (
-            ["quantization=int4"],
-            snapshot("hf-mps: command line: quantization is 'int4'; allowed: nf4, fp4, int8; did you mean 'int8'?\n"),
-        ),
-    ],
-)
-def test_what_it_cannot_be_is_one_line(place: str, desk: Path, finetune: Command, given: list[str], line: str) -> None:
-    (desk / "q.yaml").write_text(RECIPE.format(model=place), encoding="utf-8")
-    assert finetune("q.yaml", *given) == (2, "", line)
-
-
-@pytest.mark.parametrize(
     ("stored", "given", "line"),
     [
         (

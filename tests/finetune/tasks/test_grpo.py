@@ -108,6 +108,7 @@ def test_an_evaluation_is_of_greedy_answers_and_their_divergence(place: str, tmp
     assert rows[0]["prompt"].count("Is the ball red, 0?") == 1
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("further", [[], ["lora={r: 4}", "training.beta=0.1", "training.num_iterations=2"]])
 def test_a_stopped_run_draws_on_as_an_unbroken_one(
     place: str, tmp_path: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch, further: list[str]

@@ -22,7 +22,9 @@ seed: 1
 training:
   per_device_train_batch_size: 8
   learning_rate: 1e-2
-  num_train_epochs: 6
+  num_train_epochs: 4
+  eval_strategy: 'no'
+  save_strategy: 'no'
 """
 
 

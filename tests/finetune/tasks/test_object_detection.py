@@ -25,10 +25,13 @@ threshold: 0.3
 seed: 1
 training:
   per_device_train_batch_size: 8
-  learning_rate: 2e-3
+  learning_rate: 4e-3
+  warmup_steps: 8
   max_grad_norm: 0.5
-  max_steps: 160
+  max_steps: 80
   logging_steps: 40
+  eval_strategy: 'no'
+  save_strategy: 'no'
 """
 )
 

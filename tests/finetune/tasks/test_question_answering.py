@@ -30,7 +30,7 @@ doc_stride: 4
 training:
   per_device_train_batch_size: 8
   learning_rate: 1e-2
-  num_train_epochs: 6
+  num_train_epochs: 3
 """
 
 

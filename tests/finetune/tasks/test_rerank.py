@@ -57,7 +57,7 @@ def test_lists_are_learned_measured_and_saved_for_sentence_transformers(asking: 
     from sentence_transformers import CrossEncoder
     from sklearn.metrics import ndcg_score
 
-    ended = finetune("my.yaml", "training.num_train_epochs=6", "training.eval_strategy=no")
+    ended = finetune("my.yaml", "training.num_train_epochs=6", "training.eval_strategy=no", "training.save_strategy=no")
     assert (ended.code, ended.err) == (0, "")
     run = asking / "runs/my"
     said = results(run)

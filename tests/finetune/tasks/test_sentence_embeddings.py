@@ -28,8 +28,11 @@ data:
 seed: 1
 training:
   per_device_train_batch_size: 8
-  learning_rate: 1e-2
-  num_train_epochs: 12
+  learning_rate: 5e-3
+  lr_scheduler_type: constant
+  num_train_epochs: 8
+  eval_strategy: 'no'
+  save_strategy: 'no'
 """
 RANKED = """# Which one belongs to it?
 task: sentence-embeddings

@@ -115,7 +115,8 @@ def test_a_model_learns_to_hear_what_it_never_heard(hearing: Path, finetune: Com
         "config_overrides={mask_time_prob: 0.0}",
         "training.per_device_train_batch_size=8",
         "training.gradient_accumulation_steps=1",
-        "training.num_train_epochs=80",
+        "training.num_train_epochs=60",
+        "training.lr_scheduler_type=constant",
         "training.eval_strategy=no",
         "training.save_strategy=no",
     )

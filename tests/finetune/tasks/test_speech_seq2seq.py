@@ -56,6 +56,7 @@ def hearing(desk: Path, _ear: Path) -> Path:
     return desk
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 def test_a_run_learns_to_write_the_tones_down_and_the_folder_is_whole(hearing: Path, finetune: Command) -> None:
     """Rows that it trains on: what a tiny model can hear of new ones is the CTC task's test."""
