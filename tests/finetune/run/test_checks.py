@@ -141,32 +141,10 @@ FILES: dict[str, tuple[dict[str, Any], str, str]] = {
         "data.files.validation=none.parquet",
         "none.parquet: holds no rows; allowed: at least one",
     ),
-    "a csv in another encoding": (
-        {"old.csv": "first,second,label\ncaf\u00e9,a,1\n".encode("latin-1")},
-        "data.files.train=old.csv",
-        "old.csv: is not UTF-8 text (byte 22); next: iconv -f latin1 -t utf-8 old.csv > new.csv",
-    ),
-    "a csv with a row too wide": (
-        {"wide.csv": "first,second,label\na,b,1\na,b,1,2\n"},
-        "data.files.train=wide.csv",
-        "wide.csv: row 2 (line 3) has 4 fields and the header 3; allowed: as many in each, a text with a separator"
-        " inside in quotation marks",
-    ),
     "a csv with a column twice": (
         {"twice.csv": "first,first,label\na,b,1\n"},
         "data.files.train=twice.csv",
         "twice.csv: its first line names the column 'first' twice; allowed: each once",
-    ),
-    "broken JSON": (
-        {"bad.jsonl": '{"first": "a"\n'},
-        "data.files.train=bad.jsonl",
-        "bad.jsonl: line 1 is no JSON: …",
-    ),
-    "a label that is not in the set": (
-        {"dev.csv": relabelled("dev.csv", 5, 7)},
-        "data.files.validation=dev.csv data.files.train=train.csv",
-        "dev.csv: row 5: label '7' is not in the label set (0, 1), found in train.csv; next: correct it, or name every"
-        " class in data.labels",
     ),
     "a label that is not among the named": (
         {"train.csv": relabelled("train.csv", 2, "goood")},
@@ -178,21 +156,6 @@ FILES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"dev.csv": relabelled("dev.csv", 6, "maybe")},
         "data.rows.validation=15 data.files.validation=dev.csv",
         "dev.csv: row 6: label 'maybe' is not in the label set (0, 1)…",
-    ),
-    "a row without a label": (
-        {"train.csv": relabelled("train.csv", 3, "")},
-        "data.files.train=train.csv",
-        "train.csv: row 3 has no label; allowed: a label in every row",
-    ),
-    "a row without a text": (
-        {"gap.jsonl": '{"first": "a", "second": "b", "label": 0}\n{"first": null, "second": "b", "label": 1}\n'},
-        "data.files.train=gap.jsonl",
-        "gap.jsonl: row 2 has no text; allowed: a text in every row",
-    ),
-    "a text column of numbers": (
-        {"numbers.jsonl": '{"first": 1, "second": "a", "label": 0}\n' * 3},
-        "data.files.train=numbers.jsonl data.labels=[no,yes]",
-        "numbers.jsonl: data.columns.text names a column of type int64; allowed: text",
     ),
     "one label alone": (
         {"one.csv": [{**row, "label": 1} for row in tiny.rows(8)]},

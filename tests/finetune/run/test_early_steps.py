@@ -31,6 +31,7 @@ def weights(run: Path) -> dict[str, Any]:
     return load_file(run / "model.safetensors")
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "words",
     [(), ("training.max_grad_norm=0",), ("training.max_grad_norm=0.01",), ("training.optim=adafactor",)],
@@ -45,6 +46,7 @@ def test_the_numbers_are_those_of_any_other_run(desk: Path, finetune: Command, w
     torch.testing.assert_close(weights(desk / "early"), weights(desk / "stock"), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("words", [("step_in_backward=true",), ("weights=bfloat16",)], ids=lambda words: words[0])
 def test_a_stopped_run_goes_on_to_the_same_end(
     desk: Path, finetune: Command, stop: Stop, words: tuple[str, ...]

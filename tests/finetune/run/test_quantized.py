@@ -39,6 +39,7 @@ def adapter(folder: Path) -> dict[str, Any]:
     return load_file(folder / "adapter_model.safetensors")
 
 
+@pytest.mark.slow
 def test_it_resumes_exactly_on_the_device_and_saves_an_adapter_that_is_measured_alike(
     place: str, desk: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def test_what_trains_to_other_numbers_is_proposed_in_one_line_and_not_taken(
     assert [choice.reason for choice in found.values()] == ([line] if proposal else [])
 
 
+@pytest.mark.slow
 def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no_moments(
     target: Target, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no
     assert halves.parts["optimizer"] < 0.51 * plain.parts["optimizer"]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "pair",
     [
