@@ -34,9 +34,10 @@ def relabelled(name: str, number: int, label: object) -> list[dict[str, Any]]:
 
 
 def refused(ended: Ended, line: str) -> None:
-    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
-    beginning, ellipsis, _ = f"hf-mps: {line}\n".partition("…")
-    assert ended.err.startswith(beginning) if ellipsis else ended.err == beginning
+    beginning, ellipsis, _ = line.partition("…")
+    said = ended.refused()
+    assert said.startswith(beginning) if ellipsis else said == line
+    assert ended.out == ""
 
 
 def put(desk: Path, files: dict[str, str | bytes | list[dict[str, Any]]]) -> None:
@@ -198,22 +199,17 @@ def test_a_checkpoint_that_is_cut_short(desk: Path, finetune: Command) -> None:
 
 def test_a_hub_model_while_offline(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "prepare_run", None)  # it is looked for before PyTorch, rows and model are loaded
-    ended = finetune("my.yaml", "model=nobody/nothing")
-    assert (ended.code, ended.err) == (
-        2,
-        snapshot(
-            "hf-mps: model nobody/nothing is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
-            " HF_HUB_OFFLINE=0 hf download nobody/nothing, or give a folder with model=PATH\n"
-        ),
+    assert finetune("my.yaml", "model=nobody/nothing").refused() == snapshot(
+        "model nobody/nothing is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
+        " HF_HUB_OFFLINE=0 hf download nobody/nothing, or give a folder with model=PATH"
     )
 
 
 def test_a_folder_that_cannot_be_made(finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "prepare_run", None)
-    ended = finetune("my.yaml", "output_dir=/proc/x")
-    assert (ended.code, ended.err) == (
-        2,
-        "hf-mps: output_dir /proc/x: cannot be made: No such file or directory; next: output_dir=~/x\n",
+    assert (
+        finetune("my.yaml", "output_dir=/proc/x").refused()
+        == "output_dir /proc/x: cannot be made: No such file or directory; next: output_dir=~/x"
     )
 
 
