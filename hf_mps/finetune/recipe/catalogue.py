@@ -20,8 +20,7 @@ class Entry:
     @property
     def purpose(self) -> str:
         """The recipe's first comment line, which says what it is for; empty for a file without one."""
-        with self.path.open(encoding="utf-8", errors="replace") as file:
-            first = file.readline().strip()
+        first = self.path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
         return first.lstrip("# ").rstrip(".") if first.startswith("#") else ""
 
 
