@@ -4,7 +4,7 @@
 #   make quickstart   fine-tune the embedded default on the device mps (simulated where there is no Metal); installs only
 #                     what a training needs, and `make test` installs the development tools on top
 #   make test         lint, type-check and run the suite, but for what the marker `nightly` leaves to each night
-#   make test-fast    the suite without what takes over ten seconds or starts a Python of its own
+#   make test-fast    the suite without what takes over four seconds or starts a Python of its own
 #   make nightly      the whole suite, which CI runs each night: all of PyTorch's samples, every architecture, every kill
 #   make check        lint, type-check and look at the pages' links only
 #   make ready        set up .venv with the development tools and do nothing else

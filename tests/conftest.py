@@ -35,6 +35,9 @@ if not ON_A_MAC:
     # Runs are compared to the bit, as only a device can be that adds in one order; tests of what is so where it does
     # not switch that on. `HF_MPS_FAULTS= pytest` runs the suite as a Mac would.
     os.environ.setdefault("HF_MPS_FAULTS", "-atomic-order")
+# No test cuts the power: by day what would wait for the disk looks only whether it was given an open file.
+if not share.is_whole():
+    os.fsync = os.fstat  # type: ignore[assignment]
 # A suite that a shell starts in the background is born with SIGINT ignored: tests of Ctrl-C would see nothing of it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -121,7 +124,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rest = [item for item in daily if not item.get_closest_marker("rotated")]
     # An eighth of what a file asks of new Pythons: a hundred starts of torch are four to ten minutes of a core.
     share.rotate((item for item in rest if item in starts), by=lambda item: str(item.path))
-    # A sixth of what else takes over ten seconds in a folder; whole files where all tests look at the same runs.
+    # A sixth of what else takes over four seconds in a folder; whole files where all tests look at the same runs.
     whole = (each for each in rest if each.get_closest_marker("together"))
     share.rotate(whole, by=lambda _: "", shares=6, unit=lambda item: str(item.path))
     long = (each for each in rest if each.get_closest_marker("slow") or each.get_closest_marker("process"))

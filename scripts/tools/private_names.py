@@ -125,15 +125,15 @@ def defined(tree: ast.AST) -> Iterator[str]:
 
 
 def mentioned(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """The names that a file reads, wraps or imports, and whether they are surely another library's."""
+    """The private names that a file reads, and what it wraps or imports; whether they are surely another library's."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
             mine = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             yield node.attr, False if mine else ast.unparse(node.value).startswith(("torch.", "transformers."))
         elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("hf_mps"):
             yield from ((part, True) for part in (node.module or "").split(".") if node.module != "__future__")
             yield from ((alias.name, True) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
+        elif isinstance(node, ast.Call) and re.fullmatch("(get|has|set|del)attr", getattr(node.func, "id", "")):
             yield from ((str(each.value), False) for each in node.args[1:2] if isinstance(each, ast.Constant))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if PATH.fullmatch(node.value):

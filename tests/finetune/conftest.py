@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import share
 from tests.finetune import tiny
 from tests.finetune.terminals import Terminal
 from tests.finetune.tiny import Command, Ended, Stop
@@ -41,10 +42,12 @@ def rendered() -> None:
 def _unrendered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run draw its pictures but not render them, which is half of a short run's time.
 
-    Everything of ours is done; what is left out is matplotlib's own Figure.savefig.
+    What is left out is matplotlib's own Figure.savefig, and by day the panels of training.png: a tenth of the rest.
     """
     if "rendered" not in request.fixturenames:
         monkeypatch.setattr("hf_mps.finetune.report.plot._rendered", lambda figure: PIXEL)
+        if not share.is_whole():
+            monkeypatch.setattr("hf_mps.finetune.report.plot._draw_panels", lambda *_: None)
 
 
 @pytest.fixture

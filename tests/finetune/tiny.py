@@ -39,6 +39,11 @@ class Ended(NamedTuple):
     out: str
     err: str
 
+    def refused(self) -> str:
+        """The one line that a command was refused in, behind `hf-mps: `."""
+        assert (self.code, self.err[:8], self.err.count("\n")) == (2, "hf-mps: ", 1), self.err
+        return self.err[8:-1]
+
 
 Command = Callable[..., Ended]
 Stop = Callable[..., None]

@@ -84,25 +84,19 @@ def test_no_script_says_a_word_about_hf_mps() -> None:
         assert "hf-mps" not in text
 
 
+# On the CPU one of each kind of loop: Trainer's, a bare one of Accelerate, Lightning's.
 @pytest.mark.rotated
-@pytest.mark.parametrize("name", SHORT)
-def test_a_script_trains_on_metal(name: str, train, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [(name, "mps") for name in SHORT]
+    + [(name, "cpu") for name in ("run_glue.py", "run_glue_no_trainer.py", "lightning_glue.py")],
+)
+def test_a_script_trains_on_metal_or_on_the_cpu_where_asked(name: str, device: str, train, tmp_path: Path) -> None:
     data = generated(tmp_path) if "glue" in name else []
-    said, results = train(name, *SHORT[name], *data)
-    assert "Device: mps" in said
+    said, results = train(name, *SHORT[name], *data, **({"HF_MPS_DEVICE": "cpu"} if device == "cpu" else {}))
+    assert f"Device: {device}" in said
     assert falls(results["losses"]), results["losses"]
     assert "eval_loss" in results or "accuracy" in results or "val_accuracy" in results
-
-
-# One of each kind of loop: Trainer's, a bare one of Accelerate, Lightning's.
-@pytest.mark.rotated
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["run_glue.py", "run_glue_no_trainer.py", "lightning_glue.py"])
-def test_a_script_trains_on_the_cpu_where_asked(name: str, train, tmp_path: Path) -> None:
-    data = generated(tmp_path) if "glue" in name else []
-    said, results = train(name, *SHORT[name], *data, HF_MPS_DEVICE="cpu")
-    assert "Device: cpu" in said
-    assert falls(results["losses"]), results["losses"]
 
 
 DOCUMENTED = words(

@@ -12,11 +12,16 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Entry:
-    """A recipe on disk: its name (`glue/mrpc`), its file, and the first sentence of its header."""
+    """A recipe on disk: its name (`glue/mrpc`) and its file."""
 
     name: str
     path: Path
-    purpose: str
+
+    @property
+    def purpose(self) -> str:
+        """The recipe's first comment line, which says what it is for; empty for a file without one."""
+        first = self.path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
+        return first.lstrip("# ").rstrip(".") if first.startswith("#") else ""
 
 
 def folder() -> Path:
@@ -30,7 +35,7 @@ def entries() -> list[Entry]:
     """Return every recipe below `folder()`, at any depth, sorted by name."""
     root = folder()
     files = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES)
-    return [Entry(path.relative_to(root).with_suffix("").as_posix(), path, _purpose(path)) for path in files]
+    return [Entry(path.relative_to(root).with_suffix("").as_posix(), path) for path in files]
 
 
 def find(recipe: str) -> Entry:
@@ -42,7 +47,7 @@ def find(recipe: str) -> Entry:
     if path.suffix in SUFFIXES:
         if not path.is_file():
             raise UserError(f"{recipe}: no such recipe file; next: hf-mps recipes list")
-        return Entry(path.stem, path, _purpose(path))
+        return Entry(path.stem, path)
     known = {entry.name: entry for entry in entries()}
     if recipe not in known:
         # Those of the folder `sft`, or the nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`.
@@ -54,13 +59,6 @@ def find(recipe: str) -> Entry:
         allowed = "allowed: a recipe's name, or a path that ends in .yaml; next: hf-mps recipes list"
         raise UserError(f"'{recipe}' is not a recipe{near}; {allowed}")
     return known[recipe]
-
-
-def _purpose(path: Path) -> str:
-    """Return a recipe's first comment line, which says what it is for; empty for a file without one."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        first = file.readline().strip()
-    return first.lstrip("# ").rstrip(".") if first.startswith("#") else ""
 
 
 def own_name(recipe: str) -> Path:

@@ -131,8 +131,10 @@ def letters(texts: Sequence[str], folder: Path) -> dict[str, Any]:
     return {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
 
 
-def spoken(texts: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Write the processor of a Whisper checkpoint with every language's token; return what the configuration says."""
+def spoken(texts: Sequence[str], folder: Path, seconds: int) -> dict[str, Any]:
+    """Write the processor of a Whisper that takes so many seconds, with every language's token; return what the
+    configuration says of it.
+    """
     from transformers import WhisperFeatureExtractor, WhisperProcessor, WhisperTokenizer
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
@@ -143,11 +145,11 @@ def spoken(texts: Sequence[str], folder: Path) -> dict[str, Any]:
     )
     names = ["startoftranscript", *LANGUAGES, "translate", "transcribe", "startoflm", "startofprev", "nospeech"]
     tokenizer.add_special_tokens({"extra_special_tokens": [f"<|{name}|>" for name in (*names, "notimestamps")]})
-    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
+    WhisperProcessor(WhisperFeatureExtractor(chunk_length=seconds), tokenizer).save_pretrained(folder)
     start = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
     ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
-    unsaid = {"suppress_tokens": None, "begin_suppress_tokens": None}
-    return {"vocab_size": len(tokenizer), "decoder_start_token_id": start, **ids, **unsaid}
+    said = {"suppress_tokens": None, "begin_suppress_tokens": None, "max_source_positions": 50 * seconds}
+    return {"vocab_size": len(tokenizer), "decoder_start_token_id": start, **ids, **said}
 
 
 # ---- images and texts ----

@@ -96,6 +96,7 @@ def test_the_weights_are_the_nearest_of_the_format_s_values(rounded: tuple[Any, 
     assert float((found - exact).norm() / exact.norm()) < {"nf4": 0.12, "fp4": 0.17}[kind]
 
 
+@pytest.mark.rotated
 def test_a_device_holds_the_same_bits_and_multiplies_by_them_as_the_cpu_does(rounded: tuple[Any, Any]) -> None:
     _, model = rounded
     ids = torch.arange(5, 25)[None]

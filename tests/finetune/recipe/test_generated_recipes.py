@@ -9,7 +9,7 @@ from unicodedata import category
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_mps.core.errors import BREAKING, UserError
@@ -18,6 +18,7 @@ from hf_mps.finetune.recipe import catalogue, keys, overrides, training_section
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.recipe.yaml import read_yaml
 from hf_mps.finetune.run import checks
+from tests.finetune.strategies import cases
 
 RECIPES = [entry.name for entry in catalogue.entries()]
 KNOWN = sorted({key.name for task in tasks.names() for key in keys.of_recipe(task)})
@@ -26,8 +27,6 @@ PLAIN: dict[str, Any] = {
     "model": "some/model",
     "data": {"files": {"train": "train.csv", "validation": "dev.csv"}},
 }
-
-generated = settings(derandomize=True, deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
 
 texts = st.text(max_size=30)
 scalars = st.one_of(
@@ -93,20 +92,20 @@ def taken_or_refused(name: str, words: list[str]) -> None:
         assert given is None or taken in (given, [given]) or given != given, (key, given, taken)
 
 
-@generated
+@cases(300)
 @given(name=st.sampled_from(RECIPES), key=known_keys | near_keys | dotted, value=values, flow=st.booleans())
 def test_any_value_of_any_key_is_taken_or_refused_in_one_line(name: str, key: str, value: Any, flow: bool) -> None:
     text = yaml.safe_dump(value, default_flow_style=flow, allow_unicode=True).strip() if flow else str(value)
     taken_or_refused(name, [f"{key}={text}"])
 
 
-@generated
+@cases(300)
 @given(name=st.sampled_from(RECIPES), words=st.lists(st.text(max_size=60), max_size=3))
 def test_any_words_behind_a_recipe_are_taken_or_refused_in_one_line(name: str, words: list[str]) -> None:
     taken_or_refused(name, words)
 
 
-@generated
+@cases(300)
 @given(content=st.dictionaries(known_keys.map(lambda key: key.split(".")[0]) | texts, values, max_size=5))
 def test_any_recipe_of_known_sections_is_taken_or_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any]
@@ -116,7 +115,7 @@ def test_any_recipe_of_known_sections_is_taken_or_refused_in_one_line(
     taken_or_refused(str(path), [])
 
 
-@generated
+@cases(300)
 @given(
     name=st.sampled_from(RECIPES),
     cut=st.integers(0, 2000),

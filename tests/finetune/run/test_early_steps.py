@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from inline_snapshot import snapshot
 
 from tests.finetune.run_files import results
-from tests.finetune.tiny import Command
+from tests.finetune.tiny import Command, Stop
 
 STEPS = ("training.max_steps=6", "training.logging_steps=1")
 
@@ -32,6 +31,7 @@ def weights(run: Path) -> dict[str, Any]:
     return load_file(run / "model.safetensors")
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "words",
     [(), ("training.max_grad_norm=0",), ("training.max_grad_norm=0.01",), ("training.optim=adafactor",)],
@@ -46,28 +46,15 @@ def test_the_numbers_are_those_of_any_other_run(desk: Path, finetune: Command, w
     torch.testing.assert_close(weights(desk / "early"), weights(desk / "stock"), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("words", [("step_in_backward=true",), ("weights=bfloat16",)], ids=lambda words: words[0])
 def test_a_stopped_run_goes_on_to_the_same_end(
-    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    desk: Path, finetune: Command, stop: Stop, words: tuple[str, ...]
 ) -> None:
-    from transformers import Trainer, TrainerCallback
-
-    class Stop(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 3:
-                signal.raise_signal(signal.SIGINT)
-
     words = ("my.yaml", *STEPS, *words)
     assert finetune(*words, "output_dir=whole").code == 0
-    with monkeypatch.context() as patched:
-        made = Trainer.__init__
-
-        def init(self: Any, *args: Any, **settings: Any) -> None:
-            made(self, *args, **settings)
-            self.add_callback(Stop())
-
-        patched.setattr(Trainer, "__init__", init)
-        assert finetune(*words).code == 130
+    stop(3)
+    assert finetune(*words).code == 130
     assert finetune(*words).code == 0
     assert history(desk / "runs/my") == history(desk / "whole")
     torch.testing.assert_close(weights(desk / "runs/my"), weights(desk / "whole"), rtol=0, atol=0)

@@ -43,6 +43,7 @@ def same_end(one: Path, other: Path) -> None:
 
 
 # Six batches are an epoch: step 8 stands within the second, and so does the last of one and a half epochs.
+@pytest.mark.rotated
 @pytest.mark.parametrize("ends", ["training.max_steps=8", "training.num_train_epochs=1.5"])
 def test_a_run_stopped_behind_its_last_checkpoint_takes_no_step_more(
     desk: Path, finetune: Command, stop_after_training: Callable[[], None], ends: str
@@ -84,6 +85,7 @@ def test_a_run_goes_on_with_the_patience_that_it_had_left(
     assert evaluated == [6, 12, 18]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("where", ["the last step of an epoch", "its evaluation"])
 def test_a_stop_leaves_out_no_evaluation_that_tells_the_best_weights(
     desk: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch, where: str

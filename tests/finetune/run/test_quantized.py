@@ -39,6 +39,7 @@ def adapter(folder: Path) -> dict[str, Any]:
     return load_file(folder / "adapter_model.safetensors")
 
 
+@pytest.mark.slow
 def test_it_resumes_exactly_on_the_device_and_saves_an_adapter_that_is_measured_alike(
     place: str, desk: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,27 +89,6 @@ def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Pat
     now = {name: each for name, each in trainer.model.named_parameters() if each.requires_grad}
     assert {each.dtype for each in now.values()} == {torch.float32}
     assert all(torch.equal(now[name], each) for name, each in trained.items())
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (
-            ["lora=null"],
-            snapshot(
-                "hf-mps: q.yaml: the recipe has quantization: nf4 without lora, and rounded weights cannot be"
-                " trained; give lora: {}, or leave quantization out\n"
-            ),
-        ),
-        (
-            ["quantization=int4"],
-            snapshot("hf-mps: command line: quantization is 'int4'; allowed: nf4, fp4, int8; did you mean 'int8'?\n"),
-        ),
-    ],
-)
-def test_what_it_cannot_be_is_one_line(place: str, desk: Path, finetune: Command, given: list[str], line: str) -> None:
-    (desk / "q.yaml").write_text(RECIPE.format(model=place), encoding="utf-8")
-    assert finetune("q.yaml", *given) == (2, "", line)
 
 
 @pytest.mark.parametrize(

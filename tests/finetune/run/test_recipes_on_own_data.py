@@ -16,7 +16,12 @@ RUNS = {
     "causal-lm/wikitext": ("", "wikitext2/wiki.valid.tokens", ["max_length=64"], "perplexity"),
     "masked-lm/wikitext": ("bert", "wikitext2/wiki.valid.tokens", ["max_length=64"], "perplexity"),
     "sft/chat": ("", "sft/alpaca_en_demo.json", [ALPACA, "max_length=256", "generate.rows=2"], "perplexity"),
-    "sft/alpaca": ("", "sft/alpaca_en_demo.json", ["max_length=256", "lora.export=adapter"], "perplexity"),
+    "sft/alpaca": (
+        "",
+        "sft/alpaca_en_demo.json",
+        ["max_length=256", "lora.export=adapter", "generate.rows=2"],
+        "perplexity",
+    ),
     "distill/alpaca": (
         "",
         "sft/alpaca_en_demo.json",

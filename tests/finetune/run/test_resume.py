@@ -30,6 +30,7 @@ def history(run: Path) -> list[dict[str, Any]]:
     return [{key: entry[key] for key in kept if key in entry} for entry in entries if "train_runtime" not in entry]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_saves_a_checkpoint_and_goes_on_to_the_same_end(
     desk: Path, finetune: Command, stop: Stop, number: int, code: int
@@ -80,6 +81,7 @@ def test_the_checkpoint_of_a_stop_displaces_none_that_is_due(desk: Path, finetun
     assert kept(desk / "runs/my") == kept(desk / "whole") == ["checkpoint-12", "checkpoint-9"]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("further", "step"),
     [

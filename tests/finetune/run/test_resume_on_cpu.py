@@ -11,7 +11,6 @@ from tests.finetune.run import on_cpu
 from tests.finetune.run.test_exact_resume import left
 
 
-@pytest.mark.rotated
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "processes", "dropout", "places"),

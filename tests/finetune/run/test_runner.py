@@ -164,6 +164,7 @@ def test_a_run_goes_on_from_a_checkpoint_that_the_recipe_names(desk: Path, finet
     assert not (desk / "on" / "checkpoint-6").exists()
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("kind", ["tsv", "json", "jsonl", "parquet"])
 def test_other_formats_train_as_the_csv_does(desk: Path, finetune: Command, kind: str) -> None:
     import datasets

@@ -22,9 +22,9 @@ print(json.dumps({{kind: json.loads(each.backend_tokenizer.to_str()) for kind, e
 
 
 def test_every_process_learns_the_same_ones(run_python: Any) -> None:
-    said = [run_python("-c", LEARN, env={"HF_MPS": "0"}).stdout for _ in range(3)]
+    said = [run_python("-c", LEARN, env={"HF_MPS": "0"}).stdout for _ in range(2)]
     assert said[0].startswith("{")
-    assert said[0] == said[1] == said[2]
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("kind", processors.TOKENIZERS)

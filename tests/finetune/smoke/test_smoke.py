@@ -202,6 +202,7 @@ SOUND = ("wav2vec2", "hubert", "wavlm")
 PICTURES = ("vit", "deit", "swin", "dinov2", "convnext", "convnextv2", "segformer", "pvt")
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", sorted({*OTHERS, *PICTURES, *SOUND, *processors.WORDS}))
 def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoProcessor, AutoTokenizer

@@ -108,6 +108,7 @@ def test_masks_are_drawn_anew_and_alike_in_a_resumed_run(place: Path, finetune: 
     assert losses(place / "stopped") == losses(place / "whole")
 
 
+@pytest.mark.slow
 def test_other_readers_go_on_with_the_rows_that_are_left(place: Path, finetune: Command, stop: Stop) -> None:
     stop(5)
     assert finetune("clm.yaml", "training.dataloader_num_workers=2", "output_dir=run").code == 130

@@ -108,6 +108,7 @@ def test_an_evaluation_is_of_greedy_answers_and_their_divergence(place: str, tmp
     assert rows[0]["prompt"].count("Is the ball red, 0?") == 1
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("further", [[], ["lora={r: 4}", "training.beta=0.1", "training.num_iterations=2"]])
 def test_a_stopped_run_draws_on_as_an_unbroken_one(
     place: str, tmp_path: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch, further: list[str]
@@ -285,10 +286,7 @@ def test_what_makes_no_groups_is_refused_in_one_line(
     ],
 )
 def test_a_recipe_that_cannot_be_meant_is_refused(finetune: Command, word: str, problem: str) -> None:
-    ended = finetune("grpo/gsm8k", word)
-    assert ended.code == 2
-    assert problem in ended.err
-    assert ended.err.count("\n") == 1
+    assert problem in finetune("grpo/gsm8k", word).refused()
 
 
 def test_too_few_prompts_for_a_step_are_refused(place: str, tmp_path: Path) -> None:

@@ -232,8 +232,7 @@ def test_images_that_cannot_be_are_refused_before_the_run(photos: Path, finetune
         [{"image": "photos/train/red/00.png", "label": "red"}, {"image": "no.png", "label": "blue"}],
     )
     both = "data.files={train: rows.csv, validation: rows.csv}"
-    ended = finetune("my.yaml", both)
-    assert (ended.code, ended.err) == (2, snapshot("hf-mps: rows.csv: row 2: image: no.png: there is no such file\n"))
+    assert finetune("my.yaml", both).refused() == snapshot("rows.csv: row 2: image: no.png: there is no such file")
     tiny.write_csv(
         photos / "rows.csv", [{"image": "photos/train/red/00.png", "label": "red"}, {"image": "", "label": "blue"}]
     )
@@ -246,10 +245,9 @@ def test_images_that_cannot_be_are_refused_before_the_run(photos: Path, finetune
 def test_an_image_that_breaks_off_ends_the_run_in_one_line(photos: Path, finetune: Command) -> None:
     broken = photos / "photos/train/red/05.png"
     broken.write_bytes(broken.read_bytes()[:400])
-    ended = finetune("my.yaml")
-    assert ended.code == 2
-    assert ended.err.startswith(f"hf-mps: photos/train: row 18: image {broken.resolve()} cannot be decoded: ")
-    assert ended.err.count("\n") == 1
+    assert (
+        finetune("my.yaml").refused().startswith(f"photos/train: row 18: image {broken.resolve()} cannot be decoded: ")
+    )
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,7 @@ class ScriptOfSD3(Script):
         return (weights.float() * (told.float() - latents.float()) ** 2).reshape(len(numbers), -1).mean(1).mean()
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("kind", "gamma", "prediction"),
     [
@@ -256,6 +257,7 @@ def test_each_steps_loss_and_the_weights_are_those_of_diffusers_own_script(
         torch.testing.assert_close(ours[f"base_model.model.{name}"], weight, rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_device_draws_the_noise_that_the_cpu_draws(models: Path, photos: Path, tmp_path: Path) -> None:
     found = {}
     for device in ("mps", "cpu"):
@@ -299,6 +301,7 @@ def test_latents_are_made_once_and_anew_for_another_image(
     torch.testing.assert_close(before["embeds"], after["embeds"])
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("kind", "rate"), [("stable-diffusion", 0.02), ("stable-diffusion-xl", 0.02), (SD3, 0.2)])
 def test_a_run_leaves_weights_that_diffusers_pipeline_loads(
     kind: str, rate: float, models: Path, photos: Path, train: Callable[..., Path], capfd: pytest.CaptureFixture[str]
@@ -340,6 +343,7 @@ def test_a_run_leaves_weights_that_diffusers_pipeline_loads(
     )
 
 
+@pytest.mark.slow
 def test_one_prompt_stands_for_all_images_of_a_folder(train: Callable[..., Path], photos: Path) -> None:
     (photos / "metadata.jsonl").unlink()
     words = ("prompt=a photo of sks dog", "generate.prompts=[sks dog in a bucket]")

@@ -29,7 +29,9 @@ seed: 1
 training:
   per_device_train_batch_size: 4
   learning_rate: 1e-2
-  num_train_epochs: 6
+  max_steps: 24
+  eval_strategy: 'no'
+  save_strategy: 'no'
 """
 
 

@@ -133,7 +133,7 @@ def test_it_learns_to_see_the_colours_of_images_that_it_was_not_shown(smol: str,
     trained = [name for name, parameter in prepared.model.named_parameters() if parameter.requires_grad]
     assert trained
     assert all(name.startswith(("model.text_model.", "lm_head.")) for name in trained)
-    trainer = builders.trainer(prepared, tmp_path / "run", max_steps=80, learning_rate=5e-3, logging_steps=80)
+    trainer = builders.trainer(prepared, tmp_path / "run", max_steps=40, learning_rate=1e-2, logging_steps=40)
     trainer.train()
     assert prepared.baseline is not None
     assert trainer.evaluate()["eval_perplexity"] < 0.05 * prepared.baseline.metrics["perplexity"]

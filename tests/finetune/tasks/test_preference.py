@@ -78,6 +78,7 @@ def losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.rotated("-")  # of each task one of the two
 @pytest.mark.parametrize("adapters", [False, True], ids=["whole", "lora"])
 @pytest.mark.parametrize("task", ["dpo", "orpo", "kto"])
 def test_each_steps_loss_is_that_of_trls_own_trainer(task: str, adapters: bool, place: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def translations(folder: Path) -> dict[str, Any]:
     return {"files": files, "columns": {"source": "translation.en", "target": "translation.xx"}}
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("architecture", ["t5", "bart", "marian"])
 def test_a_translation_run_generates_and_is_measured(models: Path, tmp_path: Path, architecture: str) -> None:
     place = str(builders.model(models, architecture))

@@ -25,9 +25,10 @@ data:
 seed: 1
 training:
   per_device_train_batch_size: 4
-  learning_rate: 2e-3
+  learning_rate: 5e-3
   num_train_epochs: 1
   eval_strategy: 'no'
+  save_strategy: 'no'
 """
 
 
@@ -67,7 +68,7 @@ def test_words_are_learned_that_find_the_other_text_and_saved_for_sentence_trans
 ) -> None:
     from sentence_transformers import SparseEncoder
 
-    ended = finetune("my.yaml", "training.num_train_epochs=40")
+    ended = finetune("my.yaml", "training.num_train_epochs=12")
     assert (ended.code, ended.err) == (0, "")
     run = pairing / "runs/my"
     said = results(run)
@@ -113,10 +114,7 @@ def test_embeddings_are_sparser_where_a_dimension_costs_more(pairing: Path, fine
     ],
 )
 def test_what_does_not_fit_is_refused(pairing: Path, finetune: Command, words: tuple[str, ...], message: str) -> None:
-    ended = finetune("my.yaml", *words)
-    assert ended.code == 2
-    assert message in ended.err
-    assert ended.err.count("\n") == 1
+    assert message in finetune("my.yaml", *words).refused()
 
 
 def test_a_saved_model_weighs_the_words_of_texts_and_scores_pairs(

@@ -120,7 +120,13 @@ def test_what_trains_to_other_numbers_is_proposed_in_one_line_and_not_taken(
     assert [choice.reason for choice in found.values()] == ([line] if proposal else [])
 
 
-def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no_moments(target: Target) -> None:
+@pytest.mark.slow
+def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no_moments(
+    target: Target, tmp_path: Path
+) -> None:
+    config = tmp_path / "llama" / "config.json"
+    few = config.read_text(encoding="utf-8").replace('"num_hidden_layers": 4', '"num_hidden_layers": 2')
+    config.write_text(few, encoding="utf-8")
     plain, early, adafactor, halves = (
         estimate(target.varied(CHECKPOINTING | changes), length=16)
         for changes in ({}, adjust.EARLY, adjust.EARLY | adjust.ADAFACTOR, adjust.HALVES)
@@ -132,6 +138,7 @@ def test_a_step_in_the_backward_pass_keeps_no_gradients_and_another_optimizer_no
     assert halves.parts["optimizer"] < 0.51 * plain.parts["optimizer"]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "pair",
     [

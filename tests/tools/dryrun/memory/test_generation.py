@@ -39,6 +39,7 @@ def cache_of(model: Path, rows: int) -> int:
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * width * LENGTH * TOKEN * rows)
 
 
+@pytest.mark.slow
 def test_completions_that_are_generated_at_once_are_counted(model: Path) -> None:
     few, many = estimated(model, 128), estimated(model, 256)
     assert many.where.startswith("generation")

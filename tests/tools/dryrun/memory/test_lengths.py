@@ -24,6 +24,7 @@ def shapes(target: Target, length: int | None = None) -> dict[str, tuple[int, ..
         return {name: tuple(tensor.shape) for name, tensor in made.items() if hasattr(tensor, "shape")}
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("recipe", "ids"),
     [
@@ -47,6 +48,7 @@ def test_every_task_takes_the_length_that_is_asked_for(recipe: str, ids: list[st
     assert {name: found[name][-1] for name in ids} == dict.fromkeys(ids, 48)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("recipe", ["causal-lm/wikitext", "sft/chat", "dpo/ultrafeedback", "kto/kto-mix"])
 def test_rows_are_as_long_as_the_recipe_cuts_them_and_not_as_the_short_ones_that_are_made_up(recipe: str) -> None:
     assert shapes(resolve_target(recipe, [ROWS]))["input_ids"][-1] == 1024

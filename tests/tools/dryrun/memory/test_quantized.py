@@ -41,6 +41,7 @@ def test_a_model_without_weights_has_the_shapes_of_the_loaded_one(kind: Any, fam
     assert "M parameters, without their weights" in told.reason
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_a_product_s_passing_memory_is_the_device_s_own(kind: str) -> None:
     import bitsandbytes

@@ -43,6 +43,7 @@ def of_two(words: list[str], offline: None) -> MemoryPlan:
     return planned(words, 2)
 
 
+@pytest.mark.slow
 def test_what_stays_is_divided(words: list[str], of_two: MemoryPlan) -> None:
     whole = 4 * (2 * 600 * 256 + 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 1024) + 9 * 256)
     parts = of_two.estimate.parts
