@@ -97,22 +97,26 @@ print(hasattr(torch.mps, "_initialized"))
 """
 
 
+@pytest.mark.rotated("/")
 def test_the_variable_switches_single_guards_off(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python("-c", CODE, env={"HF_MPS_GUARDS": "-checkpoint-rng,-non-blocking"})
     assert done.stdout.splitlines() == ["['checkpoint-rng', 'non-blocking']", "False"], done.stderr
 
 
+@pytest.mark.rotated("/")
 def test_a_mistyped_guard_leaves_every_guard_on(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python("-c", CODE, env={"HF_MPS_GUARDS": "-checkpoint-rgn"})
     assert "did you mean 'checkpoint-rng'?; every guard stays on" in done.stderr
     assert done.stdout.splitlines() == ["[]", "True"]
 
 
+@pytest.mark.rotated("/")
 def test_nothing_is_guarded_where_there_is_no_metal(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python("-c", CODE, env={"HF_MPS_SIMULATE": None})
     assert done.stdout.splitlines() == ["[]", "False"], done.stderr
 
 
+@pytest.mark.rotated("/")
 @pytest.mark.parametrize("module", ["sentinels.stream", "numerics.products", "platform.batches"])
 def test_a_file_of_theirs_that_is_imported_before_torch_leaves_all_armed(module: str, run_python) -> None:
     code = (

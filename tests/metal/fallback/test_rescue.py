@@ -14,6 +14,7 @@ def lines(run_python, code: str) -> list[str]:
     return done.stdout.splitlines() + done.stderr.splitlines()
 
 
+@pytest.mark.rotated("/")
 def test_float64_inside_an_operator_is_rescued_in_float32(run_python) -> None:
     code = """
 import threading, torch
@@ -35,6 +36,7 @@ print(sorted(entry.operator for entry in fallback.report().operators))
     assert sum("gave float64" in line for line in got) == 1
 
 
+@pytest.mark.rotated("/")
 def test_an_error_of_the_users_own_stays_what_it_is(run_python) -> None:
     code = """
 import torch
@@ -49,7 +51,7 @@ print(fallback.report().calls)
     assert lines(run_python, code)[:4] == ["RuntimeError", "TypeError", "TypeError", "0"]
 
 
-@pytest.mark.slow
+@pytest.mark.rotated("/")
 def test_a_compiled_model_trains_under_it(run_python) -> None:
     code = """
 import torch

@@ -94,6 +94,7 @@ print(torch.Tensor.backward.__module__, hasattr(torch.Tensor.backward, "hf_mps_p
 """
 
 
+@pytest.mark.rotated("/")
 @pytest.mark.parametrize(
     ("names", "patched"), [(["gradient-norm", "loss-frozen"], True), (list(NAMES), False)], ids=["two", "all"]
 )
@@ -102,6 +103,7 @@ def test_the_variable_switches_single_sentinels_off(names: list[str], patched: b
     assert done.stdout.splitlines() == [f"{names}", f"torch._tensor {patched}"], done.stderr
 
 
+@pytest.mark.rotated("/")
 def test_a_mistyped_sentinel_leaves_every_sentinel_on(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python("-c", CODE, env={"HF_MPS_SENTINELS": "-loss-frozn"})
     assert "did you mean 'loss-frozen'?; every sentinel stays on" in done.stderr
