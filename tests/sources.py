@@ -15,7 +15,7 @@ PACKAGE = CHECKOUT / "hf_mps"
 
 @dataclass(frozen=True)
 class Call:
-    """A call: where it is, the dotted name that is called (or ""), and its keywords' values as text."""
+    """A call: where it is, the dotted name that is called (or ""), and its keywords' constants as text."""
 
     where: str
     function: str
@@ -52,9 +52,8 @@ def _read(path: Path) -> Source:
         if isinstance(node, ast.Import | ast.ImportFrom):
             (found.for_types if typed else found.imports).append(node)
         elif isinstance(node, ast.Call):
-            words = {word.arg: word.value.value if isinstance(word.value, ast.Constant) else "" for word in node.keywords}
-            where = f"{path.relative_to(CHECKOUT)}:{node.lineno}"
-            found.calls.append(Call(where, _dotted(node.func), {name: str(value) for name, value in words.items()}))
+            words = {word.arg: str(getattr(word.value, "value", "")) for word in node.keywords}
+            found.calls.append(Call(f"{path.relative_to(CHECKOUT)}:{node.lineno}", _dotted(node.func), words))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             length = node.end_lineno - node.body[0].lineno + 1
             found.functions[node.name] = max(length, found.functions.get(node.name, 0))
@@ -64,7 +63,7 @@ def _read(path: Path) -> Source:
 def _nodes(node: ast.AST, typed: bool = False) -> Iterator[tuple[ast.AST, bool]]:
     """Yield every node below one, and whether only a type checker reads it."""
     for child in ast.iter_child_nodes(node):
-        below = typed or isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        below = typed or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
         yield child, below
         yield from _nodes(child, below)
 

@@ -65,6 +65,7 @@ def test_each_moment_becomes_the_nearest_byte() -> None:
         assert float((off - least).max()) < 1e-7
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("kind", ["AdamW8bit", "Lion8bit", "RMSprop8bit", "SGD8bit"])
 def test_a_state_that_was_saved_goes_on_as_the_one_that_was_not(kind: str) -> None:
     made = getattr(bitsandbytes.optim, kind)
