@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+pytestmark = pytest.mark.rotated("/")
 PROGRAM = Path(__file__).parent / "report_devices.py"
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None}
 SIMULATED = {"HF_MPS_SIMULATE": "m1-8gb", "HF_MPS_DEVICE": None}
