@@ -1,4 +1,4 @@
-"""The garbage collector looks at what a file of tests made, and not again at what all files before it left."""
+"""What is collected: of tests that start a Python a part's eighth, and of garbage what the file of tests made."""
 
 from __future__ import annotations
 
@@ -21,3 +21,10 @@ def _looked_at_once() -> Iterator[None]:
     if len(gc.get_objects()) > MANY:
         gc.collect()
         gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have a commit run an eighth of a part's tests that start a Python, and not of each file's: 2 to 20 s each."""
+    for item in items:
+        if "run_python" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("rotated"):
+            item.add_marker(pytest.mark.rotated("/"))

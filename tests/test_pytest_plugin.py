@@ -70,7 +70,6 @@ def suite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.rotated("/")
 def test_a_suite_runs_on_the_simulated_device(suite: Path, run_python: Run) -> None:
     ended = run_python(*OPTIONS, "--simulated-metal=m1-8gb", cwd=suite, env={"HF_MPS_SIMULATE": None})
     assert (
@@ -88,7 +87,6 @@ def test_a_suite_runs_on_the_simulated_device(suite: Path, run_python: Run) -> N
     assert ended.returncode == 1
 
 
-@pytest.mark.rotated("/")
 def test_without_the_option_what_needs_metal_is_skipped_with_the_reason(suite: Path, run_python: Run) -> None:
     ended = run_python(*OPTIONS, cwd=suite, env={"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": "cpu"})
     assert ended.returncode == 0
@@ -96,7 +94,6 @@ def test_without_the_option_what_needs_metal_is_skipped_with_the_reason(suite: P
     assert "needs Metal: HF_MPS_DEVICE=cpu switches Metal off" in ended.stdout
 
 
-@pytest.mark.rotated("/")
 def test_an_unknown_profile_ends_in_one_line(suite: Path, run_python: Run) -> None:
     ended = run_python(*OPTIONS, "--simulated-metal=m1-9gb", cwd=suite, env={"HF_MPS_SIMULATE": None})
     assert ended.returncode == 4
@@ -128,7 +125,6 @@ def wing(tmp_path: Path) -> str:
     return f"{site}:{package.parent}"
 
 
-@pytest.mark.rotated("/")
 def test_the_metal_wing_alone_runs_a_suite(suite: Path, wing: str, run_python: Run) -> None:
     absent = "".join(f"\n    assert find('{name}') is None" for name in ABSENT)
     alone = f"\n\ndef test_alone():\n    from importlib.util import find_spec as find\n{absent}\n"

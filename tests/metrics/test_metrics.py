@@ -233,7 +233,6 @@ def test_metrics_of_texts_names_and_ranks_have_their_known_figures(name: str) ->
     assert metrics.load([name]).compute(predictions, references) == pytest.approx(expected)
 
 
-@pytest.mark.rotated("/")
 def test_loading_needs_no_network_and_no_writable_home(run_python: Callable[..., Any], tmp_path: Path) -> None:
     nowhere = tmp_path / "a file, in which no folder can be made"
     nowhere.write_text("")

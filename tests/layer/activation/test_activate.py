@@ -17,7 +17,6 @@ from hf_mps.metal import device
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
-@pytest.mark.rotated("/")
 def test_it_is_reachable_from_the_package(run_python) -> None:
     code = (
         "import hf_mps, sys\n"
@@ -62,7 +61,6 @@ print(json.dumps([first, [str(part) for part in on.parts()], same]))
 """
 
 
-@pytest.mark.rotated("/")
 def test_libraries_wait_for_their_import_and_are_on_afterwards(run_python) -> None:
     done = run_python("-c", LATER, env=PLAIN)
     assert done.returncode == 0, done.stderr
@@ -109,7 +107,6 @@ def test_a_second_call_changes_nothing() -> None:
     assert (torch.backends.mps.is_available, dict(os.environ)) == before
 
 
-@pytest.mark.rotated("/")
 def test_switched_off_it_does_nothing_and_says_so(run_python) -> None:
     code = (
         "from hf_mps.layer.activation.activate import activate\n"

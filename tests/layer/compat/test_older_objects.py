@@ -282,7 +282,6 @@ print(transformers.__file__, transformers.BertConfig.from_pretrained(folder).mod
 """
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.process
 def test_a_library_that_runs_from_a_checkout_is_not_taken_for_a_script(tmp_path: Path, run_python: Any) -> None:
     (tmp_path / "transformers").symlink_to(Path(transformers.__file__).parent)

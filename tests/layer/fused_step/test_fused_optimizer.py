@@ -119,7 +119,6 @@ def test_counters_are_counted_at_once_and_go_on_from_a_checkpoint(fused: Fused) 
     assert all(state["step"].shape == () for state in optimizer.state.values())
 
 
-@pytest.mark.rotated("/")
 def test_a_step_that_is_traced_without_values_says_nothing_more(run_python: Callable[..., Any]) -> None:
     program = (
         "import torch; from torch._subclasses.fake_tensor import FakeTensorMode\n"

@@ -103,7 +103,6 @@ print(optimizer.param_groups[0]["fused"])
 """
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize(
     ("value", "fused", "told"),
     [("1", "True", "HF_MPS_FUSED_STEP=1: training steps on mps launch less: "), ("yes", "None", "")],
@@ -121,7 +120,6 @@ def test_a_script_that_asks_is_told_once_and_others_run_as_they_are(
         assert [line.startswith(f"hf-mps: {told}") for line in lines] == [True] * bool(told)
 
 
-@pytest.mark.rotated("/")
 def test_a_program_that_fuses_nothing_loads_none_of_it(run_python: Any) -> None:
     code = "import sys, torch; print([name for name in sys.modules if name.startswith('hf_mps.layer.fused_step.')])"
     assert run_python("-c", code, env={"HF_MPS_SIMULATE": "1"}).stdout == "['hf_mps.layer.fused_step.parts']\n"

@@ -64,7 +64,6 @@ def test_a_trial_finds_the_fault_and_fills_memory_first() -> None:
     assert "whatever a trial found" in found.reason
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize(("profile", "state"), [("m1-8gb", "on"), ("m3-pro-18gb", "needless")])
 def test_only_owners_of_a_chip_with_the_fault_hear_of_it(
     profile: str, state: str, run_python: Callable[..., Any]

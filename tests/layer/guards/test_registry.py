@@ -112,7 +112,6 @@ print(hasattr(torch.mps, "_initialized"), hasattr(torch.Tensor.backward, "hf_mps
 """
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize(
     ("off", "sentinels", "patched"),
     [(["checkpoint-rng", "non-blocking"], ["gradient-norm", "loss-frozen"], True), ([], list(SENTINELS.names), False)],
@@ -125,7 +124,6 @@ def test_the_variables_switch_single_ones_off(off: list[str], sentinels: list[st
     assert done.stdout.splitlines() == [f"{[*off, *sentinels]}", f"{not off} {patched}"], done.stderr
 
 
-@pytest.mark.rotated("/")
 def test_a_mistyped_name_leaves_every_one_on(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python("-c", CODE, env={"HF_MPS_GUARDS": "-checkpoint-rgn", "HF_MPS_SENTINELS": "-loss-frozn"})
     assert "did you mean 'checkpoint-rng'?; every guard stays on" in done.stderr
@@ -133,14 +131,12 @@ def test_a_mistyped_name_leaves_every_one_on(run_python) -> None:  # type: ignor
     assert done.stdout.splitlines() == ["[]", "True True"]
 
 
-@pytest.mark.rotated("/")
 def test_nothing_is_guarded_where_there_is_no_metal(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python("-c", CODE, env={"HF_MPS_SIMULATE": None})
     assert done.stdout.splitlines()[0] == "[]", done.stderr
     assert done.stdout.splitlines()[1].startswith("False"), done.stderr
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize("module", ["sentinels.stream", "numerics.products", "platform.batches"])
 def test_a_file_of_theirs_that_is_imported_before_torch_leaves_all_armed(module: str, run_python) -> None:
     code = (

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has its own device")
 def test_the_report_switches_the_layer_on_where_nothing_has_yet(run_python) -> None:
     done = run_python("-c", "import hf_mps; print(hf_mps.guards.report())")

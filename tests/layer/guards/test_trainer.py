@@ -117,7 +117,6 @@ print("went on")
 """
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize("way", ["trainer", "accelerate"])
 def test_several_processes_on_the_one_device_are_refused(way: str, run_python: Any) -> None:
     launched: dict[str, str | None] = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-pytestmark = pytest.mark.rotated("/")
 PROGRAM = Path(__file__).parent / "report_devices.py"
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None}
 SIMULATED = {"HF_MPS_SIMULATE": "m1-8gb", "HF_MPS_DEVICE": None}
@@ -142,7 +141,6 @@ for take in (Accelerator, Trainer, lambda: TrainingArguments("never")):
 """
 
 
-@pytest.mark.rotated("/")
 def test_a_device_that_is_not_there_is_refused_by_each_of_them(run_python, tmp_path: Path) -> None:
     done = run_python("-c", REFUSALS, env={**PLAIN, "HF_MPS_DEVICE": "mps"})
     assert done.returncode == 0, done.stderr
@@ -165,7 +163,6 @@ print(TrainingArguments("never", report_to="none").device.type, Accelerator().de
 """
 
 
-@pytest.mark.rotated("/")
 def test_in_a_notebook_the_switch_may_come_after_the_imports_and_says_when_it_is_too_late(run_python) -> None:
     done = run_python("-c", TOO_LATE, env=SIMULATED)
     # TrainingArguments starts Accelerate's state anew, so there it is in time.
@@ -190,7 +187,6 @@ for take in (PartialState, lambda: Trainer(accelerator="mps")):
 """
 
 
-@pytest.mark.rotated("/")
 def test_asking_a_library_for_metal_that_fails_is_refused_with_the_reason(run_python) -> None:
     env = {**SIMULATED, "ACCELERATE_TORCH_DEVICE": "mps", "HF_MPS_PROBE": "1"}
     done = run_python("-c", WITHOUT_METAL, env=env)

@@ -15,7 +15,6 @@ from tests.metal.device.machines import LINUX, MAC, Pretend
 CODE = "import hf_mps; print(hf_mps.device.simulated(), hf_mps.device.choose())"
 
 
-@pytest.mark.rotated("/")
 def test_a_program_learns_it_and_a_person_reads_it(simulated: None, run_python) -> None:
     done = run_python("-c", CODE, env={"HF_MPS_SIMULATE": "m1-8gb", "HF_MPS_DEVICE": None})
     assert done.stdout == snapshot("True mps (Metal passed its probe on Apple M1 (simulated), macOS 14.7)\n"), (

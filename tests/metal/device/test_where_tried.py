@@ -171,7 +171,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize(("profile", "in_the_parent"), [("m2-pro-16gb", 0), ("m1-virtual-7gb", 1)])
 def test_transformers_and_spawned_workers_try_once_in_a_virtual_machine_and_never_on_a_mac(
     profile: str, in_the_parent: int, simulated: None, run_python, tmp_path: Path

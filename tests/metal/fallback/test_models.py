@@ -47,7 +47,6 @@ def lacking(names: list[str]) -> set[str]:
     return found
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize("model", EXPECTED)
 def test_it_trains_with_the_cpus_losses_and_the_ledger_names_what_is_lacking(run_python, model: str) -> None:
     on_device, on_cpu, told = train(run_python, model)
@@ -66,7 +65,6 @@ def test_it_trains_with_the_cpus_losses_and_the_ledger_names_what_is_lacking(run
     assert on_cpu["ledger"] == []
 
 
-@pytest.mark.rotated("/")
 def test_a_training_without_missing_operators_logs_nothing_of_them(run_python, tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})

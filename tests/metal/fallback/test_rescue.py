@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 RESCUE = {"HF_MPS_FALLBACK": "rescue", "PYTORCH_ENABLE_MPS_FALLBACK": None}
 SIMULATED = {"HF_MPS_SIMULATE": "1"}
 
@@ -14,7 +12,6 @@ def lines(run_python, code: str) -> list[str]:
     return done.stdout.splitlines() + done.stderr.splitlines()
 
 
-@pytest.mark.rotated("/")
 def test_float64_inside_an_operator_is_rescued_in_float32(run_python) -> None:
     code = """
 import threading, torch
@@ -36,7 +33,6 @@ print(sorted(entry.operator for entry in fallback.report().operators))
     assert sum("gave float64" in line for line in got) == 1
 
 
-@pytest.mark.rotated("/")
 def test_an_error_of_the_users_own_stays_what_it_is(run_python) -> None:
     code = """
 import torch
@@ -51,7 +47,6 @@ print(fallback.report().calls)
     assert lines(run_python, code)[:4] == ["RuntimeError", "TypeError", "TypeError", "0"]
 
 
-@pytest.mark.rotated("/")
 def test_a_compiled_model_trains_under_it(run_python) -> None:
     code = """
 import torch

@@ -83,7 +83,6 @@ def run(run_python, **variables: str) -> tuple[list[str], str]:
     return done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.rotated("/")
 def test_by_itself_it_is_on_and_prints_a_table_at_the_end(run_python) -> None:
     out, err = run(run_python)
     assert out[0] == "1.0 0.75"
@@ -97,14 +96,12 @@ def test_by_itself_it_is_on_and_prints_a_table_at_the_end(run_python) -> None:
     assert all(len(line) <= 100 for line in table)
 
 
-@pytest.mark.rotated("/")
 def test_quiet_says_nothing(run_python) -> None:
     out, err = run(run_python, HF_MPS_FALLBACK="quiet")
     assert out[0] == "1.0 0.75"
     assert err == ""
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize("name", ["HF_MPS_FALLBACK", "PYTORCH_ENABLE_MPS_FALLBACK"])
 def test_error_is_metals_own(run_python, name: str) -> None:
     value = "error" if name == "HF_MPS_FALLBACK" else "0"
@@ -113,7 +110,6 @@ def test_error_is_metals_own(run_python, name: str) -> None:
     assert err == ""
 
 
-@pytest.mark.rotated("/")
 def test_pytorchs_own_variable_set_to_1_means_warn_and_names_every_operator(run_python) -> None:
     out, err = run(run_python, PYTORCH_ENABLE_MPS_FALLBACK="1")
     assert out[0] == "1.0 0.75"
@@ -156,7 +152,6 @@ def test_a_value_that_nobody_reads_is_refused_in_one_line(
     assert str(caught.value) == line
 
 
-@pytest.mark.rotated("/")
 def test_a_refused_value_is_one_warning_and_costs_only_this_part(run_python) -> None:
     line = "PYTORCH_ENABLE_MPS_FALLBACK=2 is a value that nobody reads; allowed: 0, 1"
     code = CODE + "print(bool(torch.backends.mps.is_available.hf_mps_patches))"
@@ -168,7 +163,6 @@ def test_a_refused_value_is_one_warning_and_costs_only_this_part(run_python) -> 
     assert done.stdout.endswith("True\n"), "the rest of the layer is on"
 
 
-@pytest.mark.rotated("/")
 def test_the_users_0_survives_accelerate(run_python) -> None:
     code = (
         "import os, torch\nfrom accelerate import Accelerator, notebook_launcher\nprint(Accelerator().device.type)\n"

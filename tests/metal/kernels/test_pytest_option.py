@@ -59,7 +59,6 @@ def suite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.rotated("/")
 def test_a_suite_runs_a_releases_kernels(suite: Path, run_python: Run, release: str) -> None:
     ended = run_python(*OPTIONS, f"--metal-kernels={release}", cwd=suite, env=PLAIN)
     assert f"; computing with torch {release}'s own Metal kernels)\n" in ended.stdout
@@ -68,7 +67,6 @@ def test_a_suite_runs_a_releases_kernels(suite: Path, run_python: Run, release: 
     assert ended.stderr == ""
 
 
-@pytest.mark.rotated("/")
 def test_without_the_option_the_fixture_skips_with_the_reason(suite: Path, run_python: Run) -> None:
     ended = run_python(*OPTIONS, "--simulated-metal", "-k", "gelu", cwd=suite, env=PLAIN)
     assert "needs PyTorch's own Metal kernels: pytest --metal-kernels=RELEASE" in ended.stdout

@@ -65,7 +65,6 @@ def test_without_llvmlite(monkeypatch: pytest.MonkeyPatch, release: str) -> None
     )
 
 
-@pytest.mark.rotated("/")
 def test_a_script_goes_on_without_the_device(run_python: Run) -> None:
     code = "import torch; print(torch.backends.mps.is_available())"
     ended = run_python("-c", code, env={"HF_MPS_SIMULATE": "1", "HF_MPS_KERNELS": "1.0"})

@@ -38,7 +38,6 @@ for name in torch._C._dispatch_get_all_op_names():
 """
 
 
-@pytest.mark.rotated("/")
 def test_table_and_dispatcher_agree_for_every_operator_on_mps(mps: None, run_python) -> None:
     done = run_python("-c", DISPATCHER, env={"HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": "error"})
     there = dict(line.split() for line in done.stdout.splitlines())

@@ -123,7 +123,6 @@ with strictness.on(*faults.ABORTS):
 """
 
 
-@pytest.mark.rotated("/")
 def test_no_guards_trial_ends_python(run_python: Callable[..., object]) -> None:
     from hf_mps.layer.guards.catalogue import GUARDS
 

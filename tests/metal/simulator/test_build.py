@@ -81,7 +81,6 @@ def test_it_compiles_once_says_so_and_is_silent_afterwards_and_needs_no_compiler
     assert build.extension() is build.extension()
 
 
-@pytest.mark.rotated("/")
 def test_it_does_not_import_torchs_own_build_tools(run_python) -> None:
     code = "import sys, torch; from hf_mps.metal.simulator import build; build.build_name(); print(*sys.modules)"
     done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None})
@@ -107,7 +106,6 @@ print(build.build_name(), build.extension().answer())
 """
 
 
-@pytest.mark.rotated("/")
 def test_an_environment_at_another_place_with_the_same_torch_takes_the_same_build(
     native: Path, tmp_path: Path, run_python
 ) -> None:
@@ -260,7 +258,6 @@ def test_the_working_folder_of_a_killed_process_is_cleared(native: Path, tmp_pat
     assert not left.exists()
 
 
-@pytest.mark.rotated("/")
 def test_a_device_that_comes_too_late_says_so_each_time_and_the_process_goes_on(run_python: Run) -> None:
     code = (
         "import torch\n"

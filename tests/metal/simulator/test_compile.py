@@ -276,14 +276,12 @@ with torch.no_grad(), hazards.on("cuda-graphs"):
 """
 
 
-@pytest.mark.rotated("/")
 def test_a_mode_with_cuda_graphs_ends_the_process_as_on_a_mac(run_python: Any) -> None:
     died = run_python("-c", DEEP, cwd=CHECKOUT, env={"HF_MPS_GUARDS": "-cuda-graphs"})
     assert (died.returncode, died.stdout) == (-signal.SIGSEGV, "")
     assert "the process ends here as on a Mac (https://github.com/pytorch/pytorch/issues/188970)" in died.stderr
 
 
-@pytest.mark.rotated("/")
 def test_switching_it_on_imports_no_compiler(run_python: Any) -> None:
     code = (
         "import sys, torch; from hf_mps.metal.simulator import compiled as c; before = set(sys.modules); "

@@ -202,7 +202,6 @@ going = False
 """
 
 
-@pytest.mark.rotated("/")
 def test_a_process_forked_while_threads_allocate_can_free_what_it_has_from_its_parent(run_python) -> None:
     """Without Heaps' handlers of forks 4 children of 100 hang, as a worker of a data loader would."""
     ended = run_python("-W", "ignore", "-c", FORKS)

@@ -54,7 +54,6 @@ MISSING = {
 }
 
 
-@pytest.mark.rotated("/")
 def test_a_missing_operator_is_refused_and_named_in_metals_words(run_python) -> None:
     missing = {name: call for name, call in MISSING.items() if table().kind(name) == "missing"}
     assert len(missing) >= 3
@@ -111,7 +110,6 @@ for warning in seen:
 """
 
 
-@pytest.mark.rotated("/")
 def test_the_fallback_variable_sends_them_to_the_cpu_with_one_warning_for_the_first(run_python) -> None:
     done = run_python("-c", FALLBACK, env={**BARE, "PYTORCH_ENABLE_MPS_FALLBACK": "1", "HF_MPS_FALLBACK": None})
     assert done.returncode == 0, done.stderr
@@ -123,7 +121,6 @@ def test_the_fallback_variable_sends_them_to_the_cpu_with_one_warning_for_the_fi
     ]
 
 
-@pytest.mark.rotated("/")
 def test_setting_the_variable_after_torch_is_imported_changes_nothing(run_python) -> None:
     code = (
         "import os, torch; os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'\n"
@@ -134,7 +131,6 @@ def test_setting_the_variable_after_torch_is_imported_changes_nothing(run_python
     assert done.stdout.strip() == "refused", done.stderr
 
 
-@pytest.mark.rotated("/")
 @pytest.mark.parametrize("value", ["true", ""])
 def test_a_value_that_is_no_number_is_named(run_python, value: str) -> None:
     code = "from hf_mps.metal import simulator; from hf_mps.core import errors\n"
@@ -143,7 +139,6 @@ def test_a_value_that_is_no_number_is_named(run_python, value: str) -> None:
     assert "PYTORCH_ENABLE_MPS_FALLBACK is no number" in done.stdout, done.stderr
 
 
-@pytest.mark.rotated("/")
 def test_some_operators_are_always_on_the_cpu(run_python) -> None:
     code = (
         "import torch; x = torch.ones(1, 1, 1, 1, 1, device='mps')\n"
@@ -154,7 +149,6 @@ def test_some_operators_are_always_on_the_cpu(run_python) -> None:
     assert "The operator 'aten::upsample_nearest3d.vec' is not currently supported on the MPS backend" in done.stderr
 
 
-@pytest.mark.rotated("/")
 def test_memory_ends_where_the_profiles_memory_ends(run_python) -> None:
     code = (
         "import torch\n"
@@ -173,7 +167,6 @@ def test_memory_ends_where_the_profiles_memory_ends(run_python) -> None:
     assert whole.endswith("(may cause system failure).")
 
 
-@pytest.mark.rotated("/")
 def test_a_real_mac_is_not_touched(run_python) -> None:
     code = (
         "import torch, hf_mps.metal.simulator as s\nfrom hf_mps.core.errors import UserError\n"
@@ -188,7 +181,6 @@ def test_a_real_mac_is_not_touched(run_python) -> None:
     ], done.stderr
 
 
-@pytest.mark.rotated("/")
 def test_a_pytorch_for_another_accelerator_is_refused(run_python) -> None:
     code = (
         "import torch, hf_mps.metal.simulator as s\nfrom hf_mps.core.errors import UserError\n"
@@ -202,7 +194,6 @@ def test_a_pytorch_for_another_accelerator_is_refused(run_python) -> None:
     ), done.stderr
 
 
-@pytest.mark.rotated("/")
 def test_a_program_that_ends_in_a_backward_pass_ends_well(run_python) -> None:
     code = "import torch; x = torch.ones(3, device='mps', requires_grad=True); x.sum().backward()"
     for _ in range(4):

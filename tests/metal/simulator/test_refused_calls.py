@@ -131,7 +131,6 @@ def test_padding_of_more_than_three_dimensions_goes_another_way_and_says_so() ->
     assert padded.sum().item() == 1 + 15 * 2
 
 
-@pytest.mark.rotated("/")
 def test_before_macos_15_1_a_convolution_is_at_most_65536_wide(run_python: Callable[..., object]) -> None:
     code = (
         "import torch, torch.nn.functional as F\n"

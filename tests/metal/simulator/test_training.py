@@ -219,7 +219,6 @@ torch.testing.assert_close(layer.weight.grad.cpu().double().flatten(1), right, r
 """
 
 
-@pytest.mark.rotated("/")
 def test_points_of_images_with_channels_last_do_not_corrupt_memory(run_python: Any) -> None:
     """oneDNN's kernel for AVX2 does, on the CPU (https://github.com/uxlfoundation/oneDNN/issues/6035)."""
     checked = {"MALLOC_CHECK_": "3", "ONEDNN_MAX_CPU_ISA": "AVX2"}

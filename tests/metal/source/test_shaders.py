@@ -231,7 +231,6 @@ def test_what_a_mac_would_read_unbound_is_refused() -> None:
     assert x.tolist() == list(range(128))
 
 
-@pytest.mark.rotated("/")
 def test_without_a_clang_the_line_has_the_command_that_installs_one(run_python: Any) -> None:
     code = """
 import os, sys

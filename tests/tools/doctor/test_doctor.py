@@ -414,14 +414,12 @@ def test_guards_that_failed_or_were_switched_off(monkeypatch: pytest.MonkeyPatch
     assert named(found, "checkpoint-rng").says.startswith("off: suspended; ")
 
 
-@pytest.mark.rotated("/")
 def test_a_variable_that_nobody_knows_is_the_first_thing_said(run_python) -> None:
     ended = run_python("-m", "hf_mps", "doctor", env={"HF_MPS_DEVISE": "mps"})
     assert ended.returncode == 1
     assert "HF_MPS_DEVISE is no variable of hf_mps" in ended.stdout + ended.stderr
 
 
-@pytest.mark.rotated("/")
 def test_what_concerns_the_machine_comes_before_libraries_are_imported(run_python) -> None:
     """The guards' section needs transformers, Lightning and others, which takes most of the doctor's time."""
     program = (
