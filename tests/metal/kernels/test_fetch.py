@@ -22,6 +22,7 @@ from hf_mps.metal.kernels import fetch, store
 from tests.metal.kernels.wheels import COMMIT, KERNELS, index, metallib, mlx_wheel, served, wheel
 from tests.snapshots import masked
 
+pytestmark = pytest.mark.rotated("::")  # pip takes half a second or more in each
 Printed = pytest.CaptureFixture[str]
 Index = Callable[[str], None]
 
