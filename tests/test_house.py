@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "hf_mps"
+from tests.sources import sources
 
 # The rooms, lowest first: a room imports only rooms that stand before it, imports inside functions included.
 # docs/architecture.md draws them in this order.
@@ -51,37 +49,17 @@ EXCEPTIONS = {
 }
 
 
-def module_name(path: Path) -> str:
-    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-    return name.removesuffix(".__init__")
-
-
-@cache
-def sources() -> dict[str, Path]:
-    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-
-
-def imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import below `node`, except those that only a type checker reads."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child
-        yield from imports(child)
-
-
 @cache
 def arrows() -> dict[str, set[str]]:
     """Module -> the modules of the package that it imports, at its top or inside a function."""
     found: dict[str, set[str]] = {}
-    for name, path in sources().items():
+    for name, source in sources().items():
         targets: set[str] = set()
-        for statement in imports(ast.parse(path.read_text(encoding="utf-8"))):
+        for statement in source.imports:
             if isinstance(statement, ast.Import):
                 dotted = [alias.name for alias in statement.names]
             else:
-                assert not statement.level, f"{path}: relative imports hide where they lead"
+                assert not statement.level, f"{name}: relative imports hide where they lead"
                 dotted = [f"{statement.module}.{alias.name}" for alias in statement.names]
             targets |= {resolved for one in dotted if (resolved := longest_module(one))}
         found[name] = targets - {name}
@@ -170,29 +148,22 @@ def test_no_circle_among_modules() -> None:
 
 
 def test_files_have_a_size_worth_opening() -> None:
-    lines = {name: path.read_text(encoding="utf-8").count("\n") for name, path in sources().items()}
-    assert {name: count for name, count in lines.items() if count > 600} == {}
-    assert [name for name, count in lines.items() if not count and sources()[name].name != "__init__.py"] == []
+    assert {name: source.lines for name, source in sources().items() if source.lines > 600} == {}
+    empty = [source.path for source in sources().values() if not source.lines]
+    assert [path for path in empty if path.name != "__init__.py"] == []
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
     """From its first statement on: a verb's signature lists its options, each with its help."""
-    long = {
-        f"{name}:{node.name}": node.end_lineno - node.body[0].lineno + 1
-        for name, path in sources().items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.body[0].lineno >= 70
-    }
-    assert long == {}
+    lengths = {f"{name}:{each}": length for name, of in sources().items() for each, length in of.functions.items()}
+    assert {name: length for name, length in lengths.items() if length > 70} == {}
 
 
 def test_no_module_of_ours_is_imported_under_another_name() -> None:
     aliases = [
         f"{name}: {ast.unparse(statement)}"
-        for name, path in sources().items()
-        for statement in imports(ast.parse(path.read_text(encoding="utf-8")))
+        for name, source in sources().items()
+        for statement in source.imports
         for alias in statement.names
         if alias.asname
         and alias.asname != alias.name

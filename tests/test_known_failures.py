@@ -52,7 +52,7 @@ AssertionError test_theirs.py::TestParts::test_parts
 ValueError test_theirs.py::test_skipped
 """
 XDIST = pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is not installed")
-WAYS = [(), pytest.param(("-n2",), marks=XDIST)]
+WAYS = [(), pytest.param(("-n2",), marks=[XDIST, pytest.mark.slow])]
 
 
 @pytest.fixture

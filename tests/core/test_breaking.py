@@ -294,12 +294,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Broken]:
 
 
 @pytest.mark.slow
+@pytest.mark.together
 @pytest.mark.parametrize("how", MODES)
 def test_everything_broken_trains_to_stocks_weights(runs: dict[str, Broken], how: str) -> None:
     assert loops.same(runs[how].weights, runs["stock"].weights)
 
 
 @pytest.mark.slow
+@pytest.mark.together
 @pytest.mark.parametrize("name", [*GUARDS.names, *SENTINELS.names])
 def test_each_says_one_line_and_is_off(runs: dict[str, Broken], name: str) -> None:
     thing = things()[name]
@@ -312,6 +314,7 @@ def test_each_says_one_line_and_is_off(runs: dict[str, Broken], name: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.together
 def test_each_function_that_is_around_another_was_broken(runs: dict[str, Broken]) -> None:
     every = {f"{name}: {put.place}" for name, thing in things().items() for put in thing.arounds}
     every |= {f"integration: {put.place}" for put in of_integrations()}

@@ -62,6 +62,7 @@ def test_each_declaration_says_who_and_where() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rotated("/")
 def test_what_is_wrapped_is_what_is_declared() -> None:
     """After importing transformers, accelerate, Lightning, datasets and evaluate, on the simulated device."""
     done = subprocess.run(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from scripts.tools.hosts import refusal
+from tests import share
 from tests.distributed.agents import Agent, Ranks
 from tests.finetune import tiny
 from tests.share import OnDemand, nightly_but
@@ -34,8 +35,9 @@ FAULTS = {
     "SIGTERM at all": (2, "SIGTERM@step 3"),
     "Ctrl-C in an evaluation": (2, "SIGINT@evaluation@0"),
 }
-KEPT = ("killed", "a full disk", "a bug", "Ctrl-C at one", "SIGTERM at all")
-"""Those that `make test` tries; each night tries all."""
+OTHERS = ("a full disk", "Ctrl-C at one", "SIGTERM at all")
+KEPT = ("killed", "a bug", *(name for name in OTHERS if share.has(name, 3)))
+"""Those that a commit tries; each night tries all."""
 LOST = "another process of this run has ended, or its machine does not answer"
 UNPLUGGED = {"the main host unplugged": "UNPLUG@step 4@0", "another host unplugged": "UNPLUG@step 4@2"}
 """One process on each of three hosts."""
@@ -90,28 +92,23 @@ def test_all_end_within_seconds(name: str, ended: dict[str, Ranks]) -> None:
     assert 0 not in ended[name].codes
 
 
-@pytest.mark.parametrize(
-    ("name", "codes", "line"),
-    [
-        ("killed", [1, -9], f"{LOST} (WHY); kept: killed/checkpoint-2"),
-        pytest.param(
-            *("the main one killed", [-9, 1, 1], f"{LOST} (WHY); kept: the-main-one-killed/checkpoint-2"),
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            *("stopped", [1, -9], f"{LOST} (Timed out waiting); kept: stopped/checkpoint-2"),
-            marks=pytest.mark.nightly,
-        ),
-        (
-            "a full disk",
-            [1, 1],
-            "rank 1 on HOST: no space is left on the disk: runs/my/checkpoint-3/optimizer.pt; kept:"
-            " a-full-disk/checkpoint-2",
-        ),
-        ("a bug", [1, 1], "rank 1 on HOST: IndexError: index 7 is out of range"),
-    ],
-)
-def test_one_line_names_rank_host_and_cause(name: str, codes: list[int], line: str, ended: dict[str, Ranks]) -> None:
+# Fault -> the ranks' codes and the one line.
+LINES = {
+    "killed": ([1, -9], f"{LOST} (WHY); kept: killed/checkpoint-2"),
+    "the main one killed": ([-9, 1, 1], f"{LOST} (WHY); kept: the-main-one-killed/checkpoint-2"),
+    "stopped": ([1, -9], f"{LOST} (Timed out waiting); kept: stopped/checkpoint-2"),
+    "a full disk": (
+        [1, 1],
+        "rank 1 on HOST: no space is left on the disk: runs/my/checkpoint-3/optimizer.pt; kept:"
+        " a-full-disk/checkpoint-2",
+    ),
+    "a bug": ([1, 1], "rank 1 on HOST: IndexError: index 7 is out of range"),
+}
+
+
+@pytest.mark.parametrize("name", nightly_but(KEPT, LINES))
+def test_one_line_names_rank_host_and_cause(name: str, ended: dict[str, Ranks]) -> None:
+    codes, line = LINES[name]
     assert said(ended[name]) == [f"hf-mps: {line}"]
     assert ended[name].codes == codes
 
@@ -122,15 +119,12 @@ def test_a_bug_shows_its_traceback_and_nothing_else_does(ended: dict[str, Ranks]
     assert "Traceback" not in ended["a bug"].texts[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("Ctrl-C at one", 130),
-        ("SIGTERM at all", 143),
-        pytest.param("Ctrl-C in an evaluation", 130, marks=pytest.mark.nightly),
-    ],
-)
-def test_a_signal_stops_all_at_one_step_with_one_line(name: str, code: int, ended: dict[str, Ranks]) -> None:
+SIGNALS = {"Ctrl-C at one": 130, "SIGTERM at all": 143, "Ctrl-C in an evaluation": 130}
+
+
+@pytest.mark.parametrize("name", nightly_but(KEPT, SIGNALS))
+def test_a_signal_stops_all_at_one_step_with_one_line(name: str, ended: dict[str, Ranks]) -> None:
+    code = SIGNALS[name]
     assert set(ended[name].codes) == {code}
     stopping = "hf-mps: stopping after this step, with a checkpoint; Ctrl-C again stops at once"
     *before, last = said(ended[name])

@@ -21,6 +21,7 @@ from tests.share import OnDemand, nightly_but
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.together,
     pytest.mark.skipif(sys.platform == "darwin", reason="a forked process cannot use a Mac's own device"),
 ]
 WORDS = ("my.yaml", "training.save_strategy=steps", "training.save_steps=4", "training.logging_steps=1")

@@ -18,6 +18,7 @@ from tests.share import nightly_but
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.process,
+    pytest.mark.together,
     pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs LD_PRELOAD and cc"),
 ]
 DRAWS = ("short-1", "short-2")

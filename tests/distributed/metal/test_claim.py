@@ -92,7 +92,6 @@ def test_an_unchanged_script_is_refused_before_it_waits_for_others(
     assert "of this run has this host's one Metal device" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_lightning_is_refused_too_by_any_name_and_without_a_launcher(
     held: int, variables: dict[str, str], run_python: object
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.distributed.launching import launch_hosts
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.together]
 PROGRAMS = Path(__file__).parent / "programs"
 HOSTS = [2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.nightly])]
 

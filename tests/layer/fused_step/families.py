@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,28 @@ def train(made: Made, folder: Path, *, steps: int, logging_steps: int = 10_000, 
         model=model, args=settings, train_dataset=rows, data_collator=default_data_collator, callbacks=[counts]
     ).train()
     return counts
+
+
+IDS = torch.arange(2 * LENGTH).view(2, -1) % WORDS
+
+
+def trained(
+    model: Any, context: AbstractContextManager[Any], autocast: torch.dtype | None = None, **how: Any
+) -> tuple[simulator.Counted, float, dict[str, torch.Tensor]]:
+    """What a forward and a backward pass launch, the loss, and the gradients on the host.
+
+    What is given beside (`how`) goes to the model.
+    """
+    device = next(model.parameters()).device.type
+    given = IDS.to(device)
+    labels = given[:, 0] % 2 if hasattr(model, "classifier") else given
+    model.zero_grad()
+    with context, simulator.counted() as counts:
+        with torch.autocast(device, autocast) if autocast else nullcontext():
+            loss = model(input_ids=given, labels=labels, **how).loss
+        loss.backward()
+    gradients = {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
+    return counts, loss.item(), gradients
 
 
 def ids(draw: torch.Generator, rows: int = 64) -> Iterator[list[int]]:

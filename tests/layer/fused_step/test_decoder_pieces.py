@@ -26,6 +26,7 @@ from transformers.models.llama import modeling_llama
 from hf_mps.layer.fused_step.decoder_pieces import DECODER_PIECES, ROTATION
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
+from tests.layer.fused_step.families import trained
 
 Fused = Callable[[], AbstractContextManager[None]]
 MODELS = {
@@ -49,17 +50,6 @@ def model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     return kind(config(vocab_size=families.WORDS, **sizes, **families.SHAPE)).to("mps", dtype)
 
 
-def trained(model: Any, context: AbstractContextManager[None], **how: Any) -> tuple[int, float, dict[str, Tensor]]:
-    """The launches of a forward and a backward pass, the loss, and the gradients on the host."""
-    ids = torch.arange(2 * families.LENGTH, device="mps").view(2, -1) % families.WORDS
-    model.zero_grad()
-    with context, simulator.counted() as counts:
-        loss = model(input_ids=ids, labels=ids, **how).loss
-        loss.backward()
-    grads = {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
-    return counts.launches, loss.item(), grads
-
-
 @pytest.mark.parametrize("frozen", [False, True], ids=["full", "norms frozen"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
@@ -67,9 +57,9 @@ def test_losses_and_gradients_are_stocks_to_rounding(name: str, dtype: torch.dty
     made = model(name, dtype)
     for each, weight in made.named_parameters():
         weight.requires_grad_(not (frozen and "norm" in each))
-    launches, loss, grads = trained(made, nullcontext())
-    fewer, found, ours = trained(made, fused())
-    assert fewer < 0.88 * launches
+    stock, loss, grads = trained(made, nullcontext())
+    counts, found, ours = trained(made, fused())
+    assert counts.launches < 0.88 * stock.launches
     assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-3)
     assert ours.keys() == grads.keys()
     for each, expected in grads.items():
@@ -80,8 +70,8 @@ def test_a_model_that_is_made_later_has_them_too(fused: Fused) -> None:
     with fused():
         made = model("mistral")
         assert DECODER_PIECES.words(made, "mps") == DECODER_PIECES.what
-        launches, _, _ = trained(made, nullcontext())
-    assert launches < trained(made, nullcontext())[0]
+        counts, _, _ = trained(made, nullcontext())
+    assert counts.launches < trained(made, nullcontext())[0].launches
 
 
 def test_a_rotation_that_the_package_kernels_has_made_a_module_is_found(
@@ -97,13 +87,13 @@ def test_a_rotation_that_the_package_kernels_has_made_a_module_is_found(
             return stock(*args, **kwargs)
 
     monkeypatch.setattr(modeling_mistral, "apply_rotary_pos_emb", Func())
-    launches, loss, _ = trained(model("mistral"), nullcontext())
+    stocks, loss, _ = trained(model("mistral"), nullcontext())
     with fused():
         fewer, found, _ = trained(model("mistral"), nullcontext())
         monkeypatch.setattr(modeling_mistral, "apply_rotary_pos_emb", stock)
         as_function, _, _ = trained(model("mistral"), nullcontext())
     assert found == pytest.approx(loss, rel=1e-6)
-    assert fewer == as_function < launches
+    assert fewer.launches == as_function.launches < stocks.launches
 
 
 @pytest.mark.parametrize(

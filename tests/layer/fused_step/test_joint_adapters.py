@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from hf_mps.layer.fused_step import joint_projections
-from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused
+from tests.layer.fused_step.families import trained
 
 peft = pytest.importorskip("peft")
 
-IDS = torch.arange(2 * families.LENGTH).view(2, -1) % families.WORDS
 QUERY_VALUE, ALL = ["q_proj", "v_proj"], "all-linear"
 
 
@@ -30,26 +29,15 @@ def model(target: Any = QUERY_VALUE, **said: Any) -> Any:
     return made.to("mps").train()
 
 
-def trained(model: Any, context: AbstractContextManager[Any]) -> tuple[int, float, dict[str, Tensor]]:
-    """The launches of a forward and a backward pass, the loss, and the gradients on the host."""
-    ids = IDS.to("mps")
-    model.zero_grad()
-    with context, simulator.counted() as counts:
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-    gradients = {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
-    return counts.launches, loss.item(), gradients
-
-
 def agree(made: Any, fused: Fused) -> tuple[int, int]:
     """The launches of stock and of ours, whose losses and gradients are the same."""
-    launches, loss, gradients = trained(made, nullcontext())
-    fewer, found, ours = trained(made, fused())
+    stock, loss, gradients = trained(made, nullcontext())
+    counts, found, ours = trained(made, fused())
     assert found == pytest.approx(loss, rel=1e-6)
     assert ours.keys() == gradients.keys()
     for name, expected in gradients.items():
         torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-6)
-    return launches, fewer
+    return stock.launches, counts.launches
 
 
 @pytest.fixture

@@ -18,12 +18,11 @@ from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.t5 import modeling_t5
 
 from hf_mps.layer.fused_step import joint_projections, spans
-from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused
+from tests.layer.fused_step.families import trained
 
 CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-6}, torch.bfloat16: {"rtol": 5e-2, "atol": 5e-3}}
-IDS = torch.arange(2 * families.LENGTH).view(2, -1) % families.WORDS
 
 
 def encoder() -> Any:
@@ -51,22 +50,6 @@ def model(name: str) -> Any:
     return MODELS[name]().to("mps")
 
 
-def trained(
-    model: Any, context: AbstractContextManager[Any], **autocast: Any
-) -> tuple[dict[str, int], float, dict[str, Tensor]]:
-    """The launches of a forward and a backward pass, the loss, and the gradients on the host."""
-    device = next(model.parameters()).device.type
-    ids = IDS.to(device)
-    labels = ids[:, 0] % 2 if hasattr(model, "classifier") else ids
-    model.zero_grad()
-    with context, simulator.counted() as counts:
-        with torch.autocast(device, **autocast) if autocast else nullcontext():
-            loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
-    gradients = {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
-    return dict(counts.operators), loss.item(), gradients
-
-
 def owner(model: Any) -> Any:
     return next(each for each in model.modules() if type(each).__name__.endswith("SelfAttention"))
 
@@ -83,11 +66,11 @@ def together(model: Any) -> list[Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_and_gradients_are_stocks_with_fewer_products(name: str, dtype: torch.dtype, fused: Fused) -> None:
     made = model(name)
-    said = {} if dtype == torch.float32 else {"dtype": dtype}
+    said = {} if dtype == torch.float32 else {"autocast": dtype}
     before, loss, gradients = trained(made, nullcontext(), **said)
     after, found, ours = trained(made, fused(), **said)
     layers = {"encoder": 2, "grouped heads": 2 + 1, "LoRA": 2 + 1 + 3}[name] * families.SHAPE["num_hidden_layers"]
-    assert before["aten::linear"] - after["aten::linear"] == layers
+    assert before.operators["aten::linear"] - after.operators["aten::linear"] == layers
     assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-2)
     assert ours.keys() == gradients.keys()
     for each, expected in gradients.items():
@@ -101,7 +84,7 @@ def test_without_one_operator_for_all_gradients_they_are_stocks_too(
 ) -> None:
     """As on CUDA; the CPU has no such operator either."""
     made = model(name).cpu()
-    said = {} if dtype == torch.float32 else {"dtype": dtype}
+    said = {} if dtype == torch.float32 else {"autocast": dtype}
     _, loss, gradients = trained(made, nullcontext(), **said)
     with fused():
         joint_projections.JOINT_PROJECTIONS.devices = frozenset({"cpu"})
@@ -185,7 +168,7 @@ def test_layers_that_are_not_as_they_should_be_are_left_alone(how: str, fused: F
                 each.value.forward = torch.nn.Linear.forward.__get__(each.value)
     stock, _, gradients = trained(made, nullcontext())
     found, _, ours = trained(made, fused())
-    assert found["aten::linear"] == stock["aten::linear"]
+    assert found.operators["aten::linear"] == stock.operators["aten::linear"]
     assert ours.keys() == gradients.keys()
 
 

@@ -110,7 +110,6 @@ def test_two_processes_of_ddp_learn_alike(run_python: Any, tmp_path: Path) -> No
     assert fused == pytest.approx(stock, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_lightnings_trainer_learns_alike(run_python: Any, tmp_path: Path) -> None:
     pytest.importorskip("lightning.pytorch")
     stock, fused = losses(run_python, tmp_path, LIGHTNING)

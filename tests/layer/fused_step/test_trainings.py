@@ -13,7 +13,7 @@ from hf_mps.layer.fused_step import spans
 from hf_mps.metal import simulator
 from tests.layer.fused_step.conftest import Fused
 
-STEPS = 50
+STEPS = 20
 
 
 def model(dropout: float = 0.0) -> Any:
@@ -44,9 +44,9 @@ def losses(folder: Path, trained: Any = None, **said: Any) -> list[float]:
     "said",
     [
         {},
-        {"gradient_accumulation_steps": 2, "max_steps": 20},
-        {"fp16": True, "max_steps": 20},
-        {"optim": "sgd", "max_steps": 20},
+        {"gradient_accumulation_steps": 2},
+        {"fp16": True},
+        {"optim": "sgd"},
     ],
     ids=["plain", "accumulated", "fp16", "sgd"],
 )

@@ -16,13 +16,13 @@ from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
 from hf_mps.layer.guards.numerics.checkpoint_rng import CheckpointRng
 from hf_mps.metal.simulator import strictness
-from tests import hazards
+from tests import hazards, share
 from tests.layer.guards import loops
 from tests.layer.guards.experiments import EXPERIMENTS, Experiment
 
 # The workers' server imports transformers; torch.compile traces a whole model; Lightning looks for a batch size twice.
-SLOW = ("workers_of_trainer", "workers_of_an_evaluation", "compiled_trainer", "compiled_accelerator")
-MARKS = dict.fromkeys((*SLOW, "lightning_batch_size"), pytest.mark.slow)
+SLOW = ("workers_of_trainer", "compiled_trainer", "flex_attention", "lightning_batch_size")
+MARKS = {name: pytest.mark.slow if share.has(name, 6) else pytest.mark.nightly for name in SLOW}
 MARKS |= dict.fromkeys(("workers_of_an_evaluation", "compiled_accelerator"), pytest.mark.nightly)
 # Those that are there without being switched on: in older libraries, and in the default profile's chip and torch.
 OF_LIBRARIES = (

@@ -13,7 +13,6 @@ from hf_mps.layer.guards import GuardNotice
 from hf_mps.layer.guards.resume.resume_rng import KEY
 from hf_mps.metal.fallback.accounting import ledger
 from tests.layer.guards import lightning_loops, loops
-from tests.layer.guards.experiments import failures
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning")
 
@@ -58,14 +57,6 @@ def test_checkpoints_made_on_the_cpu_are_lightning_s_own(tmp_path: Path) -> None
     run.fit(lightning_loops.module(pl))
     run.save_checkpoint(tmp_path / "cpu.ckpt")
     assert KEY not in torch.load(tmp_path / "cpu.ckpt", weights_only=True)
-
-
-@pytest.mark.parametrize("name", lightning_loops.NAMES)
-def test_a_float64_column_becomes_float32(name: str, tmp_path: Path) -> None:
-    pl = lightning_loops.library(name)
-    rows = torch.utils.data.DataLoader(failures.with_floats())
-    with pytest.warns(GuardNotice, match="float64 became float32, which Metal has: x "):
-        lightning_loops.trainer(pl, tmp_path, max_steps=1).fit(lightning_loops.module(pl, failures.OnFloats()), rows)
 
 
 class WithMode(nn.Module):

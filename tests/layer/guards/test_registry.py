@@ -16,21 +16,24 @@ from hf_mps.layer.integrations import table
 from tests.layer.guards import loops
 
 NAMES = GUARDS.names
+KINDS = {"guard": (GUARDS, ("what", "issue", "until")), "sentinel": (SENTINELS, ("what", "why"))}
 
 
-def test_every_guard_is_complete() -> None:
-    for name in NAMES:
-        guard = guards.get(name)
-        assert guard.name == name
-        for sentence in (guard.what, guard.issue, guard.until):
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_one_is_complete(kind: str) -> None:
+    catalogue, sentences = KINDS[kind]
+    for name in catalogue.names:
+        found = guards.get(name)
+        assert found.name == name
+        for sentence in (getattr(found, each) for each in sentences):
             assert sentence
             assert not sentence.endswith(".")
-    assert {module for module in GUARDS.after if module != "torch"} == {
-        module for module, rooms in table().items() if "guards" in rooms
+    assert {module for module in catalogue.after if module != "torch"} == {
+        module for module, rooms in table().items() if f"{kind}s" in rooms
     }
 
 
-def test_the_report_has_each_guard_with_state_and_reason() -> None:
+def test_the_report_has_each_with_state_and_reason() -> None:
     import accelerate
     import transformers.trainer
 
@@ -39,6 +42,8 @@ def test_the_report_has_each_guard_with_state_and_reason() -> None:
     report = guards.report()
     assert [each.name for each in report.guards] == list(NAMES)
     assert {each.state for each in report.guards} <= {"on", "needless", "acted", "waits"}
+    assert [each.name for each in report.sentinels] == list(SENTINELS.names)
+    assert {each.state for each in report.sentinels} <= {"on", "needless"}  # torch 2.15 sees to stopped-gpu itself
     assert len(str(report).splitlines()) == len(NAMES) + len(SENTINELS.names)
 
 
@@ -81,36 +86,55 @@ def test_a_suspended_guard_does_nothing() -> None:
     assert hasattr(torch.mps, "_initialized")
 
 
-def test_a_name_that_is_no_guard_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_MPS_GUARDS", "-resume-rgn")
-    with pytest.raises(UserError, match=r"resume-rgn is no guard; there are .*; did you mean 'resume-rng'"):
-        settings.safeguards_off("guard", NAMES)
-    monkeypatch.setenv("HF_MPS_GUARDS", "resume-rng")
-    with pytest.raises(UserError, match="guards are on by themselves; -resume-rng switches one off"):
-        settings.safeguards_off("guard", NAMES)
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("guard", "-resume-rgn", r"resume-rgn is no guard; there are .*; did you mean 'resume-rng'"),
+        ("guard", "resume-rng", "guards are on by themselves; -resume-rng switches one off"),
+        ("sentinel", "-loss-frozn", r"loss-frozn is no sentinel; there are .*; did you mean 'loss-frozen'"),
+        ("sentinel", "stopp", r"stopp is no sentinel; .*; stop is the one word .*; did you mean 'stop'"),
+        ("sentinel", "loss-frozen", "sentinels are on by themselves; -loss-frozen switches one off"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_nearest(
+    kind: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"HF_MPS_{kind.upper()}S", value)
+    with pytest.raises(UserError, match=said):
+        settings.safeguards_off(kind, KINDS[kind][0].names)
 
 
 CODE = """
 import torch, hf_mps.layer.guards
-print([state.name for state in hf_mps.guards.report().guards if state.state == "off by user"])
-print(hasattr(torch.mps, "_initialized"))
+report = hf_mps.guards.report()
+print([state.name for state in (*report.guards, *report.sentinels) if state.state == "off by user"])
+print(hasattr(torch.mps, "_initialized"), hasattr(torch.Tensor.backward, "hf_mps_patches"))
 """
 
 
-def test_the_variable_switches_single_guards_off(run_python) -> None:  # type: ignore[no-untyped-def]
-    done = run_python("-c", CODE, env={"HF_MPS_GUARDS": "-checkpoint-rng,-non-blocking"})
-    assert done.stdout.splitlines() == ["['checkpoint-rng', 'non-blocking']", "False"], done.stderr
+@pytest.mark.parametrize(
+    ("off", "sentinels", "patched"),
+    [(["checkpoint-rng", "non-blocking"], ["gradient-norm", "loss-frozen"], True), ([], list(SENTINELS.names), False)],
+    ids=["some", "all sentinels"],
+)
+def test_the_variables_switch_single_ones_off(off: list[str], sentinels: list[str], patched: bool, run_python) -> None:
+    env = {"HF_MPS_GUARDS": off, "HF_MPS_SENTINELS": sentinels}
+    said = {name: ", ".join(f"-{each}" for each in reversed(names)) for name, names in env.items()}
+    done = run_python("-c", CODE, env=said)
+    assert done.stdout.splitlines() == [f"{[*off, *sentinels]}", f"{not off} {patched}"], done.stderr
 
 
-def test_a_mistyped_guard_leaves_every_guard_on(run_python) -> None:  # type: ignore[no-untyped-def]
-    done = run_python("-c", CODE, env={"HF_MPS_GUARDS": "-checkpoint-rgn"})
+def test_a_mistyped_name_leaves_every_one_on(run_python) -> None:  # type: ignore[no-untyped-def]
+    done = run_python("-c", CODE, env={"HF_MPS_GUARDS": "-checkpoint-rgn", "HF_MPS_SENTINELS": "-loss-frozn"})
     assert "did you mean 'checkpoint-rng'?; every guard stays on" in done.stderr
-    assert done.stdout.splitlines() == ["[]", "True"]
+    assert "did you mean 'loss-frozen'?; every sentinel stays on" in done.stderr
+    assert done.stdout.splitlines() == ["[]", "True True"]
 
 
 def test_nothing_is_guarded_where_there_is_no_metal(run_python) -> None:  # type: ignore[no-untyped-def]
     done = run_python("-c", CODE, env={"HF_MPS_SIMULATE": None})
-    assert done.stdout.splitlines() == ["[]", "False"], done.stderr
+    assert done.stdout.splitlines()[0] == "[]", done.stderr
+    assert done.stdout.splitlines()[1].startswith("False"), done.stderr
 
 
 @pytest.mark.parametrize("module", ["sentinels.stream", "numerics.products", "platform.batches"])

@@ -95,11 +95,6 @@ def test_what_the_user_said_is_known(kind: Any, tmp_path: Path, monkeypatch: pyt
         assert was_given(parsed, "dataloader_pin_memory") is expected
 
 
-def test_a_float64_column_becomes_float32(tmp_path: Path) -> None:
-    with pytest.warns(GuardNotice, match="float64 became float32, which Metal has: x "):
-        loops.trained(tmp_path, model=failures.OnFloats(), data=failures.with_floats())
-
-
 def test_batches_of_an_accelerate_loop_too_whatever_their_shape() -> None:
     wide = torch.ones(2, dtype=torch.float64)
     rows = [{"a": wide, "b": [wide, torch.ones(2, dtype=torch.long)], "c": (wide.half(),)}]
@@ -122,7 +117,6 @@ print("went on")
 """
 
 
-@pytest.mark.rotated
 @pytest.mark.parametrize("way", ["trainer", "accelerate"])
 def test_several_processes_on_the_one_device_are_refused(way: str, run_python: Any) -> None:
     launched: dict[str, str | None] = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}

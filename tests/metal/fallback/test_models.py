@@ -47,7 +47,6 @@ def lacking(names: list[str]) -> set[str]:
     return found
 
 
-@pytest.mark.rotated
 @pytest.mark.parametrize("model", EXPECTED)
 def test_it_trains_with_the_cpus_losses_and_the_ledger_names_what_is_lacking(run_python, model: str) -> None:
     on_device, on_cpu, told = train(run_python, model)

@@ -14,7 +14,7 @@ from hf_mps.core.releases import torch_release
 from hf_mps.metal import fallback
 from tests import CHECKOUT, share
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.together]
 
 # conj_physical_ asks a table of kernels by device that only a Mac's PyTorch fills; no fallback is involved.
 OF_THE_SIMULATOR = ("svd complex64 out",)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 RESCUE = {"HF_MPS_FALLBACK": "rescue", "PYTORCH_ENABLE_MPS_FALLBACK": None}
 SIMULATED = {"HF_MPS_SIMULATE": "1"}
 
@@ -49,7 +47,6 @@ print(fallback.report().calls)
     assert lines(run_python, code)[:4] == ["RuntimeError", "TypeError", "TypeError", "0"]
 
 
-@pytest.mark.slow
 def test_a_compiled_model_trains_under_it(run_python) -> None:
     code = """
 import torch

@@ -22,6 +22,7 @@ from hf_mps.metal.kernels import fetch, store
 from tests.metal.kernels.wheels import COMMIT, KERNELS, index, metallib, mlx_wheel, served, wheel
 from tests.snapshots import masked
 
+pytestmark = pytest.mark.rotated("::")  # pip takes half a second or more in each
 Printed = pytest.CaptureFixture[str]
 Index = Callable[[str], None]
 
@@ -147,20 +148,15 @@ def test_a_wheel_that_is_not_the_one_of_the_index_is_refused(
     assert _left(own_cache) == []
 
 
-def test_a_release_that_the_index_does_not_have_is_refused(
+def test_a_release_that_the_index_does_not_have_for_a_mac_is_refused(
     tmp_path: Path, own_cache: Path, pip_index: Index, capsys: Printed
 ) -> None:
-    pip_index(index(tmp_path / "simple", wheel(tmp_path / "wheels", "2.99.0"), wheel(tmp_path / "wheels", "2.98.0")))
+    pip_index(index(tmp_path / "simple", *(wheel(tmp_path / "wheels", release) for release in ("2.99.0", "2.98.0"))))
     assert _refused(["fetch", "9.9"], capsys) == snapshot(
         "the package index has no macOS wheel of torch 9.9.0; the newest that it has: 2.99.0; next: pip index"
         " versions torch"
     )
-
-
-def test_a_release_for_another_system_alone_is_refused(
-    tmp_path: Path, own_cache: Path, pip_index: Index, capsys: Printed
-) -> None:
-    pip_index(index(tmp_path / "simple", wheel(tmp_path / "wheels", platform="manylinux_2_28_x86_64")))
+    pip_index(index(tmp_path / "other", wheel(tmp_path / "wheels", platform="manylinux_2_28_x86_64")))
     assert _refused(["fetch", "2.99.0"], capsys) == snapshot(
         "the package index has no macOS wheel of torch 2.99.0; next: pip index versions torch"
     )

@@ -41,6 +41,7 @@ def test_what_one_process_compiled_the_next_one_loads(opened: Release) -> None:
     assert "library" not in vars(second), "the metallib was opened: the kernel was compiled again"
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-100], lambda data: data[:200], lambda data: b"", lambda data: data[:-1] + b"x"]
 )

@@ -30,6 +30,8 @@ def part_of_this_commit() -> int:
 
 
 @released
+@pytest.mark.slow
+@pytest.mark.rotated("/")
 def test_the_device_fails_where_pytorchs_lists_say_so_and_nowhere_else() -> None:
     listed = calibrate.names_of_operators()
     numbers = [i for i, name in enumerate(listed) if name in TELLING or i % PARTS == part_of_this_commit()]

@@ -157,6 +157,7 @@ def losses(way: Callable[[nn.Module], Any]) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_small_gpt_trains_with_the_losses_that_it_has_without() -> None:
     with_it = losses(torch.compile)
     assert with_it == pytest.approx(losses(lambda net: net), rel=1e-5)

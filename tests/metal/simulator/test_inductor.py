@@ -64,6 +64,7 @@ def losses(compiled: bool) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_a_small_gpt_trains_with_the_losses_that_it_has_without(written: list[str]) -> None:
     assert losses(compiled=True) == pytest.approx(losses(compiled=False), rel=1e-5)
     assert written

@@ -65,40 +65,40 @@ def test_each_moment_becomes_the_nearest_byte() -> None:
         assert float((off - least).max()) < 1e-7
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("kind", ["AdamW8bit", "Lion8bit", "RMSprop8bit", "SGD8bit"])
 def test_a_state_that_was_saved_goes_on_as_the_one_that_was_not(kind: str) -> None:
     made = getattr(bitsandbytes.optim, kind)
     how = {"momentum": 0.9} if kind == "SGD8bit" else {}
-    whole = made(weights("mps"), lr=1e-2, **how)
+    # The third has moments in float32, by an operator of bitsandbytes' own, which torch.compile makes anew.
+    whole, first = (made(weights("mps")[:2], lr=1e-2, **how) for _ in range(2))
     expected = stepped(whole, range(4))
-    first = made(weights("mps"), lr=1e-2, **how)
     middle = stepped(first, range(2))
     second = made([nn.Parameter(each.to("mps")) for each in middle], lr=1e-2, **how)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    # The third has moments in float32, by an operator of bitsandbytes' own, which torch.compile makes anew.
-    assert all(map(torch.equal, stepped(second, range(2, 4))[:2], expected))
+    assert all(map(torch.equal, stepped(second, range(2, 4)), expected))
 
 
 def test_its_state_is_a_quarter_and_it_learns_alike() -> None:
     losses, sizes = [], []
     for kind in (torch.optim.AdamW, bitsandbytes.optim.AdamW8bit):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(64, 64), nn.Flatten(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 64))
-        optimizer = kind(model.to("mps").parameters(), lr=1e-3)
+        model = nn.Sequential(nn.Embedding(16, 32), nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 16))
+        optimizer = kind(model.to("mps").parameters(), lr=1e-2)
         draw, total = torch.Generator().manual_seed(0), 0.0
-        for _ in range(300):
-            words = torch.randint(0, 64, (64, 8), generator=draw).to("mps")
+        for _ in range(60):
+            words = torch.randint(0, 16, (32, 4), generator=draw).to("mps")
             loss = nn.functional.cross_entropy(model(words), words[:, 0])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.item() / 300
+            total += loss.item() / 60
         losses.append(total)
         state = optimizer.state[model[2].weight]
         sizes.append(sum(each.nbytes for name, each in state.items() if torch.is_tensor(each) and "qmap" not in name))
     assert sizes[1] <= 0.26 * sizes[0]
     assert losses[1] == pytest.approx(losses[0], rel=0.005)
-    assert losses[0] < 1.0 < torch.log(torch.tensor(64.0))
+    assert losses[0] < 1.0 < torch.log(torch.tensor(16.0))
 
 
 def test_the_guard_reports_it() -> None:

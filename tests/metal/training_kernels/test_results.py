@@ -87,6 +87,7 @@ def test_a_kernel_is_as_exact_as_pytorchs_own_operators(name: str) -> None:
         assert ours <= max(2 * stock, trial.EXACT * torch.finfo(case.inputs[0].dtype).eps), case.label
 
 
+@pytest.mark.rotated("-")  # of each family one in eight
 @pytest.mark.parametrize(
     ("name", "right", "wrong"), [(name, *change) for name, changes in MUTATIONS.items() for change in changes]
 )

@@ -258,7 +258,6 @@ def test_a_precision_that_there_is_not_is_repaired() -> None:
     assert found[0].reason == snapshot("bf61 is no precision; allowed: fp32, bf16, fp16; did you mean 'bf16'?")
 
 
-@pytest.mark.slow
 def test_accelerate_launch_takes_the_file_and_trains_on_mps(place: Path, run_python, tmp_path: Path) -> None:
     config("--yes", "--config_file", str(place))
     script = CHECKOUT / "scripts" / "examples" / "run_glue_no_trainer.py"

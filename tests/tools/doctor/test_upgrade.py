@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 
 import pytest
 
 from hf_mps.cli.main import main
 from hf_mps.core.releases import torch_release
-from hf_mps.metal.device import machine
 from hf_mps.metal.device.faults import FAULTS
 from hf_mps.metal.operators.table import table
 from hf_mps.tools.doctor import upgrade
 from hf_mps.tools.doctor.findings import Finding
-
-Having = Callable[..., None]
-
-
-@pytest.fixture
-def having(monkeypatch: pytest.MonkeyPatch) -> Having:
-    """Be a machine with this torch, chip and macOS until the test ends; without macOS it is no Mac."""
-    real = metadata.version
-
-    def be(release: str, chip: str = "Apple M2", macos: str | None = "15.6") -> None:
-        here = machine.Machine("Darwin" if macos else "Linux", "arm64", chip, 16 * 2**30, macos=macos)
-        monkeypatch.setattr(machine, "_overridden", here)
-        monkeypatch.setattr(metadata, "version", lambda name: release if name == "torch" else real(name))
-
-    return be
+from tests.tools.doctor.conftest import Having
 
 
 def section(then: str, name: str) -> dict[str, Finding]:

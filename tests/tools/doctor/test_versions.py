@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import metadata
 
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.metal.device import machine
 from hf_mps.metal.device.faults import FAULTS
 from hf_mps.tools.doctor import versions
 from hf_mps.tools.doctor.findings import Finding
 from tests import CHECKOUT
-
-Having = Callable[..., None]
-
-
-@pytest.fixture
-def having(monkeypatch: pytest.MonkeyPatch) -> Having:
-    """Be a machine with this torch, chip and macOS until the test ends; without macOS it is no Mac."""
-    real = metadata.version
-
-    def be(torch_version: str, chip: str, macos: str | None) -> None:
-        here = machine.Machine("Darwin" if macos else "Linux", "arm64", chip, 16 * 2**30, macos=macos)
-        monkeypatch.setattr(machine, "_overridden", here)
-        monkeypatch.setattr(metadata, "version", lambda name: torch_version if name == "torch" else real(name))
-
-    return be
+from tests.tools.doctor.conftest import Having
 
 
 def named(found: list[Finding], name: str) -> Finding:

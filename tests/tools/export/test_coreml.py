@@ -17,6 +17,7 @@ pytest.importorskip("coremltools")
 Run = Callable[..., Ended]
 
 
+@pytest.mark.slow
 def test_a_classifier_takes_the_lengths_that_were_asked_for(hf_mps: Run, classifier: Path, tmp_path: Path) -> None:
     import coremltools
 
@@ -37,6 +38,7 @@ def test_a_classifier_takes_the_lengths_that_were_asked_for(hf_mps: Run, classif
     assert found["difference"]["relative"] < found["difference"]["tolerance"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.system() == "Darwin", reason="Core ML predicts there, and its own logits are compared")
 def test_off_a_mac_it_says_what_was_compared_and_what_was_not(hf_mps: Run, classifier: Path, tmp_path: Path) -> None:
     ended = hf_mps("export", "coreml", classifier, tmp_path / "out", "--lengths", "16,32", "--weights", "f32")
@@ -47,6 +49,7 @@ def test_off_a_mac_it_says_what_was_compared_and_what_was_not(hf_mps: Run, class
     assert found["difference"]["relative"] < 1e-5
 
 
+@pytest.mark.slow
 def test_a_weight_that_float16_would_round_to_nothing_is_no_other_model(
     hf_mps: Run, classifier: Path, tmp_path: Path
 ) -> None:

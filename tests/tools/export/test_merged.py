@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,29 +79,26 @@ def test_shards_hold_every_weight_once_and_are_made_one_by_one(adapted: Path, tm
 def test_no_more_than_a_shard_is_held_beside_the_model(adapted: Path, tmp_path: Path) -> None:
     """Counted, not timed: the weights that are alive while one is made are those of its shard."""
 
-    def doubles() -> list[torch.Tensor]:
-        return [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype == torch.float64]
-
     saved = open_run(str(adapted))
     model = base.load(saved, "float32")
     plain = base.plain(model)
     alive: list[int] = []
     sizes: list[int] = []
-    of_earlier_tests = doubles()
-    known = {id(one) for one in of_earlier_tests}
+    made: list[weakref.ref[torch.Tensor]] = []
 
     def counted(weight: merged.Weight) -> merged.Weight:
         def make() -> torch.Tensor:
-            held = [one for one in doubles() if id(one) not in known]
-            alive.append(sum(one.numel() * one.element_size() for one in held))
-            return weight.make().double()
+            held = [one for one in (each() for each in made) if one is not None]
+            alive.append(sum(one.nbytes for one in held))
+            double = weight.make().double()
+            made.append(weakref.ref(double))
+            return double
 
         sizes.append(weight.size(8))
         return merged.Weight(weight.shape, make, weight.floats)
 
     weights = {name: counted(one) for name, one in merged._weights(plain, merged._adapted(model, "it"))}
     limit = 400_000
-    gc.collect()
     (tmp_path / "out").mkdir()
     merged._write_shards(plain, weights, tmp_path / "out", torch.float64, limit)
     assert sum(sizes) > 4 * limit

@@ -64,7 +64,6 @@ def _environment(there: hub.Hub, folder: Path, token: str) -> dict[str, str | No
     return {"HF_ENDPOINT": there.address, "HF_TOKEN": token, **spoken}
 
 
-@pytest.mark.slow
 def test_a_model_reaches_the_hub_whole_and_its_checkpoints_do_not(run_python: Run, folder: Path) -> None:
     with hub.running() as there:
         env = _environment(there, folder, hub.TOKEN)
@@ -80,7 +79,6 @@ def test_a_model_reaches_the_hub_whole_and_its_checkpoints_do_not(run_python: Ru
     assert "checkpoint-7/" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_token_that_the_hub_refuses_is_one_line(run_python: Run, folder: Path) -> None:
     with hub.running() as there:
         env = _environment(there, folder, "hf_wrong")

@@ -51,6 +51,7 @@ def test_a_first_turn_is_what_predict_answers(instructed: Kept, command: Command
     assert command("chat", instructed.folder, *SHORT, stdin=FIRST).out == f"{row['generated'].strip()}\n"
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("task", ["sft", "dpo", "orpo", "kto"])
 def test_the_base_model_answers_beside_by_its_own_history(task: str, kept: Made, command: Command) -> None:
     """The base is another folder's model where the adapter was merged, and the same without it where it was not."""

@@ -29,6 +29,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*")}
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("task", RECIPES)
 def test_the_validation_rows_give_the_runs_own_figures_and_nothing_is_written(
     task: str, kept: Made, command: Command

@@ -24,6 +24,7 @@ Command = Callable[..., Ended]
 TRUTH = ("label", "truth", "exact_match", "f1", "wer", "cer", "reference", "right", "score", "rank", "nearest")
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("task", RECIPES)
 def test_the_answers_to_the_validation_rows_are_those_of_the_run(task: str, kept: Made, command: Command) -> None:
     run = kept(task)

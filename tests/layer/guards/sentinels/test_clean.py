@@ -148,22 +148,22 @@ def steps(count: int, device: str = "mps", gathered: int = 1) -> None:
         optimizer.zero_grad()
 
 
-def test_the_device_is_read_once_in_32_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("count", "gathered", "expected"),
+    [
+        (16 + 3 * stream.READ, 1, [16, 16, 64, 64, 64]),  # a loss and a norm of each step
+        (16 + stream.READ, 32, [8 * 33, 8 * 33, 32 * 33]),
+    ],
+)
+def test_the_device_is_read_once_in_32_steps_however_many_batches_each_gathers(
+    count: int, gathered: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads: list[int] = []
     stock = stream._values
     monkeypatch.setattr(stream, "_values", lambda scalars: reads.append(len(scalars)) or stock(scalars))
     with guards.suspended("stopped-gpu"):  # it adds its number
-        steps(16 + 3 * stream.READ)
-    assert reads == [16, 16, 64, 64, 64]  # a loss and a norm of each step
-
-
-def test_steps_that_gather_32_batches_are_read_once_in_32_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[int] = []
-    stock = stream._values
-    monkeypatch.setattr(stream, "_values", lambda scalars: reads.append(len(scalars)) or stock(scalars))
-    with guards.suspended("stopped-gpu"):
-        steps(16 + stream.READ, gathered=32)
-    assert reads == [8 * 33, 8 * 33, 32 * 33]
+        steps(count, gathered=gathered)
+    assert reads == expected
 
 
 class Waits(TorchDispatchMode):

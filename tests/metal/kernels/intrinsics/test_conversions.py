@@ -25,6 +25,7 @@ def source(suffix: str) -> tuple[np.ndarray, np.ndarray]:
     return floats(), floats()
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", TO_INTEGER)
 def test_to_an_integer_toward_zero_saturating_and_nan_is_zero(name: str) -> None:
     sign, bits, kind = re.search(r"convert\.([su])\.i(\d+)\.f\.(\w+)", name).groups()  # type: ignore[union-attr]

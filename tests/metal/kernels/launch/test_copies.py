@@ -73,6 +73,7 @@ def test_a_copy_between_two_layouts_goes_through_memory_without_gaps(kernels: Di
     assert launched(kernels, into_columns, numbers(30, 40)) == ["copy_identity_strided_float_float"] * 2
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("of", "into"), [*itertools.permutations(REALS, 2)], ids=str)
 def test_every_dtype_is_cast_to_every_other_as_on_the_cpu(
     kernels: Dispatch, of: torch.dtype, into: torch.dtype

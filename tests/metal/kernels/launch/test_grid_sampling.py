@@ -35,6 +35,7 @@ def agree(dtype: torch.dtype, shapes: tuple[tuple[int, ...], tuple[int, ...]], *
         torch.testing.assert_close(ours.cpu().double() / scale, right / scale, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("padding", PADDINGS)

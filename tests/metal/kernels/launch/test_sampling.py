@@ -12,6 +12,7 @@ from tests.metal.kernels.launch.philox import stream
 SEED = 5
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32], ids=str)
 @pytest.mark.parametrize("n", [1, 2, 100, 384, 385, 5000, 1 << 15, 70_000])
 def test_a_permutation_has_every_number_once(kernels: Dispatch, n: int, dtype: torch.dtype) -> None:

@@ -64,8 +64,6 @@ def test_every_part_of_the_step_is_there_with_its_modules(mrpc: Audit) -> None:
     assert ("optimizer", "") in of["aten::_fused_adamw_"]
 
 
-@pytest.mark.rotated
-@pytest.mark.slow
 def test_its_list_is_what_the_ledger_books_of_a_real_step(each_recipe: str) -> None:
     found = audit(resolve_target(each_recipe))
     assert {entry.operator for entry in found.of("fallback")} == booked(each_recipe)

@@ -55,7 +55,6 @@ def test_a_loss_that_is_off_is_told_where_no_module_is() -> None:
     )
 
 
-@pytest.mark.slow
 def test_every_recipe_agrees_on_both_devices(each_recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parity", each_recipe, "--steps", "2", "--rows", "2", "--json"]) == 0, capsys.readouterr().err
     found = json.loads(capsys.readouterr().out)
