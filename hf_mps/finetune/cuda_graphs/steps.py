@@ -176,13 +176,11 @@ def with_capture(trainer: Any, capture: StepCapture) -> None:
 
 @contextmanager
 def _buffers_stay(model: Any) -> Iterator[None]:
-    """Raise RecordingFailed where a model puts another tensor in a buffer's place, and give it the first one back.
-
-    A tensor made while a step is recorded lies in the graphs' memory and holds nothing yet; a model that keeps it for
-    later steps (a table of positions that has grown) would read what another graph leaves there.
-    """
+    """Raise RecordingFailed where a model puts another tensor in a buffer's place, and give it the first one back."""
     before = [(module, name, tensor) for module in model.modules() for name, tensor in module._buffers.items()]
     yield
+    # A tensor made while a step is recorded is in the graphs' memory and holds nothing yet; a model that keeps it for
+    # later steps (a table of positions that has grown) would read what another graph leaves there.
     replaced = [(module, name, tensor) for module, name, tensor in before if module._buffers.get(name) is not tensor]
     for module, name, tensor in replaced:
         module._buffers[name] = tensor

@@ -45,6 +45,7 @@ def take_part(prepared: Prepared, trainer: Any) -> None:
     """Predict the rows of a process other than the main one, which writes the answers of all."""
     if prepared.predict is not None:
         with failures.optional(FILE):
+            # Answers are computed as they are taken.
             for _ in prepared.predict(trainer):
                 pass
 

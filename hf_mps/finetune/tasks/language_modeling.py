@@ -204,6 +204,7 @@ class MaskedLM(BlockTask):
         from datasets.fingerprint import Hasher
 
         def gaps(batch: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+            # One at a time: the collator would pad blocks of several lengths.
             made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]
             return {name: [one[name][0].tolist() for one in made] for name in ("input_ids", "labels")}
 

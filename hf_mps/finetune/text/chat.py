@@ -189,11 +189,7 @@ def _rendered(tokenizer: Any, conversation: Sequence[Message], **settings: Any) 
 def _spans(tokenizer: Any, conversation: Sequence[Message], text: str) -> list[tuple[int, int]]:
     """Return where each message of the assistant is in `text`, as [start, end) in characters.
 
-    A stand-in for the words finds the end: the text around it must be the whole conversation's, or the template
-    changes the words and ConversationError is raised. The start is the end of this turn's prompt where the whole text
-    begins with that prompt: what a template writes between prompt and words (an empty <think></think>) is the
-    assistant's to say. The turns up to here without the following ones would not do as a prefix: templates such as
-    Qwen3's write the last turn in another way than earlier ones.
+    Raises ConversationError where the template changes the words.
     """
     spans = []
     for turn, message in enumerate(conversation):
@@ -202,14 +198,17 @@ def _spans(tokenizer: Any, conversation: Sequence[Message], text: str) -> list[t
         prompt = render(tokenizer, conversation[:turn], prompt=True) if turn else ""
         content, in_parts = message["content"], not isinstance(message["content"], str)
         stands_in = [{"type": "text", "text": _STAND_IN}] if in_parts else _STAND_IN
+        # With the turns that follow: templates such as Qwen3's write the last turn in another way than earlier ones.
         replaced = [*conversation[:turn], {**message, "content": stands_in}, *conversation[turn + 1 :]]
         before, _, after = render(tokenizer, replaced).partition(_STAND_IN)
         content = "".join(part["text"] for part in content) if in_parts else content
         written = (content, content.strip(), content.lstrip(), content.rstrip())
+        # Around the stand-in the text must be the whole conversation's, or the template changes the words.
         words = next((one for one in written if before + one + after == text), None)
         if words is not None:
             # A template without a generation prompt writes the role's heading in the turn; the heading is not learned.
             asks = bool(prompt) and prompt != render(tokenizer, conversation[:turn])
+            # What a template writes between prompt and words (an empty <think></think>) is the assistant's to say.
             start = len(prompt) if asks and before.startswith(prompt) else len(before)
             spans.append((start, len(before) + len(words)))
         elif turn == len(conversation) - 1 and prompt and text.startswith(prompt):

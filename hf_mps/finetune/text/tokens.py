@@ -99,6 +99,7 @@ def counts(features: Dataset, column: str = "input_ids") -> list[int]:
     """Return the length of each row's list in `column`."""
     import pyarrow.compute
 
+    # Arrow counts without making a Python list of each row.
     table = features.with_format("arrow")[:]
     return [int(number) for number in pyarrow.compute.list_value_length(table[column]).to_pylist()]
 
