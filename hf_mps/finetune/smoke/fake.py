@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -23,6 +22,7 @@ from hf_mps.metal.operators.calls import tensors_of
 FOLLOWED, FRACTIONS = 2**22, 2**12
 CPU = torch.device("cpu")
 _aten = torch.ops.aten
+_TENSOR, _DATA_PTR, _SWAP = torch.tensor, torch.Tensor.data_ptr, torch.utils.swap_tensors
 # transformers' losses that pair what is found with what there is.
 LOSSES, PAIRING = "transformers.loss.", "linear_sum_assignment"
 # Operators that a mask tells which elements to take: where the mask is true must be known.
@@ -54,6 +54,9 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (torch/_meta_registrations.py) is CUDA's, bfloat16 alone; on Metal a loop over the groups takes every dtype.
     """
 
+    active: ClassVar[FakeScalars | None] = None
+    """The one that was entered last, also for autograd's threads."""
+
     def __init__(self, given: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._real: Any = WeakIdKeyDictionary()
@@ -73,7 +76,10 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 # What the 256 values of a moment's byte are, it reads from tensors that it makes.
                 of_size = patch.object(bitsandbytes, "create_dynamic_map", lambda **_: torch.empty(256, device=CPU))
                 entered.enter_context(of_size)
-            entered.enter_context(_OfValues())
+            entered.enter_context(patch.object(torch, "tensor", _tensor))
+            entered.enter_context(patch.object(torch.Tensor, "data_ptr", _data_ptr))
+            entered.enter_context(patch.object(torch.utils, "swap_tensors", self._swapped))
+            entered.enter_context(patch.object(FakeScalars, "active", self))
             self._entered = entered.pop_all()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -122,6 +128,10 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._real[fake] = tensor
         return result
 
+    def follows(self, tensor: torch.Tensor) -> bool:
+        """Whether the values of a fake tensor are known."""
+        return tensor in self._real
+
     def _known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether all values of a call are known: its tensors' are, and it draws no random numbers."""
         if func in OF_A_SHAPE or func in OF_A_SIZE:
@@ -147,6 +157,17 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storages = {tensor.untyped_storage()._cdata for tensor in written}
         for fake in [fake for fake, tensor in self._real.items() if tensor.untyped_storage()._cdata in storages]:
             del self._real[fake]
+
+    def _swapped(self, first: torch.Tensor, second: torch.Tensor) -> None:
+        """torch.utils.swap_tensors, which takes no tensor that a weak reference is kept of, as of each known one here.
+
+        Module.to asks for it: D-FINE's loss makes a module with a parameter in each step, and moves it.
+        """
+        known = [self._real.pop(each, None) for each in (first, second)]
+        _SWAP(first, second)
+        for each, values in zip((second, first), known, strict=True):
+            if values is not None:
+                self._real[each] = values
 
     def _drawn(self, made: Any) -> Any:
         """Let a single draw be 1.0: a layer that LayerDrop may skip then stays, which is the largest step."""
@@ -191,15 +212,16 @@ def _first_queries(stock: Any) -> Any:
     return assigned
 
 
-class _OfValues(TorchFunctionMode):
-    """Lets torch.tensor read fake numbers in a list as the step would: PyTorch's own looks for them in memory."""
+def _tensor(data: Any, *arguments: Any, **settings: Any) -> torch.Tensor:
+    """torch.tensor, which reads fake numbers in a list as the step would: PyTorch's own looks for them in memory."""
+    if isinstance(data, (list, tuple)):
+        data = tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, data)
+    return _TENSOR(data, *arguments, **settings)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
-            args = (tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, args[0]), *args[1:])
-        if func is torch.Tensor.data_ptr and isinstance(args[0], FakeTensor):
-            return id(args[0])  # transformers tells embeddings apart by it, for 8-bit optimizers
-        return func(*args, **(kwargs or {}))
+
+def _data_ptr(tensor: torch.Tensor) -> int:
+    """Tensor.data_ptr, by which transformers tells embeddings apart for 8-bit optimizers, of fake tensors too."""
+    return id(tensor) if isinstance(tensor, FakeTensor) else _DATA_PTR(tensor)
 
 
 def _followed(count: int, dtype: torch.dtype | None) -> bool:

@@ -26,6 +26,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
 from hf_mps.finetune.smoke.fake import DEVICE, needs_numbers
+from hf_mps.finetune.smoke.repeats import answered
 from hf_mps.layer.fused_step.attention import blockwise
 from hf_mps.metal.operators.calls import tensors_of
 from hf_mps.metal.operators.launch_class import Call
@@ -101,10 +102,20 @@ STEPS = 2
 
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it around a step: counts the bytes of every storage on the device from its making until it is freed."""
+    """Enter it around a step: counts the bytes of every storage on the device from its making until it is freed.
 
-    def __init__(self, tracker: ModuleTracker, device: str = "mps", vocabulary: int | None = None) -> None:
+    A `recorder` that is not entered itself is told of every operator.
+    """
+
+    def __init__(
+        self,
+        tracker: ModuleTracker,
+        device: str = "mps",
+        vocabulary: int | None = None,
+        recorder: OperatorRecorder | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
         self.peak = Peak()
         self.moments: dict[tuple[tuple[str, str], str], Peak] | None = None
         """The highest moment of each operator at each place; None where nobody asks."""
@@ -118,31 +129,38 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trained: set[str] = set()
         """The names of the parameters that got a gradient."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in a trace, and the skipping costs as much as an answer
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # As in OperatorRecorder: asked twice an operator, through every mode.
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
+        kwargs, known = kwargs or {}, None
         # Without this a tensor that is used twice would cost a third gradient, which no real run has.
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
-            return args[place].add_(args[1 - place])
-        self._operator = func.name()
-        if func.name() in meta_model.EXPANDED:
-            keywords = kwargs or {}
-            made = self.once(partial(meta_model.expanded, func, **keywords), None, (func, *keywords.items()))
-            with self:  # what its kernel makes on the way counts too
-                return made(*args)
-        result = func(*args, **(kwargs or {}))
-        if func.namespace in SENDING:
-            for leaf in tensors_of(args, kwargs, result):
-                self.sent(leaf)
-        elif not func.name().startswith(NO_OPERATORS):
-            for leaf in tensors_of(result):
-                self._made(leaf)
+            result = args[place].add_(args[1 - place])
+        elif func.name() in meta_model.EXPANDED:
+            self._operator = func.name()
+            made = self.once(partial(meta_model.expanded, func, **kwargs), (func, *kwargs.items()))
+            # What its kernel makes on the way counts too, and is no operator of the step.
+            with patch.object(self, "_recorder", None), self:
+                result = made(*args)
+        else:
+            self._operator = func.name()
+            result, known = answered(func, args, kwargs)
+            if func.namespace in SENDING:
+                for leaf in tensors_of(args, kwargs, result):
+                    self.sent(leaf)
+            elif not self._operator.startswith(NO_OPERATORS):
+                for leaf in tensors_of(result):
+                    self._made(leaf)
+        if self._recorder is not None:
+            self._recorder.saw(func, args, kwargs, result, known)
         return result
 
-    def once(
-        self, stock: Callable[..., Any], recorder: OperatorRecorder | None, name: Any = None
-    ) -> Callable[..., Any]:
+    def once(self, stock: Callable[..., Any], name: Any = None) -> Callable[..., Any]:
         """Return a part of attention in blocks, or of an operator of bitsandbytes, that is followed once for each shape
         of what goes in.
 
@@ -153,7 +171,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def replacement(*given: Any) -> Any:
             if not isinstance(given[1], FakeTensor):
                 return stock(*given)
-            key = _described((name or stock, *given))
+            key, recorder = _described((name or stock, *given)), self._recorder
             if key not in self.known:
                 before, now = len(recorder.calls) if recorder else 0, self._now
                 peak, self.peak = self.peak, Peak(now)
@@ -311,6 +329,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
+class OthersTrained(Exception):
+    """Other parameters got a gradient than were expected to: those that did, by their names."""
+
+
 def followed(
     step: TrainingStep,
     recorder: OperatorRecorder | None = None,
@@ -318,15 +340,16 @@ def followed(
     moments: bool = False,
     trained: Collection[str] = (),
     accumulated: bool = False,
-    steps: int = STEPS,
+    expected: bool = False,
 ) -> Memory:
-    """Run a step twice (`steps`) and return its memory, with the highest of all `moments` where they are asked for.
+    """Run a step STEPS times and return its memory, with the highest of all `moments` where they are asked for.
 
     Where the parameters that get a gradient are known (`trained`), the optimizer's state is made of gradients without
-    a pass, and the step runs once. If batches before have `accumulated`, these gradients stay.
+    a pass, and the step runs once. If batches before have `accumulated`, these gradients stay. Raises OthersTrained
+    where `trained` are only `expected` and others are.
     """
     words, model, trainer = getattr(getattr(step.model, "config", None), "vocab_size", None), step.model, step.trainer
-    memory = Memory(step.tracker, device, vocabulary=words if isinstance(words, int) and words > 64 else None)
+    memory = Memory(step.tracker, device, words if isinstance(words, int) and words > 64 else None, recorder)
     memory.moments = {} if moments else None
     memory.hold([*model.parameters(), *model.buffers(), *meta_model.statistics(model)])
     beside = getattr(trainer, "ref_model", None)  # a reference or a teacher, which is asked and does not learn
@@ -334,7 +357,8 @@ def followed(
         memory.hold([*beside.parameters(), *beside.buffers()])
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
-    last = 1 if trained else steps
+    last = 1 if trained else STEPS
+    ready = [name for name in weights if name in trained or family(name) in trained]
 
     def stepped(number: int = 0) -> None:
         for leaf in tensors_of(*trainer.optimizer.state.values()):
@@ -344,15 +368,19 @@ def followed(
             memory.known.clear()
 
     def make_state() -> None:
-        for name, parameter in weights.items():
-            if name in trained or family(name) in trained:
-                parameter.grad = torch.empty_like(parameter)
-                memory.gradient(parameter, name)
+        for name in ready:
+            weights[name].grad = torch.empty_like(weights[name])
+            memory.gradient(weights[name], name)
+        memory.trained.clear()
         trainer.optimizer.optimizer.step()  # not accelerate's, whose scaler would look for infinite gradients
         if not accumulated:
             model.zero_grad()
         stepped()
         memory.begin_again()
+
+    def passed(_: Any) -> None:
+        if expected and memory.trained != set(ready):
+            raise OthersTrained(*memory.trained)
 
     stock = torch.UntypedStorage.resize_
 
@@ -366,14 +394,14 @@ def followed(
     with ExitStack() as hooks:
         hooks.enter_context(patch.object(torch.UntypedStorage, "resize_", resize_))
         for name in ("_forward", "_backward"):
-            part = memory.once(getattr(blockwise, name), recorder)
+            part = memory.once(getattr(blockwise, name))
             hooks.enter_context(patch.object(blockwise, name, part))
         for name, parameter in weights.items():
             hook = partial(memory.gradient, name=name)
             hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         # The second of two steps is the one that counts: in the first the optimizer has no moments yet.
-        watch = [memory, *([recorder] if recorder else ())]
-        step.run(last, watch=watch, after_step=stepped, before=make_state if trained else None)
+        before = make_state if trained else None
+        step.run(last, watch=[memory], after_backward=passed, after_step=stepped, before=before)
     return memory
 
 
@@ -473,18 +501,23 @@ class Tracer:
             self._cut, self._trained = cut, ()
         with layers.few(cut.base if cut else {}, *models_of(self._parts.prepared)):
             step = self._step(1, rows)
-            generating = generates(step.trainer)
-            if not (self._trained or generating):
-                trained = followed(step, steps=1).trained
-                self._trained = {family(name) for name in trained} if cut else trained
-        if generating:
-            return step, self._of(None, rows, generating) or {}
-        return step, self._of(cut, rows) or self._of(None, rows) or {}
+        if generates(step.trainer):
+            return step, self._of(None, rows, True) or {}
+        if expected := not self._trained:  # most often all that may
+            self._trained = {family(name) for name, one in step.model.named_parameters() if one.requires_grad}
+        try:
+            found = self._of(cut, rows, expected=expected)
+        except OthersTrained as others:
+            self._trained = set(map(family, others.args)) if cut else others.args
+            found = self._of(cut, rows)
+        return step, found or self._of(None, rows) or {}
 
-    def _of(self, cut: Cut | None, rows: int, generating: bool = False) -> dict[Any, Peak] | None:
+    def _of(
+        self, cut: Cut | None, rows: int, generating: bool = False, expected: bool = False
+    ) -> dict[Any, Peak] | None:
         """Return the highest moments, told by the layers of `cut` if that is given; None where those are not the same.
 
-        A step that generates, of which its trainer keeps count, is run twice.
+        A step that generates, of which its trainer keeps count, is run twice. Raises OthersTrained as `followed` does.
         """
         # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
         several, recording = min(self.accumulation, 2), self._record and self._recorded is None
@@ -496,7 +529,7 @@ class Tracer:
                 recorders.append(OperatorRecorder(step.tracker))
                 recorder, trained = recorders[-1] if recording else None, () if generating else self._trained
                 before = several > 1 and not whole
-                moments = followed(step, recorder, moments=True, trained=trained, accumulated=before).moments
+                moments = followed(step, recorder, "mps", True, trained, before, expected and not found).moments
             found.append(folded(moments or {}, cut, kept) if cut else moments or {})
         lacking = [lacking for _, lacking in cut.more] if cut else []
         made = scaled(found[0], list(zip(found[1:], lacking, strict=True)))
