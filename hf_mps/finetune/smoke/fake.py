@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -13,7 +13,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_mps.metal.operators.calls import tensors_of
 
@@ -22,7 +22,7 @@ from hf_mps.metal.operators.calls import tensors_of
 FOLLOWED, FRACTIONS = 2**22, 2**12
 CPU = torch.device("cpu")
 _aten = torch.ops.aten
-_TENSOR, _DATA_PTR, _SWAP = torch.tensor, torch.Tensor.data_ptr, torch.utils.swap_tensors
+_TENSOR, _DATA_PTR = torch.tensor, torch.Tensor.data_ptr
 # transformers' losses that pair what is found with what there is.
 LOSSES, PAIRING = "transformers.loss.", "linear_sum_assignment"
 # Operators that a mask tells which elements to take: where the mask is true must be known.
@@ -78,7 +78,6 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 entered.enter_context(of_size)
             entered.enter_context(patch.object(torch, "tensor", _tensor))
             entered.enter_context(patch.object(torch.Tensor, "data_ptr", _data_ptr))
-            entered.enter_context(patch.object(torch.utils, "swap_tensors", self._swapped))
             entered.enter_context(patch.object(FakeScalars, "active", self))
             self._entered = entered.pop_all()
         return super().__enter__()  # type: ignore[no-untyped-call]
@@ -128,9 +127,10 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._real[fake] = tensor
         return result
 
-    def follows(self, tensor: torch.Tensor) -> bool:
-        """Whether the values of a fake tensor are known."""
-        return tensor in self._real
+    def lacks(self, tensors: Iterable[torch.Tensor], how: Callable[[Iterable[bool]], bool]) -> bool:
+        """Whether the values of all or any (`how`) of some fake tensors are unknown."""
+        known = self._real.data
+        return how([WeakIdRef(tensor) not in known for tensor in tensors])
 
     def _known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether all values of a call are known: its tensors' are, and it draws no random numbers."""
@@ -157,17 +157,6 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storages = {tensor.untyped_storage()._cdata for tensor in written}
         for fake in [fake for fake, tensor in self._real.items() if tensor.untyped_storage()._cdata in storages]:
             del self._real[fake]
-
-    def _swapped(self, first: torch.Tensor, second: torch.Tensor) -> None:
-        """torch.utils.swap_tensors, which takes no tensor that a weak reference is kept of, as of each known one here.
-
-        Module.to asks for it: D-FINE's loss makes a module with a parameter in each step, and moves it.
-        """
-        known = [self._real.pop(each, None) for each in (first, second)]
-        _SWAP(first, second)
-        for each, values in zip((second, first), known, strict=True):
-            if values is not None:
-                self._real[each] = values
 
     def _drawn(self, made: Any) -> Any:
         """Let a single draw be 1.0: a layer that LayerDrop may skip then stays, which is the largest step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +43,8 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, tracker: ModuleTracker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.places: dict[str, Counter[tuple[str, str]]] = {}
-        self.dtypes: dict[str, set[torch.dtype]] = {}
+        self.places: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self.dtypes: dict[str, set[torch.dtype]] = defaultdict(set)
         self.calls: list[Call] = []
         self.more: list[tuple[list[Call], int]] = []
         self._tracker = tracker
@@ -59,30 +59,24 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def saw(self, func: Any, args: Any, kwargs: Any, result: Any, known: Known | None) -> None:
         """Count a call and its result; `known` is what `repeats.answered` knows of it."""
-        if known is None or known.noted is None:
+        noted = known.noted if known is not None else None
+        if noted is None:
             name = SEEN_AS.get(func.name(), func.name())
-            if name.startswith(NO_OPERATORS):
-                return
             # What a call without arguments made, or moved here, counts as the device's too.
-            tensors = tensors_of(args, kwargs, result)
-            dtypes = {tensor.dtype for tensor in tensors if tensor.device.type == "mps"}
-            noted = dtypes, [call_of(name, (args, kwargs), result)] if dtypes else []
+            dtypes = {tensor.dtype for tensor in tensors_of(args, kwargs, result) if tensor.device.type == "mps"}
+            counts = dtypes and not name.startswith(NO_OPERATORS)
+            noted = dtypes, [call_of(name, (args, kwargs), result)] if counts else []
             if known is not None:
                 known.noted = noted
-        else:
-            noted = known.noted
-        dtypes, calls = noted
-        for call in calls:
-            self.dtypes.setdefault(call.operator, set()).update(dtypes)
-        self.again(calls)
+        for call in noted[1]:
+            self.dtypes[call.operator] |= noted[0]
+        self.again(noted[1])
 
     def again(self, calls: Sequence[Call]) -> None:
         """Count `calls` as made here; of what dtypes they are is known."""
-        if not calls:
-            return
-        phase, module = self._tracker.here()
         for call in calls:
-            self.places.setdefault(call.operator, Counter())[phase, family(module)] += 1
+            phase, module = self._tracker.here()
+            self.places[call.operator][phase, family(module)] += 1
         self.calls += calls
 
     def forget(self) -> None:

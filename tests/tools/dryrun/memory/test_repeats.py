@@ -63,7 +63,7 @@ def test_the_second_result_is_as_the_first(name: str, monkeypatch: pytest.Monkey
                 given = [(each + 0.5)[start : start + 64] for each in (first.exp(), second.exp())]
                 with monkeypatch.context() as patched:
                     if not answers:
-                        patched.setattr(repeats, "_repeats", lambda func: False)
+                        patched.setattr(repeats, "_unknown", lambda func: None)
                     found.append(form(CALLS[name](*given), given))
     for answered, anew in zip(found[::2], found[1::2], strict=True):
         assert answered == anew
@@ -96,7 +96,7 @@ def test_a_trace_with_answers_and_taken_for_granted_weights_finds_what_it_finds_
     monkeypatch.setattr(repeats, "_KNOWN", known)
     told = estimate(target, length=16, record=True)
     assert sum(one is not None for one in known.values()) > 50
-    monkeypatch.setattr(repeats, "_repeats", lambda func: False)
+    monkeypatch.setattr(repeats, "_unknown", lambda func: None)
     anew = estimate(target, length=16, record=True)
     for field in ("bytes", "parts", "where", "trained", "moments"):
         assert getattr(told, field) == getattr(anew, field)
@@ -116,5 +116,5 @@ def test_which_weights_train_is_asked_of_a_step_only_where_not_all_do(
     monkeypatch.setattr(TrainingStep, "run", lambda *given, **said: runs.append(1) or run(*given, **said))
     found = estimate(resolve_target(str(tmp_path), [], task), length=16)
     assert len(runs) == passes
-    assert any("pooler" in each for each in found.trained) is False
-    assert found.parts["gradients"] < found.parts["weights"] if passes == 2 else found.trained
+    assert found.trained
+    assert not any("pooler" in each for each in found.trained)
