@@ -7,6 +7,7 @@ dispatch mode and with a slower key.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -60,10 +61,11 @@ def answered(func: Any, args: Any, kwargs: Any) -> tuple[Any, Known | None]:
     That is None where nothing is: outside of a step of fake tensors, of other tensors, of libraries' operators, and
     where the result depends on values.
     """
-    scalars, unknown = FakeScalars.active, _unknown(func)
-    tensors, key = list[FakeTensor](), [func, torch.get_default_dtype()]
-    plain = scalars is None or unknown is None or not _described((*args, *kwargs, *kwargs.values()), key, tensors)
-    if plain or not (tensors and scalars.lacks(tensors, unknown)):
+    scalars, unknown, tensors = FakeScalars.active, _unknown(func), list[FakeTensor]()
+    key: list[Any] = [func, torch.get_default_dtype()]
+    if scalars is None or unknown is None or not _described((*args, *kwargs, *kwargs.values()), key, tensors):
+        return func(*args, **kwargs), None
+    if not tensors or not scalars.lacks(tensors, unknown):
         return func(*args, **kwargs), None
     name, shift = tuple(key), _shift(*args) if func in _PLACED else None
     if shift is not None and name not in _KNOWN and (known := _KNOWN.get(name[:-1])) is not None:
@@ -71,11 +73,9 @@ def answered(func: Any, args: Any, kwargs: Any) -> tuple[Any, Known | None]:
     if name in _KNOWN:
         known = _KNOWN[name]
         return (func(*args, **kwargs) if known is None else made(known.result, tensors)), known
-    result = func(*args, **kwargs)
-    try:
+    result, known = func(*args, **kwargs), None
+    with suppress(LookupError):
         known = Known(_forms(result, tensors))
-    except LookupError:
-        known = None
     _KNOWN[name] = known
     if known is not None and shift is not None:
         _KNOWN[name[:-1]] = Known(known.result._replace(offset=known.result.offset - shift))
@@ -144,7 +144,7 @@ def _forms(result: Any, tensors: list[FakeTensor]) -> Any:
     # Of which of several it is a view is not known, nor where one as another dtype begins.
     if len(tensors) > 1 or result.dtype != tensors[0].dtype:
         raise LookupError
-    return form._replace(view=True, offset=form.offset - tensors[0].storage_offset())
+    return form._replace(view=True, offset=form.offset - int(tensors[0].storage_offset()))
 
 
 def form_of(tensor: Any) -> Form:
@@ -166,7 +166,7 @@ def made(form: Any, tensors: Sequence[Any]) -> Any:
             begin = tensors[0].storage_offset()
             empty.set_(tensors[0].untyped_storage(), begin + form.offset, form.shape, form.stride)
         # As FakeTensor(mode, empty, device) does, which takes ten times as long.
-        where = {"dispatch_device": True, "device_for_backend_keys": form.device}
+        where: Any = {"dispatch_device": True, "device_for_backend_keys": form.device}
         new: Any = torch.Tensor._make_subclass(FakeTensor, empty, False, **where)
         torch._C._set_warn_deprecated_on_mutable_data_ptr(new)
     vars(new).update(form.state, fake_mode=tensors[0].fake_mode)

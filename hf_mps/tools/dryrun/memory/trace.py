@@ -30,7 +30,6 @@ from hf_mps.finetune.smoke.repeats import Known, answered, form_of, made
 from hf_mps.layer.fused_step.attention import blockwise
 from hf_mps.metal.operators.calls import tensors_of
 from hf_mps.metal.operators.launch_class import Call
-from hf_mps.metal.operators.table import NO_OPERATORS
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
 from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
@@ -149,7 +148,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._operator.startswith(SENDING):
                 for leaf in tensors_of(args, kwargs, result):
                     self.sent(leaf)
-            elif not self._operator.startswith(NO_OPERATORS):
+            else:
                 for leaf in tensors_of(result):
                     self._made(leaf)
         if self.recorder is not None:
@@ -492,7 +491,8 @@ class Tracer:
         # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
         several, recording = min(self.accumulation, 2), self._record and self._recorded is None
         whole = recording or generating
-        found, recorders = [], []
+        found: list[Mapping[Any, Peak]] = []
+        recorders = []
         for kept in (cut.base, *(kept for kept, _ in cut.more)) if cut else ({},):
             with layers.few(kept, *models_of(self._parts.prepared)):
                 step = self._step(several if whole else 1, rows)
