@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import WeakIdKeyDictionary, WeakIdRef
 
 from hf_mps.core.errors import chain
 from hf_mps.metal.operators.calls import tensors_of
@@ -24,6 +23,7 @@ from hf_mps.metal.operators.calls import tensors_of
 FOLLOWED, FRACTIONS = 2**22, 2**12
 CPU = torch.device("cpu")
 _aten = torch.ops.aten
+_TENSOR, _DATA_PTR = torch.tensor, torch.Tensor.data_ptr
 # transformers' losses that pair what is found with what there is.
 LOSSES, PAIRING = "transformers.loss.", "linear_sum_assignment"
 # Operators that a mask tells which elements to take: where the mask is true must be known.
@@ -55,6 +55,9 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (torch/_meta_registrations.py) is CUDA's, bfloat16 alone; on Metal a loop over the groups takes every dtype.
     """
 
+    active: ClassVar[FakeScalars | None] = None
+    """The one that was entered last, also for autograd's threads."""
+
     def __init__(self, given: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._real: Any = WeakIdKeyDictionary()
@@ -74,7 +77,9 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 # What the 256 values of a moment's byte are, it reads from tensors that it makes.
                 of_size = patch.object(bitsandbytes, "create_dynamic_map", lambda **_: torch.empty(256, device=CPU))
                 entered.enter_context(of_size)
-            entered.enter_context(_OfValues())
+            entered.enter_context(patch.object(torch, "tensor", _tensor))
+            entered.enter_context(patch.object(torch.Tensor, "data_ptr", _data_ptr))
+            entered.enter_context(patch.object(FakeScalars, "active", self))
             self._entered = entered.pop_all()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
@@ -122,6 +127,11 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(fake, torch.Tensor) and tensor.numel() <= self._most:
                 self._real[fake] = tensor
         return result
+
+    def lacks(self, tensors: Iterable[torch.Tensor], how: Callable[[Iterable[bool]], bool]) -> bool:
+        """Whether the values of all or any (`how`) of some fake tensors are unknown."""
+        known = self._real.data
+        return how([WeakIdRef(tensor) not in known for tensor in tensors])
 
     def _known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether all values of a call are known: its tensors' are, and it draws no random numbers."""
@@ -192,15 +202,16 @@ def _first_queries(stock: Any) -> Any:
     return assigned
 
 
-class _OfValues(TorchFunctionMode):
-    """Lets torch.tensor read fake numbers in a list as the step would: PyTorch's own looks for them in memory."""
+def _tensor(data: Any, *arguments: Any, **settings: Any) -> torch.Tensor:
+    """torch.tensor, which reads fake numbers in a list as the step would: PyTorch's own looks for them in memory."""
+    if isinstance(data, (list, tuple)):
+        data = tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, data)
+    return _TENSOR(data, *arguments, **settings)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.tensor and args and isinstance(args[0], (list, tuple)):
-            args = (tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, args[0]), *args[1:])
-        if func is torch.Tensor.data_ptr and isinstance(args[0], FakeTensor):
-            return id(args[0])  # transformers tells embeddings apart by it, for 8-bit optimizers
-        return func(*args, **(kwargs or {}))
+
+def _data_ptr(tensor: torch.Tensor) -> int:
+    """Tensor.data_ptr, by which transformers tells embeddings apart for 8-bit optimizers, of fake tensors too."""
+    return id(tensor) if isinstance(tensor, FakeTensor) else _DATA_PTR(tensor)
 
 
 def _followed(count: int, dtype: torch.dtype | None) -> bool:

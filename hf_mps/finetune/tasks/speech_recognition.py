@@ -137,17 +137,22 @@ class SpeechRecognition(_speech.SpeechTask):
     def _begin(self) -> tuple[Any, Any]:
         """Open configuration and feature extractor. Raises UserError for a model that does not take the wave."""
         self.extractor = extractor = self.checkpoint.feature_extractor()
-        if extractor.model_input_names[0] != "input_values":
-            told = f"model {self.checkpoint.name}: it takes {extractor.model_input_names[0]}"
+        self._refuse_other_than_the_wave(extractor.model_input_names[0])
+        return self.checkpoint.config(), extractor
+
+    def _refuse_other_than_the_wave(self, name: str) -> None:
+        if name != "input_values":
+            told = f"model {self.checkpoint.name}: it takes {name}"
             allowed = "models that take the wave itself, such as wav2vec2, hubert, wavlm, sew"
             raise UserError(f"{told}; allowed: {allowed}; next: for Whisper task=speech-seq2seq")
-        return self.checkpoint.config(), extractor
 
     def _load(self, config: Any) -> None:
         """Load the model, with its feature encoder frozen where the recipe says so."""
         from transformers import Wav2Vec2Processor
 
         self.load(config)
+        # A stand-in's extractor may be of another kind than the model.
+        self._refuse_other_than_the_wave(self.model.main_input_name)
         # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer assumes that it does, and
         # loss and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
         self.model.accepts_loss_kwargs = False

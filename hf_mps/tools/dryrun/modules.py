@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class ModuleTracker:
                 pass
 
 
+@cache
 def family(name: str) -> str:
     """Return a module's name without the number of its layer: `bert.encoder.layer.*.output`."""
     return _NUMBER.sub("*", name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_mps.core.choice import Choice
 from hf_mps.core.text import aligned, counted
 from hf_mps.finetune.smoke.fake import DEVICE
+from hf_mps.finetune.smoke.repeats import Known, answered
 from hf_mps.metal.fallback.accounting import TRACKER
 from hf_mps.metal.operators.calls import call_of, tensors_of
 from hf_mps.metal.operators.launch_class import CLASSES, Call, LaunchClass, LaunchTable
@@ -40,35 +41,42 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     (`OperatorSupport.kernel_owner`).
     """
 
-    def __init__(self, tracker: ModuleTracker, device: str = "mps") -> None:
+    def __init__(self, tracker: ModuleTracker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.places: dict[str, Counter[tuple[str, str]]] = {}
-        self.dtypes: dict[str, set[torch.dtype]] = {}
+        self.places: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self.dtypes: dict[str, set[torch.dtype]] = defaultdict(set)
         self.calls: list[Call] = []
         self.more: list[tuple[list[Call], int]] = []
-        self._tracker, self._device = tracker, device
+        self._tracker = tracker
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # PyTorch asks a fake tensor for its device twice an operator, through every mode: the slow way is skipped.
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        name = SEEN_AS.get(func.name(), func.name())
-        if name.startswith(NO_OPERATORS):
-            return result
-        # What a call without arguments made, or moved here, counts as the device's too.
-        tensors = tensors_of(args, kwargs, result)
-        if dtypes := {tensor.dtype for tensor in tensors if tensor.device.type == self._device}:
-            self.dtypes.setdefault(name, set()).update(dtypes)
-            self.again([call_of(name, (args, kwargs), result)])
+        result, known = answered(func, args, kwargs or {})
+        self.saw(func, args, kwargs or {}, result, known)
         return result
+
+    def saw(self, func: Any, args: Any, kwargs: Any, result: Any, known: Known | None) -> None:
+        """Count a call and its result; `known` is what `repeats.answered` knows of it."""
+        noted = known.noted if known is not None else None
+        if noted is None:
+            name = SEEN_AS.get(func.name(), func.name())
+            # What a call without arguments made, or moved here, counts as the device's too.
+            dtypes = {tensor.dtype for tensor in tensors_of(args, kwargs, result) if tensor.device.type == "mps"}
+            counts = dtypes and not name.startswith(NO_OPERATORS)
+            noted = dtypes, [call_of(name, (args, kwargs), result)] if counts else []
+            if known is not None:
+                known.noted = noted
+        for call in noted[1]:
+            self.dtypes[call.operator] |= noted[0]
+        self.again(noted[1])
 
     def again(self, calls: Sequence[Call]) -> None:
         """Count `calls` as made here; of what dtypes they are is known."""
-        phase, module = self._tracker.here()
         for call in calls:
-            self.places.setdefault(call.operator, Counter())[phase, family(module)] += 1
+            phase, module = self._tracker.here()
+            self.places[call.operator][phase, family(module)] += 1
         self.calls += calls
 
     def forget(self) -> None:
@@ -81,7 +89,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         `more` are of one layer more each, with the number of such layers that this one lacks (`layers.Cut`).
         """
-        whole = OperatorRecorder(self._tracker, self._device)
+        whole = OperatorRecorder(self._tracker)
         whole.calls, whole.more = self.calls, [(each.calls, lacking) for each, lacking in more]
         every = (self, *(each for each, _ in more))
         for name in {name: None for each in every for name in each.places}:

@@ -19,17 +19,17 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
 from hf_mps.finetune.smoke.fake import DEVICE, needs_numbers
+from hf_mps.finetune.smoke.repeats import Known, answered, form_of, made
 from hf_mps.layer.fused_step.attention import blockwise
 from hf_mps.metal.operators.calls import tensors_of
 from hf_mps.metal.operators.launch_class import Call
-from hf_mps.metal.operators.table import NO_OPERATORS
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
 from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
@@ -88,8 +88,8 @@ PARTS = {
     WORKING: "what the backward pass and clipping make on the way",
     GATHERED: "under FSDP: the blocks' whole weights and gradients, and what ranks send each other",
 }
-SENDING = ("c10d", "fsdp")
-"""Namespaces of the operators between which weights are gathered and gradients scattered."""
+SENDING = ("c10d::", "fsdp::")
+"""What names of the operators begin with between which weights are gathered and gradients scattered."""
 _OF_PHASE = {
     GENERATION: CACHE,
     **dict.fromkeys((FORWARD, LOSS), ACTIVATIONS),
@@ -103,6 +103,9 @@ STEPS = 2
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it around a step: counts the bytes of every storage on the device from its making until it is freed."""
 
+    recorder: OperatorRecorder | None = None
+    """It is told of every operator, and not entered itself."""
+
     def __init__(self, tracker: ModuleTracker, device: str = "mps", vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = Peak()
@@ -111,6 +114,7 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operator = ""
         self._tracker, self._device, self._vocabulary = tracker, device, vocabulary
         self._live: dict[int, tuple[Any, int, str]] = {}
+        self._added: dict[tuple[int, int], Known] = {}
         self._now = 0
         self._parts = dict.fromkeys(PARTS, 0)
         self.known: dict[Any, tuple[Any, int, list[Call]]] = {}
@@ -118,31 +122,40 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trained: set[str] = set()
         """The names of the parameters that got a gradient."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in a trace, and the skipping costs as much as an answer
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # As in OperatorRecorder: asked twice an operator, through every mode.
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
+        kwargs, known = kwargs or {}, None
         # Without this a tensor that is used twice would cost a third gradient, which no real run has.
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
-            return args[place].add_(args[1 - place])
-        self._operator = func.name()
-        if func.name() in meta_model.EXPANDED:
-            keywords = kwargs or {}
-            made = self.once(partial(meta_model.expanded, func, **keywords), None, (func, *keywords.items()))
-            with self:  # what its kernel makes on the way counts too
-                return made(*args)
-        result = func(*args, **(kwargs or {}))
-        if func.namespace in SENDING:
-            for leaf in tensors_of(args, kwargs, result):
-                self.sent(leaf)
-        elif not func.name().startswith(NO_OPERATORS):
-            for leaf in tensors_of(result):
-                self._made(leaf)
+            result, added = answered(torch.ops.aten.add_.Tensor, (args[place], args[1 - place]), {})
+            if added is not None:
+                known = self._added.setdefault((id(added), place), Known(None))
+        elif func.name() in meta_model.EXPANDED:
+            self._operator = func.name()
+            part = self.once(partial(meta_model.expanded, func, **kwargs), (func, *kwargs.items()))
+            # What its kernel makes on the way counts too, and is no operator of the step.
+            with patch.object(self, "recorder", None), self:
+                result = part(*args)
+        else:
+            self._operator = func.name()
+            result, known = answered(func, args, kwargs)
+            if self._operator.startswith(SENDING):
+                for leaf in tensors_of(args, kwargs, result):
+                    self.sent(leaf)
+            else:
+                for leaf in tensors_of(result):
+                    self._made(leaf)
+        if self.recorder is not None:
+            self.recorder.saw(func, args, kwargs, result, known)
         return result
 
-    def once(
-        self, stock: Callable[..., Any], recorder: OperatorRecorder | None, name: Any = None
-    ) -> Callable[..., Any]:
+    def once(self, stock: Callable[..., Any], name: Any = None) -> Callable[..., Any]:
         """Return a part of attention in blocks, or of an operator of bitsandbytes, that is followed once for each shape
         of what goes in.
 
@@ -153,17 +166,18 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def replacement(*given: Any) -> Any:
             if not isinstance(given[1], FakeTensor):
                 return stock(*given)
-            key = _described((name or stock, *given))
+            key, recorder = _described((name or stock, *given)), self.recorder
             if key not in self.known:
                 before, now = len(recorder.calls) if recorder else 0, self._now
                 peak, self.peak = self.peak, Peak(now)
                 result, passing = stock(*given), self.peak.bytes - now
                 self.peak = highest([peak, self.peak])
-                self.known[key] = _described(result), passing, recorder.calls[before:] if recorder else []
+                forms = tree_map_only(torch.Tensor, form_of, result)
+                self.known[key] = forms, passing, recorder.calls[before:] if recorder else []
                 return result
             (form, passing, calls), place = self.known[key], self._tracker.here()
             self._seen(self._now + passing, _OF_PHASE.get(place[0], WORKING), passing, place)
-            result = tree_map_only(_Form, lambda one: one.made(given[1].fake_mode), form)
+            result = made(form, [given[1]])
             for tensor in tensors_of(result):
                 self._made(tensor)
             if recorder:
@@ -273,25 +287,10 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _OF_PHASE.get(phase, WORKING)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """What is known of a tensor without numbers."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def made(self, mode: Any) -> FakeTensor:
-        with _disable_current_modes():
-            form = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-            return FakeTensor(mode, form, self.device)
-
-
 def _described(value: Any) -> Any:
-    """Return an argument or a result of attention in blocks, each tensor as its form; it may be a key of a dict."""
+    """Return an argument of attention in blocks as a key of a dict, a tensor as what it is without numbers."""
     if isinstance(value, torch.Tensor):
-        return _Form(value.shape, value.stride(), value.dtype, value.device)
+        return value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, (list, tuple)):
         return tuple(map(_described, value))
     if type(value).__module__.startswith(blockwise.__package__):  # the call, and its mask
@@ -318,23 +317,22 @@ def followed(
     moments: bool = False,
     trained: Collection[str] = (),
     accumulated: bool = False,
-    steps: int = STEPS,
 ) -> Memory:
-    """Run a step twice (`steps`) and return its memory, with the highest of all `moments` where they are asked for.
+    """Run a step STEPS times and return its memory, with the highest of all `moments` where they are asked for.
 
     Where the parameters that get a gradient are known (`trained`), the optimizer's state is made of gradients without
     a pass, and the step runs once. If batches before have `accumulated`, these gradients stay.
     """
     words, model, trainer = getattr(getattr(step.model, "config", None), "vocab_size", None), step.model, step.trainer
     memory = Memory(step.tracker, device, vocabulary=words if isinstance(words, int) and words > 64 else None)
-    memory.moments = {} if moments else None
+    memory.moments, memory.recorder = {} if moments else None, recorder
     memory.hold([*model.parameters(), *model.buffers(), *meta_model.statistics(model)])
     beside = getattr(trainer, "ref_model", None)  # a reference or a teacher, which is asked and does not learn
     if isinstance(beside, torch.nn.Module) and beside is not model:
         memory.hold([*beside.parameters(), *beside.buffers()])
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
-    last = 1 if trained else steps
+    last = 1 if trained else STEPS
 
     def stepped(number: int = 0) -> None:
         for leaf in tensors_of(*trainer.optimizer.state.values()):
@@ -348,6 +346,7 @@ def followed(
             if name in trained or family(name) in trained:
                 parameter.grad = torch.empty_like(parameter)
                 memory.gradient(parameter, name)
+        memory.trained.clear()
         trainer.optimizer.optimizer.step()  # not accelerate's, whose scaler would look for infinite gradients
         if not accumulated:
             model.zero_grad()
@@ -366,15 +365,19 @@ def followed(
     with ExitStack() as hooks:
         hooks.enter_context(patch.object(torch.UntypedStorage, "resize_", resize_))
         for name in ("_forward", "_backward"):
-            part = memory.once(getattr(blockwise, name), recorder)
+            part = memory.once(getattr(blockwise, name))
             hooks.enter_context(patch.object(blockwise, name, part))
         for name, parameter in weights.items():
             hook = partial(memory.gradient, name=name)
             hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         # The second of two steps is the one that counts: in the first the optimizer has no moments yet.
-        watch = [memory, *([recorder] if recorder else ())]
-        step.run(last, watch=watch, after_step=stepped, before=make_state if trained else None)
+        step.run(last, watch=[memory], after_step=stepped, before=make_state if trained else None)
     return memory
+
+
+def _names(parameters: Iterable[str], cut: Cut | None) -> set[str]:
+    """Return the names of some parameters, for a few layers without the layer's number."""
+    return {family(name) if cut else name for name in parameters}
 
 
 @dataclass(frozen=True)
@@ -473,31 +476,34 @@ class Tracer:
             self._cut, self._trained = cut, ()
         with layers.few(cut.base if cut else {}, *models_of(self._parts.prepared)):
             step = self._step(1, rows)
-            generating = generates(step.trainer)
-            if not (self._trained or generating):
-                trained = followed(step, steps=1).trained
-                self._trained = {family(name) for name in trained} if cut else trained
-        if generating:
-            return step, self._of(None, rows, generating) or {}
-        return step, self._of(cut, rows) or self._of(None, rows) or {}
+        if generates(step.trainer):
+            return step, self._of(None, rows, True) or {}
+        if taken := not self._trained:  # for granted: most often all train
+            self._trained = _names((name for name, one in step.model.named_parameters() if one.requires_grad), cut)
+        return step, self._of(cut, rows, taken=taken) or self._of(None, rows) or {}
 
-    def _of(self, cut: Cut | None, rows: int, generating: bool = False) -> dict[Any, Peak] | None:
+    def _of(self, cut: Cut | None, rows: int, generating: bool = False, taken: bool = False) -> dict[Any, Peak] | None:
         """Return the highest moments, told by the layers of `cut` if that is given; None where those are not the same.
 
-        A step that generates, of which its trainer keeps count, is run twice.
+        A step that generates, of which its trainer keeps count, is run twice. With `taken` it begins again where others
+        get a gradient than those that are known to train.
         """
         # Of many micro-batches the second is like all that follow: gradients are there, and activations again.
         several, recording = min(self.accumulation, 2), self._record and self._recorded is None
         whole = recording or generating
-        found, recorders = [], []
+        found: list[Mapping[Any, Peak]] = []
+        recorders = []
         for kept in (cut.base, *(kept for kept, _ in cut.more)) if cut else ({},):
             with layers.few(kept, *models_of(self._parts.prepared)):
                 step = self._step(several if whole else 1, rows)
                 recorders.append(OperatorRecorder(step.tracker))
                 recorder, trained = recorders[-1] if recording else None, () if generating else self._trained
                 before = several > 1 and not whole
-                moments = followed(step, recorder, moments=True, trained=trained, accumulated=before).moments
-            found.append(folded(moments or {}, cut, kept) if cut else moments or {})
+                memory = followed(step, recorder, moments=True, trained=trained, accumulated=before)
+            if taken and not found and (names := _names(memory.trained, cut)) != self._trained:
+                self._trained = names
+                return self._of(cut, rows)
+            found.append(folded(memory.moments or {}, cut, kept) if cut else memory.moments or {})
         lacking = [lacking for _, lacking in cut.more] if cut else []
         made = scaled(found[0], list(zip(found[1:], lacking, strict=True)))
         if made is not None and recording:
