@@ -71,6 +71,11 @@ def active() -> frozenset[str]:
     return frozenset(_extension().faults_on())
 
 
+def take_longest_sum() -> int:
+    """Return the most values that a matrix product with both sides from 16 has summed over since the last call."""
+    return int(_extension().take_longest_sum())
+
+
 @contextmanager
 def _switched(names: tuple[str, ...], state: bool) -> Iterator[None]:
     metal = _extension()
