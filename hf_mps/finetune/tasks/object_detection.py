@@ -29,9 +29,8 @@ Objects = Sequence[Sequence[Object]]
 """Those of each row."""
 
 
-# Width and height in pixels of the images of a smoke run, and the colours of their classes.
+# Width and height in pixels of the images of a smoke run.
 SMOKE_SIZE = (48, 40)
-COLOURS = ((200, 40, 40), (40, 80, 200), (40, 180, 60), (220, 200, 40))
 
 
 class Columns(schema.Columns):
@@ -161,10 +160,10 @@ class ObjectDetection(ImageTask):
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
         """Write an image of one or two rectangles, each in its class's colour, and return their boxes."""
         draw, names, image = made.draw, recipe.data.labels, Image.new("RGB", SMOKE_SIZE, (30, 30, 30))
-        kinds, found = range(min(len(COLOURS), len(names or COLOURS))), []
+        kinds, found = range(min(len(synthetic.PAINTS), len(names or synthetic.PAINTS))), []
         for _ in range(draw.choice((1, 2))):
             left, upper, kind = draw.randrange(28), draw.randrange(22), draw.choice(kinds)
-            ImageDraw.Draw(image).rectangle((left, upper, left + 15, upper + 13), COLOURS[kind])
+            ImageDraw.Draw(image).rectangle((left, upper, left + 15, upper + 13), synthetic.PAINTS[kind])
             box = [left, upper, 16, 14] if recipe.box_format == "xywh" else [left, upper, left + 16, upper + 14]
             found.append({"bbox": box, "category": synthetic.class_value(names, kind)})
         return {recipe.data.columns.image: made.save(image), recipe.data.columns.objects: found}
@@ -208,6 +207,9 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
             raise UserError(f"{place} has an object of class {kind!r}; allowed: 0 to {len(names) - 1}, or a name{near}")
         left, upper, third, fourth = map(float, box)
         size = [third, fourth] if form == "xywh" else [third - left, fourth - upper]
+        if min(size) < 0:  # transformers leaves such a box out without a word (prepare_coco_detection_annotation)
+            told = f"{place} has a box {brief(str(box))}, which ends before it begins"
+            raise UserError(f"{told}; next: box_format={'xyxy' if form == 'xywh' else 'xywh'}, or another box")
         found.append(([left, upper, *size], number))
     return found
 

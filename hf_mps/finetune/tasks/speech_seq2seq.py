@@ -49,13 +49,13 @@ class Recipe(labels.Overridden):
     speech_task: SpeechTask | None = None
     """Writes down what was said, or its English translation."""
     letter_case: _speech.Case = "keep"
-    """The case of all texts; by default what suits the vocabulary."""
+    """The case of all texts; keep leaves them as they are."""
     normalizer: Normalizer | None = None
     """How texts are made alike before their errors are counted."""
     max_duration_in_seconds: float = Field(default=30.0, gt=0, le=30)
-    """Longer training rows are left out."""
+    """Longer rows are left out."""
     max_target_length: int | None = Field(default=None, ge=8)
-    """The tokens that a target is cut to."""
+    """Rows with more tokens of text are left out."""
     freeze_encoder: bool = False
     """true keeps the encoder as it is."""
 
@@ -250,15 +250,12 @@ def spoken(checkpoint: Checkpoint, language: str | None, task: SpeechTask | None
 
 
 def settle(model: Any, tokenizer: Any, said: Spoken) -> None:
-    """Let `model` generate text of that language and task, without timestamps.
-
-    Tokens are never forced by `forced_decoder_ids`, which original checkpoints have, and which transformers ignores
-    where a language or a task is given (transformers#28687). A generation_config.json of before that lacks the ids of
-    languages and tasks, and gets them.
-    """
+    """Let `model` generate text of that language and task, without timestamps."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     generation = model.generation_config
+    # Original checkpoints have these, and transformers ignores them where a language or a task is given
+    # (transformers#28687).
     generation.forced_decoder_ids = None
     generation.return_timestamps = False
     generation.no_timestamps_token_id = tokenizer.convert_tokens_to_ids(NO_TIMESTAMPS)
@@ -268,6 +265,7 @@ def settle(model: Any, tokenizer: Any, said: Spoken) -> None:
     if said.language is None:
         return
     generation.language, generation.task = said.language, said.task
+    # An older generation_config.json lacks the ids of languages and tasks.
     if not getattr(generation, "lang_to_id", None):
         vocabulary, tokens_of = tokenizer.get_vocab(), [f"<|{code}|>" for code in LANGUAGES]
         generation.lang_to_id = {token: vocabulary[token] for token in tokens_of if token in vocabulary}
