@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path, PurePath
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests import CHECKOUT
+from tests.sources import sources
 from tests.test_conventions import made
 
 
@@ -92,6 +96,36 @@ def _required(name: str, extra: str = "", seen: set[tuple[str, str]] | None = No
             seen.add((one.name, wanted))
             found |= _required(one.name, wanted, seen)
     return found
+
+
+# Modules that whoever needs an extra's library imports within a function.
+OF_AN_EXTRA = ("hf_mps.finetune.models.", "hf_mps.metal.kernels.lowering.", "hf_mps.metal.pytest_plugin")
+
+
+def test_what_only_an_extra_brings_is_needed_by_no_module_that_all_import() -> None:
+    everywhere = {canonicalize_name(name) for name in (*_required("hf-mps"), "hf-mps")}
+    brought = {
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if everywhere.isdisjoint(map(canonicalize_name, owners))
+    }
+    imported = {name: set(_at_the_head(source.path)) for name, source in sources().items()}
+    needs = {name for name, heads in imported.items() if brought & {head.partition(".")[0] for head in heads}}
+    assert {name for name in needs if not name.startswith(OF_AN_EXTRA)} == set()
+    importers = {name for name, heads in imported.items() if not heads.isdisjoint(needs)}
+    assert {name for name in importers - needs if not name.startswith(OF_AN_EXTRA[1:])} == set()
+
+
+def _at_the_head(path: Path) -> Iterator[str]:
+    """Yield the modules that one imports when it is imported itself, and what may be a module of theirs."""
+    left: list[ast.stmt] = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    for node in left:
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{name.name}" for name in node.names))
+        elif isinstance(node, ast.If | ast.Try | ast.With) and "TYPE_CHECKING" not in ast.unparse(node)[:40]:
+            left += [*node.body, *getattr(node, "orelse", ())]
 
 
 @pytest.mark.nightly

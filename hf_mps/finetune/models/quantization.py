@@ -29,6 +29,8 @@ HUB_MACOS = 26
 """From which on bitsandbytes has kernels from the hub (bitsandbytes#1983)."""
 HUB_KERNEL = "kernels-community/bitsandbytes-mps"
 MERGE = "hf-mps export merged RUN OUT"
+BLOCK = 64
+"""Weights in 4 bits that share a scale, one after the other through all rows: what transformers leaves as it is."""
 # Where weights of another format come from, in words, by `quant_method` of config.json.
 METHODS = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "fp8": "FP8", "mxfp4": "MXFP4", "hqq": "HQQ"}
 
@@ -133,7 +135,7 @@ def settle(model: Any, dtype: str) -> None:
             continue
         # The backward pass makes the weights whole again in this dtype, the forward pass in `compute_dtype`.
         layer.weight.quant_state.dtype = getattr(torch, dtype)
-        if layer.in_features % rounded_layers.BLOCK:
+        if layer.in_features % BLOCK:
             layer = rounded_layers.UnevenLinear4bit(layer)
             model.set_submodule(name, layer)
         # Else an x86 CPU with bfloat16 products repacks weights at the first evaluation (Linear4bit.forward, 0.50.2),

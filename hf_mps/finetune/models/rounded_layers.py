@@ -9,8 +9,7 @@ import bitsandbytes
 import torch
 from bitsandbytes.autograd._functions import MatMul8bitFp, MatmulLtState
 
-BLOCK = 64
-"""Weights in 4 bits that share a scale, one after the other through all rows: what transformers leaves as it is."""
+from hf_mps.finetune.models.quantization import BLOCK
 
 
 class Int8Linear(bitsandbytes.nn.Linear8bitLt):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
-from hf_mps.finetune.models import checkpoint, diffusion, known_configs, quantization, rounded_layers
+from hf_mps.finetune.models import checkpoint, diffusion, known_configs, quantization
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.smoke import processors, shrink, tiny_model
 
@@ -201,7 +201,7 @@ def _fill(layer: Any, source: Any) -> None:
 def _state(weight: Any, kind: str) -> Any:
     """Return the scales of a layer's weights in 4 bits, themselves in 8 (double quantization)."""
     functional: Any = import_module("bitsandbytes.functional")
-    blocks = -(-weight.numel() // rounded_layers.BLOCK)
+    blocks = -(-weight.numel() // quantization.BLOCK)
 
     def numbers(*size: int) -> Any:
         return weight.new_empty(size, dtype=torch.float32)
@@ -212,7 +212,7 @@ def _state(weight: Any, kind: str) -> Any:
         weight.new_empty(blocks, dtype=torch.uint8),
         shape=weight.shape,
         code=numbers(16),
-        blocksize=rounded_layers.BLOCK,
+        blocksize=quantization.BLOCK,
         quant_type=kind,
         dtype=weight.dtype,
         offset=numbers(),
