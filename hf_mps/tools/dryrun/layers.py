@@ -97,13 +97,14 @@ def cut(*models: Any) -> Cut | None:
 
 
 def told(work: Callable[[Cut | None], Told], shorter: Cut | None) -> Told:
-    """Return what `work` finds by the layers of a cut, or by all where the model asks for one that is not there.
+    """Return what `work` finds by the layers of a cut, or by all where the model cannot do without those left out.
 
-    XLM goes through its lists by `n_layers`, and layers of Gemma 3n share what others have made.
+    XLM goes through its lists by `n_layers`, layers of Gemma 3n share what others have made, and DPT's neck takes what
+    four layers return.
     """
     try:
         return work(shorter)
-    except LookupError:
+    except Exception:  # what is no fault of the cut comes again
         if shorter is None:
             raise
     return work(None)
