@@ -9,8 +9,6 @@ import bitsandbytes
 import torch
 from bitsandbytes.autograd._functions import MatMul8bitFp, MatmulLtState
 
-from hf_mps.finetune.models.quantization import BLOCK
-
 
 class Int8Linear(bitsandbytes.nn.Linear8bitLt):  # type: ignore[misc]
     """bitsandbytes' layer with the product that it takes on a CPU in training, always and on every device.
@@ -58,6 +56,6 @@ def whole(layer: Any, dtype: Any) -> Any:
     # A weight that was converted, as by FSDP, has lost its state; the layer still has it (bitsandbytes' modules.py).
     state = copy.copy(getattr(layer.weight, "quant_state", None) or layer.quant_state)
     shape, state.dtype = state.shape, dtype
-    if shape[-1] % BLOCK and not shape.numel() % BLOCK:
-        state.shape = torch.Size((shape.numel() // BLOCK, BLOCK))
+    if shape[-1] % state.blocksize and not shape.numel() % state.blocksize:
+        state.shape = torch.Size((shape.numel() // state.blocksize, state.blocksize))
     return bitsandbytes.functional.dequantize_4bit(layer.weight.data, state).view(shape)
