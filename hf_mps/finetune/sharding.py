@@ -77,10 +77,6 @@ def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, devi
     if optimizer not in OPTIMIZERS:
         allowed = ", ".join(OPTIMIZERS)
         why = why or f"training.optim={optimizer} keeps no state that can be divided; allowed: {allowed}"
-    try:  # as accelerate 1.15 does (fsdp2_prepare_model), in the midst of dividing
-        getattr(prepared.model, "get_input_embeddings", lambda: None)()
-    except NotImplementedError:
-        why = why or f"accelerate asks for the input embeddings of a {type(prepared.model).__name__}, which has none"
     if why:
         raise UserError(f"FSDP ({asker}): {why}; {WITHOUT}")
     names = " and ".join(blocks(prepared.model))
@@ -116,11 +112,16 @@ def config(training: Mapping[str, Any], model: Any) -> dict[str, Any]:
 def blocks(model: Any) -> list[str]:
     """The classes of `model` whose weights are gathered as one: those that transformers says are not to be split.
 
-    Without one that holds the word embedding, such as BertEmbeddings.
+    Without one that holds the word embedding, such as BertEmbeddings. Raises UserError for a model whose embeddings
+    transformers does not find, for which accelerate 1.15 asks too (fsdp2_prepare_model).
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     named = set(getattr(inner, "_no_split_modules", None) or ())
-    embedding = inner.get_input_embeddings() if hasattr(inner, "get_input_embeddings") else None
+    try:
+        embedding = inner.get_input_embeddings() if hasattr(inner, "get_input_embeddings") else None
+    except NotImplementedError as error:
+        told = f"accelerate asks for the input embeddings of a {type(inner).__name__}, which has none"
+        raise UserError(f"FSDP: {told}; {WITHOUT}") from error
     found = [module for module in inner.modules() if type(module).__name__ in named]
     # Accelerate 1.15 makes a group of the embedding too (fsdp2_prepare_model), and PyTorch refuses a weight of two
     # groups ("Cannot concatenate overlapping meshes").

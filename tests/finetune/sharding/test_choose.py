@@ -100,6 +100,8 @@ def test_a_model_without_input_embeddings_is_refused_before_accelerate_asks_for_
         segformer().get_input_embeddings()
     with pytest.raises(UserError, match="input embeddings of a SegformerForSemanticSegmentation, which has none; next"):
         chosen("training.fsdp=true", model=segformer)
+    with pytest.raises(UserError, match="which has none; next"):  # as a plan of several ranks asks
+        sharding.plugin({"fsdp": True}, segformer())
 
 
 def test_how_without_whether_is_refused(two_ranks: None) -> None:
