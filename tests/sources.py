@@ -31,6 +31,8 @@ class Source:
     imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
     for_types: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    at_head: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    """Of the imports those that run when the module is imported: outside functions."""
     functions: dict[str, int] = field(default_factory=dict)
     """Each function's lines from its first statement on; of several with the same name the longest one's."""
 
@@ -48,9 +50,11 @@ def _module_name(path: Path) -> str:
 def _read(path: Path) -> Source:
     text = path.read_text(encoding="utf-8")
     found = Source(path, text.count("\n"))
-    for node, typed in _nodes(ast.parse(text)):
+    for node, typed, later in _nodes(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             (found.for_types if typed else found.imports).append(node)
+            if not typed and not later:
+                found.at_head.append(node)
         elif isinstance(node, ast.Call):
             words = {word.arg: str(getattr(word.value, "value", "")) for word in node.keywords}
             found.calls.append(Call(f"{path.relative_to(CHECKOUT)}:{node.lineno}", _dotted(node.func), words))
@@ -60,12 +64,13 @@ def _read(path: Path) -> Source:
     return found
 
 
-def _nodes(node: ast.AST, typed: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield every node below one, and whether only a type checker reads it."""
+def _nodes(node: ast.AST, typed: bool = False, later: bool = False) -> Iterator[tuple[ast.AST, bool, bool]]:
+    """Yield every node below one, whether only a type checker reads it, and whether it runs in a function alone."""
     for child in ast.iter_child_nodes(node):
         below = typed or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test))
-        yield child, below
-        yield from _nodes(child, below)
+        called = later or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield child, below, called
+        yield from _nodes(child, below, called)
 
 
 def _dotted(node: ast.expr) -> str:

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests import CHECKOUT
-from tests.sources import sources
+from tests.sources import Source, sources
 from tests.test_conventions import made
 
 
@@ -109,23 +109,20 @@ def test_what_only_an_extra_brings_is_needed_by_no_module_that_all_import() -> N
         for module, owners in metadata.packages_distributions().items()
         if everywhere.isdisjoint(map(canonicalize_name, owners))
     }
-    imported = {name: set(_at_the_head(source.path)) for name, source in sources().items()}
+    imported = {name: set(_imported(source)) for name, source in sources().items()}
     needs = {name for name, heads in imported.items() if brought & {head.partition(".")[0] for head in heads}}
     assert {name for name in needs if not name.startswith(OF_AN_EXTRA)} == set()
     importers = {name for name, heads in imported.items() if not heads.isdisjoint(needs)}
     assert {name for name in importers - needs if not name.startswith(OF_AN_EXTRA[1:])} == set()
 
 
-def _at_the_head(path: Path) -> Iterator[str]:
+def _imported(source: Source) -> Iterator[str]:
     """Yield the modules that one imports when it is imported itself, and what may be a module of theirs."""
-    left: list[ast.stmt] = list(ast.parse(path.read_text(encoding="utf-8")).body)
-    for node in left:
+    for node in source.at_head:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             yield from (node.module, *(f"{node.module}.{name.name}" for name in node.names))
-        elif isinstance(node, ast.If | ast.Try | ast.With) and "TYPE_CHECKING" not in ast.unparse(node)[:40]:
-            left += [*node.body, *getattr(node, "orelse", ())]
 
 
 @pytest.mark.nightly
