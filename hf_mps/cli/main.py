@@ -69,6 +69,13 @@ def _parse(argv: list[str], program: str) -> Work:
             print(words(), file=sys.stderr)
             return 2
         first, context = " ".join(words().split()).rstrip("."), getattr(error, "ctx", None)
+        # Keys of a recipe are typed without dashes, those of Hugging Face's examples with two.
+        option = getattr(error, "option_name", None)
+        if option and context and any(parameter.name == "overrides" for parameter in context.command.params):
+            from hf_mps.finetune.recipe.training_section import called_here
+
+            if key := called_here(option.lstrip("-")):
+                raise UserError(f"No such option: {option}; next: {key}=VALUE") from error
         raise UserError(f"{first}; next: {context.command_path if context else program} --help") from error
     return work
 

@@ -158,6 +158,8 @@ def start(
     environment = {name: value for name, value in os.environ.items() if name not in known}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(given.work / f"cache-{case}-{side}-{which}")}
     environment |= {"HF_MPS_DEVICE": "cuda"} if side == "ours" else {"HF_MPS": "0"}
+    # Trainer would spread each batch over all GPUs that it sees, as one process (DataParallel).
+    environment.setdefault("CUDA_VISIBLE_DEVICES", "0")
     command = [sys.executable, __file__, "--child", f"{case}:{side}", "--work", str(given.work)]
     command += ["--data", str(given.data), "--minilm", str(given.minilm), "--which", which]
     command += ["--steps", str(steps)] if steps else []

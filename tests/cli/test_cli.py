@@ -102,6 +102,10 @@ def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
             ["finetune", "quickstart", "--freshh"],
             "No such option: --freshh (Possible options: --fresh); next: hf-mps finetune --help",
         ),
+        (
+            ["plan", "quickstart", "--learning_rate", "1"],
+            "No such option: --learning_rate; next: training.learning_rate=VALUE",
+        ),
         (["recipes", "shwo"], None),
         (
             ["finetune", "quickstart", "sed=1"],

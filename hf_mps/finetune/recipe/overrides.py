@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -48,7 +49,10 @@ def parse(words: Iterable[str], task: Any) -> Overrides:
     for word in words:
         short, equals, text = word.partition("=")
         if not equals or not all(short.split(".")):
-            raise UserError(f"'{word}' is not an override; allowed: key=value, for example training.learning_rate=2e-5")
+            way_on = ", for example training.learning_rate=2e-5"
+            if os.path.isfile(word):  # noqa: PTH113 (a Path raises for a word that is too long for a name)
+                way_on = f"; next: data.train={word}"
+            raise UserError(f"'{word}' is not an override; allowed: key=value{way_on}")
         key = in_full(short, task)
         if key in parsed:
             raise UserError(f"command line: {key} is given twice; give it once")

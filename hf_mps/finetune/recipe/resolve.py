@@ -39,15 +39,16 @@ ALLOWED = {
     "too_short": "at least {min_length} of them",
     "string_too_short": "at least {min_length} letter",
 }
-REMOVED = {
+INSTEAD = {
     "link": (
         "was removed: gradients are sent whole at every step; leave it out (in a script of your own,"
         " accelerate's DistributedDataParallelKwargs(comm_hook=…) compresses them and its LocalSGD averages weights)"
     ),
     "speedups": "is called optimizations now; next: optimizations=false or true",
+    "device": "is no key of a recipe; next: HF_MPS_DEVICE=cpu, or cuda or mps, before the command",
     "data.broken_rows": "is called data.max_bad_row_fraction now; next: data.max_bad_row_fraction=0.001",
 }
-"""Keys that earlier releases had, with what to do instead."""
+"""What earlier releases or other tools have as a key, with what to do instead."""
 # The last part of an error's place where a value may be of several types: the type that was tried, no key.
 TRIED = re.compile(r"(str|int|float|bool|list|dict|literal)(\[.*\])?")
 
@@ -85,11 +86,14 @@ def clauses(error: ValidationError, kind: type[BaseModel], document: Document) -
 def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) -> str:
     location, value = details["loc"], details.get("input")
     if details["type"] == "extra_forbidden":
-        if (dotted := ".".join(map(str, location))) in REMOVED:
-            return REMOVED[dotted]
-        allowed = _keys(kind, location[:-1])
-        if location[:-1] == ("data",) and document.where(f"data.{location[-1]}") == "command line":
-            allowed += [*SHORT, *(_keys(kind, ("data", "columns")) if "columns" in allowed else ())]
+        if (dotted := ".".join(map(str, location))) in INSTEAD:
+            return INSTEAD[dotted]
+        typed = document.where(dotted) == "command line"
+        section, _, last = (other := training_section.called_here(dotted)).rpartition(".")
+        if other and (section == "training" or last in _names(kind, section)):
+            full = overrides.in_full(other, document.values.get("task"))
+            return f"is not a key here; {f'next: {other}={_shown(value)}' if typed else f'it is called {full}'}"
+        allowed = _names(kind, ".".join(map(str, location[:-1])), typed=typed)
         return f"is not a key here; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"
     if details["type"] == "missing":
         return "is missing; give it"
@@ -103,6 +107,8 @@ def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) ->
         return f"is {_shown(value)}; allowed: {values}{nearest(str(value), values.split(', '))}"
     words = ALLOWED.get(details["type"])
     allowed_words = words.format(**details.get("ctx", {})) if words else details["msg"].removeprefix("Input should be ")
+    if location in (("data",), ("data", "files")) and isinstance(value, str):
+        return f"is {_shown(value)}; allowed: {allowed_words}; next: data.train={value}"
     return f"is {_shown(value)}; allowed: {allowed_words}"
 
 
@@ -116,6 +122,14 @@ def _shown(value: Any) -> str:
         return "a section"
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _names(kind: type[BaseModel], section: str, *, typed: bool = True) -> list[str]:
+    """Return the keys of a section; where they are `typed`, the short names of files and columns too."""
+    keys = _keys(kind, tuple(filter(None, section.split("."))))
+    if section == "data" and typed:
+        keys += [*SHORT, *(_keys(kind, ("data", "columns")) if "columns" in keys else ())]
+    return keys
 
 
 def _keys(kind: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

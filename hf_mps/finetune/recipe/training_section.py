@@ -184,6 +184,26 @@ ELSEWHERE = {
     "include_for_metrics": "the task's metrics need predictions and labels alone; leave it out",
 }
 
+# What Hugging Face's example scripts and other trainers call a key, and its name here.
+ALSO_CALLED = {
+    **dict.fromkeys(("model_name", "model_name_or_path", "base_model"), "model"),
+    **dict.fromkeys(("train_file", "train_data"), "data.train"),
+    **dict.fromkeys(("validation_file", "eval_file", "eval_data"), "data.validation"),
+    **dict.fromkeys(("test_file", "test_data"), "data.test"),
+    **dict.fromkeys(("dataset", "dataset_name"), "data.hub"),
+    **dict.fromkeys(("dataset_config", "dataset_config_name"), "data.config"),
+    **dict.fromkeys(("text_column", "text_column_name"), "data.text"),
+    **dict.fromkeys(("label_column", "label_column_name"), "data.label"),
+    "max_train_samples": "data.rows.train",
+    "max_eval_samples": "data.rows.validation",
+    "max_seq_length": "max_length",
+    **dict.fromkeys(("epochs", "num_epochs"), "training.num_train_epochs"),
+    **dict.fromkeys(("steps", "num_steps"), "training.max_steps"),
+    "lr": "training.learning_rate",
+    **dict.fromkeys(("batch_size", "train_batch_size"), "training.per_device_train_batch_size"),
+    "eval_batch_size": "training.per_device_eval_batch_size",
+}
+
 # The rows of a batch where neither recipe nor task says how many: what Hugging Face's GLUE examples use.
 DEFAULT_BATCH = 32
 
@@ -242,6 +262,13 @@ def set_elsewhere(settled: Mapping[str, str], known: Iterable[str]) -> dict[str,
     return ELSEWHERE | dict(settled) | matched
 
 
+def called_here(key: str) -> str:
+    """Return the dotted key for what a person called `key`, which is none; empty where nothing is known of it."""
+    section, _, name = key.replace("-", "_").rpartition(".")
+    field = name in fields() and name not in ELSEWHERE and section != "training"
+    return ALSO_CALLED.get(name, f"training.{name}" if field else "")
+
+
 def problems(
     said: Mapping[str, Any], source: Source | None = None, own: Mapping[str, str] | None = None, task: str = "RECIPE"
 ) -> list[tuple[str, str]]:
@@ -260,7 +287,9 @@ def problems(
             wrong.append((key, f"is not set here: {elsewhere[key]}"))
         elif (name := _installed(key)) not in known:
             names = [name for name in known if name not in elsewhere]
-            hint = f"is not a field of {source[1]}; next, to see all: hf-mps recipes keys {task}{nearest(key, names)}"
+            more = f", to see all: hf-mps recipes keys {task}{nearest(key, names)}"
+            other = called_here(f"training.{key}")
+            hint = f"is not a field of {source[1]}; next{f': {other}={value}' if other else more}"
             removed = f"was removed in transformers 5; in its place: {REMOVED.get(key)}"
             wrong.append((key, removed if key in REMOVED else hint))
         elif RENAMED.get(key) in said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,45 @@ def test_a_wrong_override_is_refused(tmp_path: Path, override: str, line: str | 
         " YAML, or a text in quotation marks"
     )
     assert refused(tmp_path, PLAIN, override) == line
+
+
+@pytest.mark.parametrize(
+    ("override", "next_one"),
+    [
+        ("learning_rate=1e-4", "training.learning_rate=0.0001"),
+        ("epochs=3", "training.num_train_epochs=3"),
+        ("training.batch_size=8", "training.per_device_train_batch_size=8"),
+        ("model_name_or_path=some/model", "model='some/model'"),
+        ("train_file=a.csv", "data.train='a.csv'"),
+        ("data.text_column=body", "data.text='body'"),
+        ("max_train_samples=10", "data.rows.train=10"),
+        ("data=a.csv", "data.train=a.csv"),
+        ("data.files=a.csv", "data.train=a.csv"),
+        ("device=cpu", "HF_MPS_DEVICE=cpu, or cuda or mps, before the command"),
+    ],
+)
+def test_another_tools_name_of_a_key_is_answered_by_the_word_to_type(override: str, next_one: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        load_recipe("text-classification", [override])
+    assert str(refusal.value).endswith(f"; next: {next_one}")
+    if not next_one.startswith("HF_MPS"):
+        load_recipe("text-classification", shlex.split(next_one))
+
+
+def test_another_tools_name_of_a_key_in_a_file_is_answered_by_ours(tmp_path: Path) -> None:
+    assert refused(tmp_path, PLAIN | {"train_file": "a.csv"}).endswith("is not a key here; it is called data.files.train")
+
+
+def test_a_key_that_this_task_does_not_have_is_not_offered() -> None:
+    with pytest.raises(UserError) as refusal:
+        load_recipe("sft/chat", ["label_column=x"])
+    assert "next: data.label" not in str(refusal.value)
+
+
+def test_a_file_without_a_key_is_answered_by_the_word_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.csv").write_text("text,label\na,b\n", encoding="utf-8")
+    assert refused(tmp_path, PLAIN, "my.csv").endswith("allowed: key=value; next: data.train=my.csv")
 
 
 def test_an_override_given_twice_is_refused(tmp_path: Path) -> None:
