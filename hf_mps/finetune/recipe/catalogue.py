@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from hf_mps.core.errors import UserError, nearest, user_path
 
 SUFFIXES = (".yaml", ".yml")
+WORD = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,15 @@ def find(recipe: str) -> Entry:
     known = {entry.name: entry for entry in entries()}
     if recipe not in known:
         # Those of the folder `sft`, or the nearest name, also for who leaves the folder out: `mrpc` for `glue/mrpc`.
+        word = recipe.lower().rstrip("/")
         short = {name.rpartition("/")[2]: name for name in known}
-        inside = " or ".join(f"'{name}'" for name in known if name.startswith(f"{recipe.rstrip('/')}/"))
-        near = f"; did you mean {inside}?" if inside else nearest(recipe, known) or nearest(recipe, short)
+        near = nearest(word, known) or nearest(word, short)
         for last, name in short.items():
             near = near.replace(f"'{last}'", f"'{name}'")
+        # Whoever names a task or a model (`ner`, `vit`) means a recipe whose purpose has the word.
+        spoken = [name for name, entry in known.items() if word in WORD.findall(entry.purpose.lower())]
+        if several := [name for name in known if name.startswith(f"{word}/")] or ([] if near else spoken[:3]):
+            near = f"; did you mean {' or '.join(map(repr, several))}?"
         allowed = "allowed: a recipe's name, or a path that ends in .yaml; next: hf-mps recipes list"
         raise UserError(f"'{recipe}' is not a recipe{near}; {allowed}")
     return known[recipe]

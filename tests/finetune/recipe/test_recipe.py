@@ -85,7 +85,8 @@ def test_mrpc_is_as_hugging_face_documents_it() -> None:
 
 
 def test_a_recipe_is_found_by_name_or_by_path_and_the_nearest_name_is_offered() -> None:
-    for wrong, near in (("glue/mrcp", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("quikstart", "quickstart")):
+    called = {"glue/mrcp": "glue/mrpc", "mrpc": "glue/mrpc", "GLUE/MRPC": "glue/mrpc", "quikstart": "quickstart"}
+    for wrong, near in (called | {"ner": "token-classification/conll2003"}).items():
         with pytest.raises(UserError, match=f"^'{wrong}' is not a recipe; did you mean '{near}'\\?; allowed: "):
             load_recipe(wrong)
     with pytest.raises(UserError, match=r"^no/such.yaml: no such recipe file; next: hf-mps recipes list$"):
@@ -315,7 +316,9 @@ def test_another_tools_name_of_a_key_is_answered_by_the_word_to_type(override: s
 
 
 def test_another_tools_name_of_a_key_in_a_file_is_answered_by_ours(tmp_path: Path) -> None:
-    assert refused(tmp_path, PLAIN | {"train_file": "a.csv"}).endswith("is not a key here; it is called data.files.train")
+    assert refused(tmp_path, PLAIN | {"train_file": "a.csv"}).endswith(
+        "is not a key here; it is called data.files.train"
+    )
 
 
 def test_a_key_that_this_task_does_not_have_is_not_offered() -> None:
