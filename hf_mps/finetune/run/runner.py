@@ -13,6 +13,7 @@ from typing import Any
 from hf_mps.core import notices, settings, status
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.distributed.ranks import Ranks
+from hf_mps.finetune import report
 from hf_mps.finetune.features import batches
 from hf_mps.finetune.features.machine import awake
 from hf_mps.finetune.features.memory_fit import MemoryAdjustments
@@ -20,7 +21,10 @@ from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import failures, processes, stages
+from hf_mps.finetune.run.logging import no_bars
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
+from hf_mps.finetune.smoke import files_stay, smoke_recipe
+from hf_mps.layer.activation import activate
 from hf_mps.layer.guards import resume
 
 Fit = Callable[[stages.PreparedRun], MemoryAdjustments]
@@ -47,8 +51,6 @@ def run(resolved: ResolvedRecipe, fit: Fit, *, fresh: bool = False, smoke: bool 
     settings.refuse_unknown()
     if not smoke:
         return train(resolved, fit, fresh=fresh)
-    from hf_mps.finetune.smoke import files_stay, smoke_recipe
-    from hf_mps.layer.activation import activate
 
     with _loading(resolved):
         activate.activate()
@@ -77,8 +79,6 @@ def train(resolved: ResolvedRecipe, fit: Fit, *, fresh: bool = False, keep: bool
         ranks.from_main(source.refuse_absent)
     # Before the rows and the model are read, which can take minutes; `lock` checks again.
     ranks.from_main(run_dir.refuse_held)
-    from hf_mps.finetune.run.logging import no_bars
-    from hf_mps.layer.activation import activate
 
     with _loading(resolved), no_bars(), awake(), notices.redirected(screen.note), ExitStack() as held:
         activate.activate()
@@ -103,7 +103,6 @@ def train(resolved: ResolvedRecipe, fit: Fit, *, fresh: bool = False, keep: bool
                 record = stages.finish_report(prepared_run, run_dir)
             else:
                 record = stages.run_stages(prepared_run, run_dir, store_again)
-    from hf_mps.finetune import report
 
     results = report.results(record)
     _judge(results, run_dir.path)

@@ -13,6 +13,7 @@ from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import classes
 from hf_mps.finetune.stream.batches import Making, by_rows
 from hf_mps.finetune.tasks._base import Dataset, Prepared, snippets
 from hf_mps.finetune.tasks._text import TextTask
@@ -200,8 +201,6 @@ class TextClassification(TextTask):
         return dataset.train(rows, sample, Making(by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
-        from hf_mps.finetune.report import classes
-
         pairs, names = [(row["label"], row["prediction"]) for row in predicted], self.classes.names
         if isinstance(self.classes, label_sets.LabelSets):
             return classes.by_label(pairs, names)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch.utils._pytree import tree_map_only
-from transformers import TrainerCallback
+from transformers import DynamicCache, TrainerCallback
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
@@ -265,7 +265,6 @@ def first_and_last_pass(trainer: Any, batch: Mapping[str, Any]) -> None:
 
     The batch's last tokens count as the completion. All batches that a generation is for are run together.
     """
-    from transformers import DynamicCache
     from trl.models.utils import disable_gradient_checkpointing
 
     args, model = trainer.args, trainer.model
