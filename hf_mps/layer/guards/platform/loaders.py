@@ -14,8 +14,7 @@ from weakref import WeakSet
 import torch
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch, Put
+from hf_mps.core.patching import OriginalCall, Patch, Put
 from hf_mps.layer.guards.base import Guard, names_in, then
 from hf_mps.layer.guards.explicit_args import TARGET, track, was_given
 from hf_mps.metal.device import probe
