@@ -16,7 +16,6 @@ from hf_mps.core.errors import UserError, brief, nearest, neighbour
 from hf_mps.finetune.data import formats, sources, tables
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.stream import streamed
 
 __all__ = ["SPLITS", "Rows", "check", "load"]
 
@@ -31,6 +30,8 @@ TABLES = ("csv", "tsv", "xlsx")
 def check(data: schema.Data) -> None:
     """Refuse missing files and unknown formats before anything heavy is imported. Raises UserError."""
     if data.streaming:
+        from hf_mps.finetune.stream import streamed  # six modules that only a streamed run needs
+
         streamed.check(data)
         return
     for split, name in (data.files or {}).items():
@@ -79,6 +80,8 @@ def load(data: schema.Data, seed: int, only: Collection[str] = ()) -> dict[str, 
     Raises UserError for what cannot be read, a column that is not there (naming those that are), a split without rows.
     """
     if data.streaming:
+        from hf_mps.finetune.stream import streamed
+
         found = streamed.load(data, seed, READ, splits_to_read(data))
         return {split: found[split] for split in (*SPLITS, *(other for other in found if other not in SPLITS))}
     seed = seed if data.split_seed is None else data.split_seed

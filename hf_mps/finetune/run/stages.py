@@ -31,7 +31,7 @@ from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.features import FEATURES
 from hf_mps.finetune.features.base import Draft, Plan
 from hf_mps.finetune.features.memory_fit import MemoryAdjustments
-from hf_mps.finetune.models import checkpoint, lora
+from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -388,6 +388,7 @@ def report(
 
 def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
+    from hf_mps.finetune.models import lora
     from hf_mps.finetune.run.callbacks import Stopwatch
 
     ranks, record = Ranks.here(), Ranks.here().from_main(lambda: pending(run_dir.path))
