@@ -146,6 +146,7 @@ def undone(model: Any) -> Iterator[None]:
     python, array = random.getstate(), numpy.random.get_state()
     with _disable_current_modes():  # in a trace of fake tensors a state is a real one
         states = [each.get_rng_state() for each in drawn]
+    # Batch norms of every kind count what they see, and a forward pass that is done twice would count twice.
     norms = (module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm))
     kept = [(buffer, buffer.clone()) for module in norms for buffer in module.buffers()]
     yield

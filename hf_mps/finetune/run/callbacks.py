@@ -143,6 +143,7 @@ class MainStatistics(TrainerCallback):  # type: ignore[misc]
         if args.world_size == 1:
             return
         for module in model.modules():
+            # The base of all batch norms, of SyncBatchNorm too.
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 for statistic in module.buffers():
                     torch.distributed.broadcast(statistic, 0)

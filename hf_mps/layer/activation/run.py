@@ -132,6 +132,7 @@ def _accelerate(arguments: list[str]) -> Target:
     options = launch.launch_command_parser().parse_args(arguments)
     given = options.num_processes
     try:
+        # It lays the config file below the options, as the command itself does before it starts anything.
         options, *_ = launch._validate_launch_command(options)
         _on_hosts(options, arguments)
         words = f"--num_processes={given}" if given else f"num_processes: {options.num_processes}"

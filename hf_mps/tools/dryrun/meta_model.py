@@ -88,6 +88,7 @@ class MetaCheckpoint(Checkpoint):
         config, loader = settings.get("config") or self.config(), getattr(transformers, auto_class)
         dtype = settings.get("dtype", getattr(torch, self.dtype))
         kind = type(config).__name__
+        # from_config tells so by a ValueError, as it tells of much else.
         if type(config) not in loader._model_mapping:
             raise UserError(f"model {self.name}: transformers has no {auto_class} for a {config.model_type}")
         try:

@@ -79,6 +79,7 @@ def start(uses: Iterable[str]) -> None:
 
     A list that the program gave to set_forkserver_preload stays as it is.
     """
+    # The list can be set by a public function, and read nowhere but in the object behind that.
     server: Any = getattr(forkserver, "_forkserver", None)
     before = getattr(server, "_preload_modules", None)
     if before == _DEFAULT:

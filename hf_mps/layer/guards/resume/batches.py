@@ -138,6 +138,7 @@ class _Watched(_SingleProcessDataLoaderIter):
     @classmethod
     def become(cls, iterator: Any, place: LoaderPosition, replay: LoaderState | None) -> None:
         """Turn a plain iterator into one that keeps its place."""
+        # In place: the loader and the caller's loop hold the object already.
         iterator.__class__ = cls
         iterator.place, iterator.replay = place, replay
 
@@ -159,6 +160,7 @@ class _Watched(_SingleProcessDataLoaderIter):
 
     def leave_out(self) -> None:
         """Go past a batch; of rows that can be addressed none is made."""
+        # A dataset that is only iterated over moves on by reading.
         if self._dataset_kind == _DatasetKind.Map:
             self._next_index()
         else:
