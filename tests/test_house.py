@@ -42,10 +42,6 @@ ROOMS = (
 # Imports that run up all the same, each with its reason. At most six; one that is no longer there fails the test.
 EXCEPTIONS = {
     ("hf_mps.finetune.__main__", "hf_mps.cli.main"): "`python -m hf_mps.finetune` is a documented command",
-    (
-        "hf_mps.finetune.run.runner",
-        "hf_mps.tools.dryrun.memory.adjust",
-    ): "a run traces its own step, as `hf-mps plan` does, and makes it fit the machine",
 }
 
 

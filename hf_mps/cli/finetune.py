@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 from typer import Argument, Option
 
 from hf_mps.cli.options import RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
+
+if TYPE_CHECKING:
+    from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+    from hf_mps.finetune.run.stages import PreparedRun
 
 
 def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -73,11 +79,17 @@ def finetune(
         elif sweep:
             from hf_mps.finetune.run.sweep import run_sweep
 
-            run_sweep(resolved, sweep, fresh=fresh)
+            run_sweep(resolved, sweep, _fit, fresh=fresh)
         else:
             from hf_mps.finetune.run import runner
 
-            runner.run(resolved, fresh=fresh, smoke=smoke)
+            runner.run(resolved, _fit, fresh=fresh, smoke=smoke)
+
+
+def _fit(run: PreparedRun) -> MemoryAdjustments:
+    from hf_mps.tools.dryrun.memory import adjust  # which imports torch
+
+    return adjust.estimate_fit(run)
 
 
 def swept(argv: list[str]) -> list[str]:

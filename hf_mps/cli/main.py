@@ -85,6 +85,7 @@ def _top(version: Version = False, debug: Debug = False) -> None:
     """Hugging Face training on a Mac's GPU: correct, fast and effortless."""
 
 
+# First: the help lists the verbs in the order in which they are added.
 app.command()(finetune)
 
 

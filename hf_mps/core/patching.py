@@ -3,19 +3,122 @@
 Whoever patches something (a guard, a sentinel, a shim, an integration) has a table `patches`. Its keys are targets,
 "module:Class.attribute", or "aten::operator" for a kernel; its values say what is done there. `Patcher.install` arms
 those that belong to a module once that was imported; nobody patches a library in any other way.
+
+What is put around a function looks at a call, changes what goes in or comes out, or refuses it in a line for people.
+Whatever else goes wrong in it ends in the library's own behaviour, and is never the caller's: the stock function is
+called where it was not yet, and what it returned or raised is handed on where it was. It runs once in either case.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from hf_mps.core import notices
-from hf_mps.core.original_call import Around, described
+from hf_mps.core.errors import Notice, RunError, UserError
+from hf_mps.core.text import summary
+
+REFUSALS = (UserError, RunError, Notice)
+"""What the layer raises on purpose; a Notice is raised only where the user turned warnings into errors."""
+
+
+class OriginalCall:
+    """The stock function during one call of what was put around it: whether it ran, and how that ended."""
+
+    __slots__ = ("called", "error", "function", "result")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.called = function, False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call that the caller wants; what it returns counts, should anything go wrong afterwards."""
+        try:  # as `foreign`, written out: Tensor.to comes through here
+            self.result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.error, self.called = None, True
+        return self.result
+
+    def partial(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a call whose result is not yet the caller's: a layer of several, a file under another name."""
+        return self.foreign(self.function, *args, **kwargs)
+
+    def foreign(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call something else that is the library's or the user's: what it raises goes through as the stock's does."""
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.error = None
+        return result
+
+
+@dataclass(eq=False)
+class Around:
+    """One function of ours around one of a library's; `wrapper(stock, *arguments)` is called while `owner.on`."""
+
+    owner: Any
+    place: str
+    """What it is around, as `Trainer.train`."""
+    stock: Callable[..., Any]
+    wrapper: Callable[..., Any]
+
+    def replacement(self) -> Callable[..., Any]:
+        """The function that takes the stock one's place."""
+        owner, stock = self.owner, self.stock
+
+        @functools.wraps(stock)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if not owner.on:
+                return stock(*args, **kwargs)
+            call, theirs = OriginalCall(stock), None
+            try:
+                return self.wrapper(call, *args, **kwargs)
+            except REFUSALS:
+                raise
+            except Exception as error:
+                # By identity: an error of ours may be of the same kind, and say the same.
+                if error is call.error or is_late(error):
+                    raise
+                theirs = call.error
+                owner.failed(error)
+            finally:
+                call.error = None  # an error that its own frames hold would keep their tensors alive
+            if theirs is not None:
+                try:
+                    raise theirs
+                finally:
+                    del theirs
+            return call.result if call.called else stock(*args, **kwargs)
+
+        return replacement
+
+
+def is_late(error: Exception) -> bool:
+    """Whether the device raises it for work that it was given before, to whoever waits first: it is the program's.
+
+    From torch 2.14 on Metal tells so of an index out of range. By its name, as nothing here imports torch.
+    """
+    return type(error).__name__ == "AcceleratorError"
+
+
+def described(error: Exception) -> str:
+    """Return an error in one line, with the line of the layer's own code that it came from."""
+    ours = [each for each in traceback.extract_tb(error.__traceback__) if f"{os.sep}hf_mps{os.sep}" in each.filename]
+    place = f" ({ours[-1].filename.rpartition(f'hf_mps{os.sep}')[2]}:{ours[-1].lineno})" if ours else ""
+    return f"{summary(error)}{place}"
+
 
 MISSING: Any = object()
 """What a library's attribute is where there is none."""
@@ -252,7 +355,7 @@ def armed_after(target: str, patch: Patch) -> tuple[str, ...]:
 class ModulePatcher(Patcher):
     """A file whose functions are around a library's: a shim or an integration, with `patches` and maybe `concerns`.
 
-    A fault of a `safe` one's ends in the library's own behaviour, with one line (`hf_mps.core.original_call`). Shims
+    A fault of a `safe` one's ends in the library's own behaviour, with one line (`hf_mps.core.patching`). Shims
     are not safe: what they refuse are the library's own errors, and a call in old words means nothing to stock.
     """
 

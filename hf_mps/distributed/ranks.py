@@ -4,24 +4,30 @@ They go through the key-value store that the launcher's processes meet in (torch
 ranks can speak before there is a process group, whatever its device will be, and however long one of them takes: a
 process group's own collectives would end after its timeout while the main process still reads the rows. Alone every
 method is a plain call, and torch is not imported.
+
+Whoever can reach that store can write there, so nothing of it is unpickled: a message can only become plain values, and
+objects of this package's own dataclasses, named tuples and recipes, which are filled without being called.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import platform
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import timedelta
 from functools import cache, wraps
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.text import first_line, summary
-from hf_mps.distributed import messages
 from hf_mps.distributed.world import World
 
 T = TypeVar("T")
@@ -91,10 +97,10 @@ class Ranks:
             return value  # type: ignore[no-any-return]
         try:
             value = make()
-            self.store.set(key, messages.packed((value, None)))
+            self.store.set(key, packed((value, None)))
         except BaseException as error:
             # Sent before it is raised: the others wait for this key, however long it takes.
-            self.store.set(key, messages.packed((None, self._failure(error))))
+            self.store.set(key, packed((None, self._failure(error))))
             raise
         return value
 
@@ -135,7 +141,7 @@ class Ranks:
         if self.world.alone:
             return [value]
         key = self._key()
-        self.store.set(f"{key}/{self.world.rank}", messages.packed(value))
+        self.store.set(f"{key}/{self.world.rank}", packed(value))
         keys = [f"{key}/{rank}" for rank in range(self.world.size)]
         values = [self._read(self._get(one)) for one in keys]
         self._was_read(key, keys, self.world.size)
@@ -206,8 +212,8 @@ class Ranks:
 
     def _read(self, message: bytes) -> Any:
         try:
-            return messages.unpacked(message)
-        except messages.BrokenMessage as error:
+            return unpacked(message)
+        except BrokenMessage as error:
             raise RunError(f"{self.world}: somebody else writes to the store of this run: {error}") from error
 
     def _failure(self, error: BaseException) -> Failure:
@@ -263,3 +269,99 @@ def open_store(world: World) -> Any:
     except DistError as error:
         raise RunError(f"{world}: the processes' meeting point cannot be reached: {first_line(error)}") from error
     return PrefixStore(f"{PREFIX}/{world.restarts}", store)
+
+
+PACKAGE = "hf_mps"
+KIND, VALUE = "kind", "value"
+
+
+class BrokenMessage(ValueError):
+    """A text that no rank of hf_mps has written."""
+
+
+def packed(value: Any) -> bytes:
+    """Return the message that holds `value`. Raises TypeError for an object that is no plain value and none of ours."""
+    return json.dumps(_plain(value)).encode()
+
+
+def unpacked(message: bytes) -> Any:
+    """Return the value of a message. Raises BrokenMessage for any other bytes."""
+    try:
+        return _whole(json.loads(message))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ImportError) as error:
+        raise BrokenMessage(f"no message of this package: {type(error).__name__}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool) or type(value) in (int, float, str):
+        return value
+    if isinstance(value, PurePath):
+        return {KIND: "path", VALUE: str(value)}
+    if isinstance(value, bytes):
+        return {KIND: "bytes", VALUE: base64.b64encode(value).decode()}
+    if type(value) is list:
+        return [_plain(each) for each in value]
+    if type(value) in (tuple, set, frozenset):
+        return {KIND: type(value).__name__, VALUE: [_plain(each) for each in value]}
+    if isinstance(value, Mapping):
+        return {KIND: "dict", VALUE: [[_plain(key), _plain(each)] for key, each in value.items()]}
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == PACKAGE and (names := _fields(kind)) is not None:
+        own = {name: _plain(getattr(value, name)) for name in names}
+        return {KIND: f"{kind.__module__}:{kind.__qualname__}", VALUE: own}
+    if isinstance(value, int | float | str):  # of numpy, or an enumeration of somebody's
+        return json.loads(json.dumps(value))  # not str(value), which gives the name of an enumeration's member
+    raise TypeError(f"a {kind.__module__}.{kind.__qualname__} is no message between ranks")
+
+
+def _whole(given: Any) -> Any:
+    if isinstance(given, list):
+        return [_whole(each) for each in given]
+    if not isinstance(given, dict):
+        return given
+    kind, value = given[KIND], given[VALUE]
+    if kind in SIMPLE:
+        return SIMPLE[kind](value)
+    module, _, name = kind.partition(":")
+    if module.partition(".")[0] != PACKAGE:
+        raise BrokenMessage(f"{kind} is not of {PACKAGE}")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    names = _fields(found)
+    if names is None or found.__module__ != module or set(value) != set(names):
+        raise BrokenMessage(f"{kind} does not have these fields")
+    filled = {key: _whole(each) for key, each in value.items()}
+    if issubclass(found, tuple):
+        return tuple.__new__(found, [filled[key] for key in names])
+    if issubclass(found, BaseModel):
+        recipe = found.model_construct(**{key: filled[key] for key in found.model_fields})
+        for key in found.__private_attributes__:
+            setattr(recipe, key, filled[key])
+        return recipe
+    made = object.__new__(found)
+    for key, each in filled.items():
+        object.__setattr__(made, key, each)
+    return made
+
+
+def _fields(kind: Any) -> tuple[str, ...] | None:
+    """The names of the values that a class holds; None for a class that is no dataclass, named tuple or recipe."""
+    if not isinstance(kind, type):
+        return None
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
+    if issubclass(kind, BaseModel):
+        return (*kind.model_fields, *kind.__private_attributes__)
+    named: tuple[str, ...] | None = getattr(kind, "_fields", None) if issubclass(kind, tuple) else None
+    return named
+
+
+SIMPLE: dict[str, Callable[[Any], Any]] = {
+    "path": Path,
+    "bytes": base64.b64decode,
+    "tuple": lambda value: tuple(map(_whole, value)),
+    "set": lambda value: set(map(_whole, value)),
+    "frozenset": lambda value: frozenset(map(_whole, value)),
+    "dict": lambda value: {_whole(key): _whole(each) for key, each in value},
+}

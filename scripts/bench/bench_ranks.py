@@ -284,6 +284,7 @@ def child(given: argparse.Namespace) -> int:
     from hf_mps.distributed.world import World
     from hf_mps.finetune.recipe.resolve import load_recipe
     from hf_mps.finetune.run import runner
+    from hf_mps.tools.dryrun.memory import adjust
 
     share_gpu()
     case, side, label = given.child.split(":")
@@ -291,7 +292,8 @@ def child(given: argparse.Namespace) -> int:
     clock = make_clock(given.steps, rows(given, case))
     trainer.DEFAULT_CALLBACKS.append(clock)
     with one_voice():  # as in the command: where one rank fails all end
-        results = runner.run(load_recipe(name, [*said, f"output_dir={given.work / f'run-{label}'}"]), fresh=True)
+        resolved = load_recipe(name, [*said, f"output_dir={given.work / f'run-{label}'}"])
+        results = runner.run(resolved, adjust.estimate_fit, fresh=True)
     choices = results["choices"]
     shown = [f"{key}: {choices[key]['value']}" for key in ("precision", "cuda_graphs", "sharding") if key in choices]
     measured = {**clock.measured, "said": ", ".join(shown), "choices": {key: choices[key] for key in choices}}

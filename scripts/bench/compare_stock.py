@@ -187,9 +187,10 @@ def one(side: str, file: str, words: list[str], device: str) -> int:
 
     if side == "ours":
         from hf_mps.finetune.run import runner
+        from hf_mps.tools.dryrun.memory import adjust
 
         quiet = {"training.save_strategy": "no", "training.eval_strategy": "no", "output_dir": str(output)}
-        results = runner.run(load_recipe(recipe, overrides).with_overrides(quiet))
+        results = runner.run(load_recipe(recipe, overrides).with_overrides(quiet), adjust.estimate_fit)
         found = {**results["metrics"], **{name: results[name] for name in ("train_seconds", "simulated")}}
     else:
         import stock

@@ -136,11 +136,11 @@ def written(name: str, task: str, folder: Path) -> Path:
 
     from hf_mps.core.errors import UserError
     from hf_mps.finetune import tasks
-    from hf_mps.finetune.smoke import shrink
+    from hf_mps.finetune.smoke import tiny_model
 
     place, kind = folder / name, getattr(transformers, tasks.find(task).auto_class)
     try:
-        config, why = shrink.smallest(name, {}, WORDS, kind.from_config)
+        config, why = tiny_model.smallest(name, {}, WORDS, kind.from_config)
         if why is not None and "it still has" not in why:
             config = AutoConfig.for_model(name)
         config.save_pretrained(place)

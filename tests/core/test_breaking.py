@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_mps.core import notices
-from hf_mps.core.original_call import Around
-from hf_mps.core.patching import Faults
+from hf_mps.core.patching import Around, Faults
 from hf_mps.layer import guards, integrations
 from hf_mps.layer.guards import SentinelNotice
 from hf_mps.layer.guards.base import Safeguard

@@ -16,7 +16,7 @@ import pytest
 
 from hf_mps.core import files
 from hf_mps.core.choice import Choice
-from hf_mps.distributed import messages
+from hf_mps.distributed import ranks
 
 
 def strictly(path: Path) -> object:
@@ -130,7 +130,7 @@ def test_a_member_of_an_enumeration_is_its_value(tmp_path: Path) -> None:
     values = {"kind": kind["ONE"], "number": number["TWO"], kind["ONE"]: numpy.str_("text")}
     written = {"kind": "one", "number": 2, "one": "text"}
     assert strictly(files.write_json(tmp_path / "values.json", values)) == written
-    assert messages.unpacked(messages.packed(values)) == written
+    assert ranks.unpacked(ranks.packed(values)) == written
 
 
 def test_a_file_name_that_is_no_utf_8_is_written_all_the_same(tmp_path: Path) -> None:

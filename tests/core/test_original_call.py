@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import Notice, RunError, UserError
-from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.guards.base import Safeguard
 
 

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
-from hf_mps.distributed import messages
+from hf_mps.distributed import ranks
 from hf_mps.distributed.ranks import Failure, Ranks
 from hf_mps.distributed.world import World
 from hf_mps.finetune.features.memory_fit import MemoryAdjustments
@@ -45,18 +45,18 @@ class Planted:
     ids=str,
 )
 def test_what_ranks_send_comes_back_as_it_was(value: Any) -> None:
-    assert messages.unpacked(messages.packed(value)) == value
+    assert ranks.unpacked(ranks.packed(value)) == value
 
 
 def test_a_recipe_that_came_over_can_be_changed_further() -> None:
-    recipe = messages.unpacked(messages.packed(load_recipe("glue/mrpc")))
+    recipe = ranks.unpacked(ranks.packed(load_recipe("glue/mrpc")))
     changed = recipe.with_overrides({"training.num_train_epochs": 1, "seed": 7})
     assert (changed.recipe.seed, changed.recipe.training["num_train_epochs"]) == (7, 1)
 
 
 def test_an_object_of_somebody_else_is_no_message() -> None:
     with pytest.raises(TypeError, match=r"a builtins\.object is no message between ranks"):
-        messages.packed([object()])
+        ranks.packed([object()])
 
 
 def test_what_a_stranger_writes_into_the_store_is_not_run(tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ def test_what_a_stranger_writes_into_the_store_is_not_run(tmp_path: Path) -> Non
     ids=str,
 )
 def test_a_message_makes_no_other_object_and_calls_nothing(message: Any) -> None:
-    with pytest.raises(messages.BrokenMessage):
-        messages.unpacked(json.dumps(message).encode())
+    with pytest.raises(ranks.BrokenMessage):
+        ranks.unpacked(json.dumps(message).encode())

@@ -60,6 +60,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     if not address:
         return gloo(store, rank, size, timeout=timeout)
     options = gloo._Options()
+    # Gloo's options have no public names for these two.
     options._timeout = timeout
     options._devices = [gloo.create_device(hostname=address)]
     return gloo(store, rank, size, options)
@@ -84,6 +85,7 @@ def join_cpu(group: Any) -> None:
         return
     if {device.type for device in group._device_types} == {"mps"}:
         own = group._get_backend(torch.device("mps"))
+        # CUSTOM, as PyTorch has every backend that a package registers (distributed_c10d.py, register_backend).
         group._register_backend(torch.device("cpu"), torch.distributed.ProcessGroup.BackendType.CUSTOM, own)
 
 

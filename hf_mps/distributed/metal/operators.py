@@ -43,6 +43,7 @@ def register() -> None:
         if any("ProcessGroup" in str(argument.type) for argument in operator._schema.arguments):
             kernel = _Kernel(name, operator)
             library.impl(name, kernel, "MPS")
+            # allreduce_, whose gradients of an embedding may be sparse.
             if torch._C._dispatch_has_kernel_for_dispatch_key(full, "SparseCPU"):
                 library.impl(name, kernel, "SparseMPS")
     _registered.append(library)

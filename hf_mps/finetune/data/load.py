@@ -30,7 +30,7 @@ TABLES = ("csv", "tsv", "xlsx")
 def check(data: schema.Data) -> None:
     """Refuse missing files and unknown formats before anything heavy is imported. Raises UserError."""
     if data.streaming:
-        from hf_mps.finetune.stream import streamed
+        from hf_mps.finetune.stream import streamed  # six modules that only a streamed run needs
 
         streamed.check(data)
         return

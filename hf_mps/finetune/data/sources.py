@@ -12,7 +12,9 @@ from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import first_line
 from hf_mps.finetune.data import cache, formats, json_rows, tables
 from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.models.checkpoint import unreachable
 from hf_mps.finetune.recipe import catalogue, schema
+from hf_mps.finetune.run.failures import describe
 from hf_mps.finetune.run.logging import datasets_silent
 
 if TYPE_CHECKING:
@@ -143,8 +145,6 @@ def _hub(data: schema.Data, split: str) -> Rows:
     """Return one split of a hub data set, from the cache where it is there."""
     from datasets import load_dataset
 
-    from hf_mps.finetune.models.checkpoint import unreachable
-
     assert data.hub is not None
     there = (data.splits or {}).get(split, split)
     where = " ".join(filter(None, (data.hub, data.config, there)))
@@ -152,8 +152,6 @@ def _hub(data: schema.Data, split: str) -> Rows:
         with datasets_silent():
             dataset = load_dataset(data.hub, data.config, split=there, revision=data.revision)
     except Exception as error:  # the hub's clients raise anything from ConnectionError to plain ValueError
-        from hf_mps.finetune.run.failures import describe
-
         # A full disk and the like is no fault of the data.
         if describe(error) is not None and not isinstance(error, FileNotFoundError):
             raise

@@ -11,6 +11,7 @@ from hf_mps.finetune import sharding
 from hf_mps.finetune.features import early_steps
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
 from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.run.trainer import trainer_class
 from hf_mps.finetune.tasks._base import Prepared
 
 KEY = "cuda_graphs"
@@ -95,8 +96,6 @@ def refused(asked: bool | None, why: str) -> Choice[str]:
 def obstacle(trainer: Any) -> str:
     """Return why the steps of `trainer` cannot be recorded, as a clause; empty where they can."""
     from transformers import Trainer
-
-    from hf_mps.finetune.run.trainer import trainer_class
 
     kind = trainer_class(trainer)
     if trainer.is_fsdp_enabled:

@@ -14,6 +14,7 @@ from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.trainer import StepMethod
 from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.metal.device import precision
 
 KEY, WEIGHTS, HALVES = "step_in_backward", "weights", "bfloat16"
 # PyTorch's own optimizers and transformers' Adafactor, whose step of a weight looks at that weight alone.
@@ -145,6 +146,7 @@ def undone(model: Any) -> Iterator[None]:
     python, array = random.getstate(), numpy.random.get_state()
     with _disable_current_modes():  # in a trace of fake tensors a state is a real one
         states = [each.get_rng_state() for each in drawn]
+    # Batch norms of every kind count what they see, and a forward pass that is done twice would count twice.
     norms = (module for module in model.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm))
     kept = [(buffer, buffer.clone()) for module in norms for buffer in module.buffers()]
     yield
@@ -164,8 +166,6 @@ def _clips(training: Mapping[str, Any]) -> bool:
 
 def _refuse_halves(training: Mapping[str, Any], device: str, asked: bool | None, rounds: bool) -> None:
     """Raise UserError for what does not go with weights in bfloat16."""
-    from hf_mps.metal.device import precision
-
     try:
         precision.requested("bf16", device)
     except UserError as error:

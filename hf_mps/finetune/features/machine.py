@@ -16,7 +16,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.notices import ignoring
 from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
-from hf_mps.metal.device import machine
+from hf_mps.metal.device import machine, precision
+from hf_mps.metal.fallback.accounting import MetalFallbackWarning
 
 CAFFEINATE = "caffeinate"
 
@@ -32,8 +33,6 @@ class Precision(Feature):
 
 def precision_of(training: Mapping[str, Any], device_type: str) -> tuple[Choice[str], dict[str, Any]]:
     """Choose fp32, bf16 or fp16, with the arguments for Trainer. Raises UserError for one that the device lacks."""
-    from hf_mps.metal.device import precision
-
     chosen = [name for name in ("bf16", "fp16") if training.get(name)]
     if len(chosen) == 2:
         raise UserError("training.bf16 and training.fp16 are both true; give one of them")
@@ -83,8 +82,6 @@ class ExpectedFallback(Feature):
 @contextmanager
 def expected_operators(operators: Sequence[str]) -> Iterator[None]:
     """Suppress the warnings of operators that the recipe names; the ledger counts them all the same."""
-    from hf_mps.metal.fallback.accounting import MetalFallbackWarning
-
     with ExitStack() as ignored:
         for operator in operators:
             ignored.enter_context(ignoring(MetalFallbackWarning, re.escape(f"hf_mps: {operator} of ")))

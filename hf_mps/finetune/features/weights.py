@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune import sharding
+from hf_mps.finetune import sharding, smoke
 from hf_mps.finetune.features.base import Draft, Feature, Plan
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.tasks._base import Prepared
@@ -65,7 +65,5 @@ class Smoke(Feature):
     def decide(self, draft: Draft) -> None:
         """Choose the key `smoke`, in a smoke run alone."""
         if draft.resolved.smoke is not None:
-            from hf_mps.finetune import smoke
-
             draft.choices["smoke"] = draft.resolved.smoke
             smoke.explain(draft.resolved, draft.choices)

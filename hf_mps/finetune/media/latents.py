@@ -8,6 +8,7 @@ from typing import Any
 
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import images
+from hf_mps.finetune.models.diffusion import TOKENS
 from hf_mps.finetune.text import tokens
 
 
@@ -27,7 +28,6 @@ def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: st
     import torch
     from safetensors.torch import save
 
-    from hf_mps.finetune.models.diffusion import TOKENS
     from hf_mps.finetune.run.run_dir import digest_rows
 
     pooled, third = hasattr(pipeline, "text_encoder_2"), hasattr(pipeline, "text_encoder_3")

@@ -15,6 +15,7 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, user_path
 from hf_mps.core.text import first_line
+from hf_mps.finetune.models import diffusion, quantization
 from hf_mps.finetune.run.logging import errors_only
 
 PYPI = "pypi:"
@@ -164,8 +165,6 @@ class Checkpoint:
         import torch
         import transformers
 
-        from hf_mps.finetune.models import quantization
-
         asked = quantization.kind_of(settings.get("quantization_config"))
         stored = self.stored_config()
         quantization.refuse_stored(self.name, stored, asked)
@@ -194,15 +193,11 @@ class Checkpoint:
         """Load diffusers' pipeline without its denoiser. Raises UserError where it is missing or cannot be read."""
         import torch
 
-        from hf_mps.finetune.models import diffusion
-
         return self._load("pipeline", diffusion.encoders, dtype=getattr(torch, self.dtype))
 
     def denoiser(self) -> tuple[Any, Choice[str]]:
         """Load the UNet or transformer of diffusers' pipeline in `dtype`. Raises UserError where it cannot be read."""
         import torch
-
-        from hf_mps.finetune.models import diffusion
 
         model = self._load("denoiser", diffusion.denoiser, dtype=getattr(torch, self.dtype))
         return model, Choice(self.name, f"{type(model).__name__}, {model.num_parameters() / 1e6:.1f} M parameters")

@@ -170,6 +170,7 @@ class GroupTrainer(KeptInCheckpoints, MeasuredBefore, QuietTrl, GRPOTrainer):  #
         return SequentialSampler(eval_dataset)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
+        # GRPOTrainer's own takes a list of rows and has the model answer them; a mapping has its answers.
         if isinstance(generation_batch, Mapping):
             return self._given(Trainer._prepare_inputs(self, generation_batch))
         return super()._prepare_inputs(generation_batch)

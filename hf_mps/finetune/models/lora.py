@@ -116,6 +116,7 @@ def load_kept(trainer: Any, folder: Path) -> None:
     Where these are merged, the model's adapters are new and add nothing.
     """
     if not hasattr(trainer.model, "peft_config") or (folder / "adapter_config.json").exists():
+        # Trainer's own reader of a folder, which knows adapters, single files and shards.
         trainer._load_from_checkpoint(str(folder))
         return
     base = trainer.model.get_base_model()

@@ -17,6 +17,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.run.logging import errors_only
+from hf_mps.metal.device import precision
 
 if TYPE_CHECKING:
     from hf_mps.finetune.models.checkpoint import Checkpoint
@@ -41,8 +42,6 @@ def compute_dtype(training: Mapping[str, Any], weights: str, device: str) -> Cho
     `training` and `weights` are the recipe's. Over weights in bfloat16 it is bfloat16 where the GPU computes that, and
     float32 where it only emulates it.
     """
-    from hf_mps.metal.device import precision
-
     said = [name for name in ("bf16", "fp16") if training.get(name)]
     asked = any(name in training for name in ("bf16", "fp16"))
     run = said[0] if said else "fp32" if asked else precision.default(device).value

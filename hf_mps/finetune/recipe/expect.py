@@ -79,18 +79,14 @@ def unmeasured(recipe: Recipe, changed: Sequence[str] = (), prepared: Prepared |
 
 def _instead(name: str, recipe: Recipe, measured: Collection[str] | None, *more: str) -> str:
     """Return what is allowed instead of a metric that is not `measured` (None: the rows decide); empty where it is."""
-    known, sure = _possible(recipe) if measured is None else (measured, True)
+    names = recipe.metrics or tasks.find(recipe.task).metrics
+    sure = measured is not None or names is not None  # else the rows decide which of all metrics there are
+    known = [number for one in names or REPORTS for number in REPORTS[one]] if measured is None else measured
     allowed = list(dict.fromkeys((*known, *more)))
     if name in allowed or (measured is None and _may_be(name, known, recipe)):
         return ""
     words = f"allowed: {', '.join(allowed)}" if sure else f"{recipe.task} does not report it"
     return f"{words}{nearest(name, allowed)}"
-
-
-def _possible(recipe: Recipe) -> tuple[list[str], bool]:
-    """Return the metrics that a recipe reports, and whether they are independent of its rows."""
-    names = recipe.metrics or tasks.find(recipe.task).metrics
-    return list(dict.fromkeys(number for name in names or REPORTS for number in REPORTS[name])), names is not None
 
 
 def _may_be(name: str, known: Collection[str], recipe: Recipe) -> bool:

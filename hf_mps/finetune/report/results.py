@@ -67,6 +67,7 @@ class RunRecord:
     sentinels: list[Any] = field(default_factory=list)
     world: dict[str, Any] | None = None
     """The processes that trained together, `record.of_all`; None for one alone."""
+    # By a lambda, as the function is defined further down.
     versions: dict[str, str] = field(default_factory=lambda: versions())
     expectation: Expectation | None = None
     doubt: str | None = None

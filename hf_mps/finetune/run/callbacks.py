@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -32,8 +33,6 @@ class FiniteLoss(TrainerCallback):  # type: ignore[misc]
 def finish(device: Any) -> None:
     """Wait for what was sent to a CUDA device: steps that do not wait for it are not over when their calls return."""
     if device.type == "cuda":
-        import torch
-
         torch.cuda.synchronize(device)
 
 
@@ -127,8 +126,6 @@ class OwnDraws(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.world_size > 1:
-            import torch
-
             torch.manual_seed(args.seed + args.process_index)
 
 
@@ -143,11 +140,10 @@ class MainStatistics(TrainerCallback):  # type: ignore[misc]
             self.on_epoch_end(args, state, control, **settings)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        import torch
-
         if args.world_size == 1:
             return
         for module in model.modules():
+            # The base of all batch norms, of SyncBatchNorm too.
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 for statistic in module.buffers():
                     torch.distributed.broadcast(statistic, 0)

@@ -16,6 +16,7 @@ from hf_mps.finetune.recipe import catalogue, expect, overrides
 from hf_mps.finetune.recipe.resolve import Problem, examine, read
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
 from hf_mps.finetune.recipe.yaml import Document
+from hf_mps.metal.device.no_modes import no_modes
 
 # The folders that Hugging Face's libraries keep rows and models in, where the environment names them.
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
@@ -164,8 +165,6 @@ def refuse_unusable(args: Any, model: Any, steps: int) -> None:
     """
     import torch
     from transformers import Trainer, get_scheduler
-
-    from hf_mps.metal.device.no_modes import no_modes
 
     given, options = args.optim_args, args.lr_scheduler_kwargs
     if given and any(part.count("=") != 1 for part in given.split(",")):

@@ -99,6 +99,7 @@ def _disk(cause: BaseException) -> int | None:
 
 def _memory(cause: BaseException) -> bool:
     told = isinstance(cause, RuntimeError) and any(words in str(cause) for words in MEMORY)
+    # torch's own is told by its name, as this file imports no torch.
     return told or isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError"
 
 

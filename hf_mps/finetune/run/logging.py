@@ -33,6 +33,7 @@ def no_bars() -> Iterator[None]:
         datasets.enable_progress_bars: not datasets.are_progress_bars_disabled(),
         enable_progress_bars: not are_progress_bars_disabled(),
     }
+    # At the handlers: a filter of the logger itself is not asked about records of the loggers below it.
     handlers = theirs._get_library_root_logger().handlers
     theirs.disable_progress_bar()  # huggingface_hub's too
     datasets.disable_progress_bars()

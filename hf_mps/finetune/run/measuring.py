@@ -13,6 +13,7 @@ from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
 from hf_mps.finetune.run.stages import one_gpu, refusals_told
+from hf_mps.finetune.run.trainer import recipe_trainer
 from hf_mps.finetune.tasks._base import Prepared
 
 # Beginnings of arguments that say how weights change and what is kept of them: nothing here does either.
@@ -36,8 +37,6 @@ def trainer(
     transformers refuses and a precision that the device lacks.
     """
     from transformers import PrinterCallback, TrainingArguments
-
-    from hf_mps.finetune.run.trainer import recipe_trainer
 
     parts = made.parts
     if made.splits:

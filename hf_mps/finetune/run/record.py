@@ -13,6 +13,7 @@ from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe import expect, training_section
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import RunRecord, screen
+from hf_mps.finetune.smoke import files_stay
 from hf_mps.layer import guards
 from hf_mps.layer.integrations.trainer_logs import of_training
 from hf_mps.metal import fallback, kernels
@@ -198,12 +199,9 @@ def closing_table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[P
         notes += [("on the CPU", f"{', '.join(needed)}, as the recipe names them")] if needed else []
         notes += [("unexpected", f"{', '.join(record.unexpected_fallback)} ran on the CPU")] if needed != names else []
         fallback.mark_reported()
-    if resolved.smoke is not None:
-        from hf_mps.finetune.smoke import files_stay
-
-        if not files_stay(resolved):
-            screen.final_table(record, notes)
-            return
+    if resolved.smoke is not None and not files_stay(resolved):
+        screen.final_table(record, notes)
+        return
     folder = shlex.quote(str(files[0]))
     commands = [f"hf-mps predict {folder} FILE", f"hf-mps evaluate {folder}", training_section.PUSH.format(folder)]
     screen.final_table(record, notes, files, commands)

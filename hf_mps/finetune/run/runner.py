@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,14 +13,22 @@ from typing import Any
 from hf_mps.core import notices, settings, status
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.distributed.ranks import Ranks
+from hf_mps.finetune import report
 from hf_mps.finetune.features import batches
 from hf_mps.finetune.features.machine import awake
+from hf_mps.finetune.features.memory_fit import MemoryAdjustments
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import failures, processes, stages
+from hf_mps.finetune.run.logging import no_bars
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
+from hf_mps.finetune.smoke import files_stay, smoke_recipe
+from hf_mps.layer.activation import activate
 from hf_mps.layer.guards import resume
+
+Fit = Callable[[stages.PreparedRun], MemoryAdjustments]
+"""How a run is made to fit the machine: by `hf_mps.tools.dryrun.memory.adjust`, which prepares runs itself."""
 
 
 class Interrupted(RunError):
@@ -31,7 +39,7 @@ class Interrupted(RunError):
         self.exit_code = exit_code
 
 
-def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -> dict[str, Any]:
+def run(resolved: ResolvedRecipe, fit: Fit, *, fresh: bool = False, smoke: bool = False) -> dict[str, Any]:
     """Run a recipe, and return what its results.json says.
 
     An unfinished run of the same recipe resumes; a finished one is not repeated, and its outcome is printed. `fresh`
@@ -42,20 +50,18 @@ def run(resolved: ResolvedRecipe, *, fresh: bool = False, smoke: bool = False) -
     """
     settings.refuse_unknown()
     if not smoke:
-        return train(resolved, fresh=fresh)
-    from hf_mps.finetune.smoke import files_stay, smoke_recipe
-    from hf_mps.layer.activation import activate
+        return train(resolved, fit, fresh=fresh)
 
     with _loading(resolved):
         activate.activate()
         with smoke_recipe(resolved) as small:
-            results = train(small, keep=False)
+            results = train(small, fit, keep=False)
     if not files_stay(small):
         print("smoke run ended well; its files are gone (output_dir=PATH keeps them)")
     return results
 
 
-def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -> dict[str, Any]:
+def train(resolved: ResolvedRecipe, fit: Fit, *, fresh: bool = False, keep: bool = True) -> dict[str, Any]:
     """Run a recipe as `run` does; without `keep` it is not stored, so that nothing resumes the run."""
     ranks = Ranks.here()
     source, run_dir = stages.locate(resolved, fresh=fresh)
@@ -73,8 +79,6 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
         ranks.from_main(source.refuse_absent)
     # Before the rows and the model are read, which can take minutes; `lock` checks again.
     ranks.from_main(run_dir.refuse_held)
-    from hf_mps.finetune.run.logging import no_bars
-    from hf_mps.layer.activation import activate
 
     with _loading(resolved), no_bars(), awake(), notices.redirected(screen.note), ExitStack() as held:
         activate.activate()
@@ -87,9 +91,7 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
             # Before the folder is there: a row that cannot be read leaves no trace.
             splits = prepared_run.splits if keep else {}
             if prepared_run.device.value == "mps" and resolved.smoke is None:  # a tiny model fits any machine
-                from hf_mps.tools.dryrun.memory import adjust
-
-                adjustments = ranks.from_main(lambda: adjust.estimate_fit(prepared_run))
+                adjustments = ranks.from_main(lambda: fit(prepared_run))
                 prepared_run = replace(prepared_run, adjustments=adjustments)
         # Only the main rank locks: the others would find its lock and take it for another run.
         locked = ranks.from_main(lambda: held.enter_context(run_dir.lock()))
@@ -101,7 +103,6 @@ def train(resolved: ResolvedRecipe, *, fresh: bool = False, keep: bool = True) -
                 record = stages.finish_report(prepared_run, run_dir)
             else:
                 record = stages.run_stages(prepared_run, run_dir, store_again)
-    from hf_mps.finetune import report
 
     results = report.results(record)
     _judge(results, run_dir.path)

@@ -36,14 +36,18 @@ from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.report import pending, predictions, write
 from hf_mps.finetune.run import checks, processes
 from hf_mps.finetune.run.record import closing_table, header, make_record
 from hf_mps.finetune.run.run_dir import RunDir, Splits, digest_rows
+from hf_mps.finetune.run.trainer import recipe_trainer
 from hf_mps.finetune.sharding import save_whole
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.text import tokens
 from hf_mps.layer.guards import resume
 from hf_mps.metal import kernels
+from hf_mps.metal.device.memory import Peak
 
 if TYPE_CHECKING:
     from hf_mps.finetune.report import RunRecord
@@ -195,8 +199,6 @@ def prepare_run(
 
 def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
     """Refuse what only a whole run refuses once rows and model are loaded; adds the choices about the rows."""
-    from hf_mps.finetune.text import tokens
-
     recipe, prepared = run.resolved.recipe, run.prepared
     checks.refuse_unknown_operators(recipe.fallback)
     load.refuse_unread(run.rows, (*load.SPLITS, *prepared.further), recipe.task)
@@ -230,7 +232,6 @@ def make_trainer(plan: Plan, prepared: Prepared, watch: Stopwatch) -> Any:
     """Return the trainer of a plan. Raises UserError for arguments that transformers refuses."""
     from hf_mps.finetune.report.examples import Examples
     from hf_mps.finetune.run.callbacks import FiniteLoss, MainStatistics, OwnDraws, Shares
-    from hf_mps.finetune.run.trainer import recipe_trainer
 
     with ExitStack() as held:
         # Trainer prepares the model while it is made, so attention and sharding must be settled before.
@@ -296,7 +297,6 @@ def train(plan: Plan, prepared: Prepared, trainer: Any, watch: Stopwatch, run_di
     from hf_mps.finetune.run.callbacks import lower_rate
     from hf_mps.finetune.run.interrupt import Interruption
     from hf_mps.layer.guards.sentinels import numbers, stopped_gpu
-    from hf_mps.metal.device.memory import Peak
 
     counting = kernels.counting() if plan.device.value == "mps" else None
     peak, interruption = Peak(plan.device.value), Interruption()
@@ -370,7 +370,6 @@ def report(
 
     `load` gives the trainer the kept weights, where it has not trained them itself.
     """
-    from hf_mps.finetune.report import predictions, write
 
     def answer() -> predictions.Written:
         trainer.remove_stop_checkpoints()
@@ -390,7 +389,6 @@ def report(
 def finish_report(run: PreparedRun, run_dir: RunDir) -> RunRecord:
     """Write the report of a run that was killed behind its training, from its record and the model in its folder."""
     from hf_mps.finetune.models import lora
-    from hf_mps.finetune.report import pending
     from hf_mps.finetune.run.callbacks import Stopwatch
 
     ranks, record = Ranks.here(), Ranks.here().from_main(lambda: pending(run_dir.path))

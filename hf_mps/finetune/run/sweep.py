@@ -75,7 +75,7 @@ class Sweep:
         return [(dict(key), runs) for key, runs in found.items()]
 
 
-def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = False) -> Sweep:
+def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], fit: runner.Fit, *, fresh: bool = False) -> Sweep:
     """Run a recipe once for each combination of `axes` (`seed=1,2,3`), and return the outcome.
 
     Runs are in `runs/NAME-sweep/VALUES` (or below output_dir), with sweep.csv and sweep.json beside them. The same
@@ -87,7 +87,7 @@ def run_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = Fa
     for number, one in enumerate(sweep.runs, start=1):
         print(f"run {number} of {len(sweep.runs)}: {one.words}")
         with _noted(sweep, one):
-            _keep(sweep, one, runner.train(one.resolved))
+            _keep(sweep, one, runner.train(one.resolved, fit))
         write(sweep)
         import torch
 

@@ -22,6 +22,7 @@ from hf_mps.finetune.models.known_configs import model_type
 from hf_mps.finetune.recipe.overrides import OF_A_SOURCE
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import SOURCES, Recipe
+from hf_mps.finetune.run.logging import errors_only, no_bars
 from hf_mps.finetune.smoke import processors
 
 SHOWS = "--smoke shows that everything runs, on made-up rows: no score counts"
@@ -63,7 +64,6 @@ def smoke_recipe(whole: ResolvedRecipe, *, weights: bool = True) -> Iterator[Res
     """
     import datasets
 
-    from hf_mps.finetune.run.logging import errors_only, no_bars
     from hf_mps.finetune.smoke import tiny_model
 
     task = tasks.find(whole.recipe.task)

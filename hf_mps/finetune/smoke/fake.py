@@ -155,6 +155,7 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = [self._real[one] for one in changed if isinstance(one, torch.Tensor) and one in self._real]
         if not written:
             return
+        # By the address of the C++ storage, which all tensors that share it have in common.
         storages = {tensor.untyped_storage()._cdata for tensor in written}
         for fake in [fake for fake, tensor in self._real.items() if tensor.untyped_storage()._cdata in storages]:
             del self._real[fake]

@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.smoke import shrink
 from hf_mps.finetune.tasks._base import Input, Words
 
 # Names and formats are data: processors.yaml says whose they are.
@@ -157,6 +156,8 @@ def spoken(texts: Sequence[str], folder: Path, seconds: int) -> dict[str, Any]:
 Files = tuple[dict[str, Any], dict[str, Any]]
 """The contents of preprocessor_config.json and of processor_config.json."""
 
+IMAGE = 32
+"""Pixels of a side of an image, where a configuration names no size."""
 # Squares along an image's longer side, as in SmolVLM-256M's checkpoint.
 ACROSS = 4
 # Pixels of an image's area at least and at most, as the checkpoints of Qwen2-VL, Qwen2.5-VL and Qwen3-VL have it.
@@ -164,9 +165,16 @@ AREA = {"shortest_edge": 3136, "longest_edge": 12_845_056}
 QWEN3_AREA = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
 
 
+def picture(config: Any, default: int = IMAGE) -> tuple[int, int]:
+    """Return the height and width in pixels that a configuration names, or `default` where it names none."""
+    vision = getattr(config, "vision_config", None)
+    size = getattr(config, "image_size", None) or getattr(vision, "image_size", None) or default
+    return (int(size), int(size)) if isinstance(size, (int, float)) else (int(size[0]), int(size[1]))
+
+
 def _in_squares(config: Any) -> Files:
     """Idefics3's and SmolVLM's: a small whole image and squares of it, of the size that the image tower takes."""
-    side = shrink.picture(config)[0]
+    side = picture(config)[0]
     patches = side // int(config.vision_config.patch_size)
     reads = {"size": {"longest_edge": ACROSS * side}, "max_image_size": {"longest_edge": side}}
     return {**reads, "do_image_splitting": True}, {"image_seq_len": (patches // int(config.scale_factor)) ** 2}
@@ -181,7 +189,7 @@ def _in_patches(area: dict[str, int], config: Any) -> Files:
 
 def _whole(config: Any) -> Files:
     """LLaVA 1.5's: the middle of an image, in the size that its tower takes, which adds one token."""
-    side = shrink.picture(config)[0]
+    side = picture(config)[0]
     reads = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}, "do_center_crop": True}
     chosen = config.vision_feature_select_strategy
     says = {"patch_size": config.vision_config.patch_size, "vision_feature_select_strategy": chosen}

@@ -63,10 +63,10 @@ class ReaderState:
         return all((count - first) % every == mine for first, every, mine in self.parts)
 
 
-def train(rows: Rows, sample: Any, making: Making) -> Any:
-    """Return what a task trains on: `sample`, the features of `rows`, or the stream of all rows where they have one."""
-    stream = rows.stream
-    return sample if stream is None else Streamed(stream.reading, making, stream.buffer, sample, len(rows.dataset))
+def train(rows: Rows, sample: Any, making: Making) -> Streamed:
+    """Return what a task trains on where its `rows` have a stream; `sample` are features of the first ones."""
+    assert rows.stream is not None
+    return Streamed(rows.stream.reading, making, rows.stream.buffer, sample, len(rows.dataset))
 
 
 class Streamed(IterableDataset[Message]):

@@ -236,6 +236,8 @@ def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, 
 
 def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool) -> Any:
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
+    if rows.stream is None:
+        return sample
     from hf_mps.finetune.stream import dataset
 
     tokenizer, longest = loaded.tokenizer, loaded.longest

@@ -127,6 +127,7 @@ class SpeechRecognition(_speech.SpeechTask):
 
     def _texts(self, sounds: audio.Sounds, letter_ids: Any) -> list[str]:
         """Return the text of each row; `letter_ids` has shape (rows, frames), and padding frames spell nothing."""
+        # The model's own arithmetic of its convolutions, which transformers gives no public name.
         frames = (int(self.model._get_feat_extract_output_lengths(sounds.counts[row])) for row in sounds.kept)
         own = [ids[:count] for ids, count in zip(letter_ids, frames, strict=True)]
         return [str(text) for text in self.tokenizer.batch_decode(own)]

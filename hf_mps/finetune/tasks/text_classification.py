@@ -13,7 +13,7 @@ from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.stream.batches import Making, by_rows
+from hf_mps.finetune.report import classes
 from hf_mps.finetune.tasks._base import Dataset, Prepared, snippets
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
@@ -187,7 +187,9 @@ class TextClassification(TextTask):
 
     def _streamed(self, rows: Rows, sample: Dataset) -> Any:
         """Return the features to train on: `sample`, or the stream of all rows where they have one."""
-        from hf_mps.finetune.stream import dataset
+        if rows.stream is None:
+            return sample
+        from hf_mps.finetune.stream import batches, dataset  # which import six modules that only streams need
 
         roles, classes, tokenizer, longest = _texts(rows), self.classes, self.tokenizer, self.longest
 
@@ -197,11 +199,9 @@ class TextClassification(TextTask):
                 raise UserError(f"{told}; next: data.labels")
             return _encoded(tokenizer, longest, classes, [batch[role] for role in roles], classes.raw(batch))
 
-        return dataset.train(rows, sample, Making(by_rows(encode), longest))
+        return dataset.train(rows, sample, batches.Making(batches.by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
-        from hf_mps.finetune.report import classes
-
         pairs, names = [(row["label"], row["prediction"]) for row in predicted], self.classes.names
         if isinstance(self.classes, label_sets.LabelSets):
             return classes.by_label(pairs, names)

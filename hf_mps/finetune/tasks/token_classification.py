@@ -11,6 +11,7 @@ from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import classes
 from hf_mps.finetune.tasks._base import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
@@ -142,8 +143,6 @@ class TokenClassification(TextTask):
                 yield line
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
-        from hf_mps.finetune.report import classes
-
         pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
         return classes.confusion(pairs, self.tags.names, of="words")
 

@@ -83,6 +83,8 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
 
     A stream's texts are joined on and on: only whole blocks are trained on, and none ends early.
     """
+    if rows.stream is None:
+        return sample
     from hf_mps.finetune.stream import dataset
 
     tokenizer, separator = loaded.tokenizer, _separator(data, loaded.tokenizer)

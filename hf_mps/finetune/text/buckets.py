@@ -90,6 +90,7 @@ def install_sampler(trainer: Any, prepared: Prepared, drawn: int | None = None) 
 
     def sampler() -> BucketSampler:
         seed = trainer.args.seed if trainer.args.data_seed is None else trainer.args.data_seed
+        # Trainer's own word for a batch of this process: auto_find_batch_size makes it smaller while it trains.
         return BucketSampler(keys, drawn or trainer._train_batch_size * trainer.args.world_size, seed)
 
     trainer.train_sampler = sampler

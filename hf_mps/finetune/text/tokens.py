@@ -54,6 +54,7 @@ def map_cached(
     """
     from datasets.fingerprint import Hasher
 
+    # A table of datasets knows itself by it: the rows and all that was done to them.
     mark = Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key))
     settings |= {"features": None if features is None else typed(features), "new_fingerprint": mark}
     left_out = rows.dataset.column_names

@@ -27,6 +27,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from hf_mps.core.errors import UserError, run_command
+from hf_mps.core.notices import print_notice
 from hf_mps.core.text import first_line
 
 USAGE = "usage: hf-mps run [-m MODULE | SCRIPT | torchrun … | accelerate launch …] [ARGUMENT]..."
@@ -131,6 +132,7 @@ def _accelerate(arguments: list[str]) -> Target:
     options = launch.launch_command_parser().parse_args(arguments)
     given = options.num_processes
     try:
+        # It lays the config file below the options, as the command itself does before it starts anything.
         options, *_ = launch._validate_launch_command(options)
         _on_hosts(options, arguments)
         words = f"--num_processes={given}" if given else f"num_processes: {options.num_processes}"
@@ -159,8 +161,6 @@ def _on_hosts(options: Any, arguments: list[str]) -> None:
 
 
 def _found(launcher: str, asked: Any) -> Target:
-    from hf_mps.core.notices import print_notice
-
     if asked.no_python:
         raise UserError(f"{launcher} --no_python starts a program that is no Python script; run it without hf-mps run")
     print_notice(
@@ -179,8 +179,6 @@ def _one_process(launcher: str, words: str, processes: int) -> None:
 
 def _become_launcher(launcher: str, arguments: list[str], why: str) -> None:
     """Replace this process by the launcher itself, with the line that says so; does not return."""
-    from hf_mps.core.notices import print_notice
-
     module = "torch.distributed.run" if launcher == "torchrun" else "accelerate.commands.launch"
     print_notice(f"{launcher} itself starts the script, as {why}")
     sys.stdout.flush()

@@ -12,7 +12,7 @@ REASON = "names and arguments of older scripts work, each with one line of notic
 _AFTER: dict[str, tuple[str, ...]] = {
     "accelerate.accelerator": ("accelerator",),
     "datasets": ("metrics",),
-    "datasets.features.features": ("sequences",),
+    "datasets.features.features": ("objects",),
     "datasets.load": ("auth_token", "dataset_task"),
     "evaluate": ("metrics",),
     "evaluate.loading": ("metrics",),

@@ -104,13 +104,8 @@ def _read(stock: Callable[..., Any], name: Any, **kwargs: Any) -> Any:
     return processor
 
 
-def _reads_images(method: Any) -> Any:
-    """AutoFeatureExtractor.from_pretrained that reads image models too."""
-    return around("feature_extractors", method, _read)
-
-
 patches = {
     "transformers.models.auto.feature_extraction_auto:AutoFeatureExtractor.from_pretrained": Put(
-        _reads_images, own=True
+        lambda method: around("feature_extractors", method, _read), own=True
     )
 }

@@ -1,4 +1,5 @@
-"""Methods and attributes that configurations, models, processors, tokenizers and callbacks of transformers 4 had.
+"""Methods and attributes that configurations, models, processors, tokenizers and callbacks of transformers 4
+had, and features of datasets 3.
 
 Needless, name by name, where the class has the attribute; its patch says what replaced each.
 """
@@ -182,4 +183,25 @@ _TOKENIZERS = {
     f"{_TOKENIZER}.decode": Patch(_decode, own=True),
 }
 
-patches: dict[str, Any] = {**_CONFIGS, **_MODELS, **_SPEECH, **_PROCESSORS, **_CALLBACKS, **_TOKENIZERS}
+
+class Columns(dict[str, Any]):
+    """Such a dictionary as a script reads it: it has `feature`, the features of the single rows."""
+
+    @property
+    def feature(self) -> dict[str, Any]:
+        """Return what each list is of."""
+        print_notice('features["…"].feature is gone from datasets 4; in its place: features["…"]["…"].feature')
+        return {name: each.feature for name, each in self.items()}
+
+
+def _item(features: Any, name: str) -> Any:
+    found = dict.__getitem__(features, name)
+    of_lists = type(found) is dict and found and all(hasattr(each, "feature") for each in found.values())
+    return Columns(found) if of_lists and not asked_by_a_library() else found
+
+
+# Until datasets 3 a Sequence of a dictionary was an object with `feature`; since 4.0 the column is a dictionary of
+# lists itself. Features has only dict's own method.
+_FEATURES = {"datasets.features.features:Features.__getitem__": Give(_item, own=True)}
+
+patches: dict[str, Any] = _CONFIGS | _MODELS | _SPEECH | _PROCESSORS | _CALLBACKS | _TOKENIZERS | _FEATURES

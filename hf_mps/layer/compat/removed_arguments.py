@@ -140,7 +140,7 @@ def keywords(
     for name in given:
         if name not in removed:
             continue
-        new, line = _place(removed[name], given[name], given, shown=_assignment)
+        new, line = _place(removed[name], given[name], given, shown=lambda name, value: f"{name}={value!r}")
         result.kept[name] = given[name]
         result.given.update(new)
         result.lines.append(line)
@@ -259,7 +259,3 @@ def _text(value: Any) -> str:
 
 def _flag(name: str, value: Any) -> str:
     return f"--{name}" if value is True else f"--{name} {_text(value)}"
-
-
-def _assignment(name: str, value: Any) -> str:
-    return f"{name}={value!r}"

@@ -142,6 +142,7 @@ def _missing(parser: Any) -> tuple[dict[str, removed_arguments.Removed], dict[st
     if training is None:
         return {}, {}
     own = {name for kind in parser.dataclass_types for name in kind.__dataclass_fields__}
+    # argparse has no public list of the options that a parser knows.
     own |= {option.lstrip("-").replace("-", "_") for option in parser._option_string_actions}
     return removed_arguments.missing(own), values_of(training)
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
+from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MADE, MODELS, ModelCode, parts_of, watched
 from hf_mps.metal.training_kernels import activations, trial

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from hf_mps.core.original_call import Around
-from hf_mps.core.patching import Patch, Patcher
+from hf_mps.core.patching import Around, Patch, Patcher
 from hf_mps.layer.fused_step.base import Part
 
 KEY = "AutogradMPS"

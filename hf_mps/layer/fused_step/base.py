@@ -6,8 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core import notices
-from hf_mps.core.original_call import described
-from hf_mps.core.patching import Patcher
+from hf_mps.core.patching import Patcher, described
 
 
 class Part(Patcher):

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Register
+from hf_mps.core.patching import OriginalCall, Register
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.base import Part

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
 from hf_mps.metal.training_kernels import rotary, trial

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.fused_step import spans
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
@@ -171,9 +171,9 @@ def _of_function(function: ast.FunctionDef) -> dict[str, tuple[str, ...]]:
     given = {each.id for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     called: dict[str, list[str]] = {}
     for call in _always(function.body):
-        name = _own_layer(call)
-        if name and len(call.args) == 1 and not call.keywords and isinstance(call.args[0], ast.Name):
-            called.setdefault(call.args[0].id, []).append(name)
+        match call:  # self.query(hidden_states)
+            case ast.Call(ast.Attribute(ast.Name("self"), name), [ast.Name(tensor)], []):
+                called.setdefault(tensor, []).append(name)
     return {
         name: tuple(layers)
         for name, layers in called.items()
@@ -189,13 +189,6 @@ def _always(nodes: list[Any]) -> Iterator[ast.Call]:
             if isinstance(node, ast.Call):
                 yield node
             yield from _always(list(ast.iter_child_nodes(node)))
-
-
-def _own_layer(call: ast.Call) -> str:
-    """ "query" for self.query(…), else nothing."""
-    function = call.func
-    own = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self"
-    return function.attr if own and isinstance(function, ast.Attribute) else ""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch, located
+from hf_mps.core.patching import OriginalCall, Patch, located
 from hf_mps.layer.fused_step.autograd_kernels import runs
 from hf_mps.layer.fused_step.base import Part
 from hf_mps.metal.device.no_modes import no_modes

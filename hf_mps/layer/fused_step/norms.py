@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
+from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel, runs
 from hf_mps.layer.fused_step.model_code import ModelCode, parts_of, watched
 from hf_mps.metal.training_kernels import norms, trial

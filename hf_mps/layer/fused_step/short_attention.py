@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
 from hf_mps.layer.fused_step.base import Part

@@ -121,6 +121,7 @@ def gather(tensors: Sequence[torch.Tensor], small: int = SMALL, buffer: int = BU
 def _by_storage(tensors: Sequence[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
     found: dict[int, list[torch.Tensor]] = {}
     for each in tensors:
+        # The address of the C++ storage: a storage without bytes has no place in memory to go by.
         found.setdefault(each.untyped_storage()._cdata, []).append(each)
     return found.values()
 

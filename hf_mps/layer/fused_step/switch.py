@@ -73,7 +73,9 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[Any]:
         return Choice(OFF, "fused_step in the recipe")
     if asked is None and script is False:
         return Choice(OFF, "HF_MPS_FUSED_STEP=0")
-    acting = {words: part for part in parts() if part.pays(device_type) and (words := part.words(model, device_type))}
+    # On the CPU none pays, so none is imported to say so.
+    paying = [part for part in parts() if part.pays(device_type)] if device_type != "cpu" else []
+    acting = {words: part for part in paying if (words := part.words(model, device_type))}
     if acting:
         # Several save the same, launches; one alone has its own reason.
         reasons = [part.pays(device_type) for part in acting.values()]
@@ -88,10 +90,11 @@ def choose(asked: bool | None, model: Any, device_type: str) -> Choice[Any]:
 def running(chosen: Choice[Any], device_type: str) -> Iterator[None]:
     """Switch on what `choose` decided while it is open, and nothing else."""
     # A recipe decides alone: what a script had switched on is off meanwhile, and comes back.
-    before = [(part, part.devices, part.by_script) for part in parts()]
+    concerned = parts() if chosen.value != OFF else registry().made(PARTS.kind)
+    before = [(part, part.devices, part.by_script) for part in concerned]
     if chosen.value != OFF:
         arm()
-    for part in parts():
+    for part in concerned:
         part.by_script = False
         part.devices = frozenset({device_type} if chosen.value != OFF and part.pays(device_type) else ())
     try:

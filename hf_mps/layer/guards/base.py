@@ -13,8 +13,7 @@ from typing import Any
 from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import Notice
-from hf_mps.core.original_call import REFUSALS, described, is_late
-from hf_mps.core.patching import Patch, Patcher
+from hf_mps.core.patching import REFUSALS, Patch, Patcher, described, is_late
 from hf_mps.metal.device import faults
 from hf_mps.metal.device.no_modes import no_modes
 

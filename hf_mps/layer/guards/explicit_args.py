@@ -30,6 +30,7 @@ def track(stock: Any) -> Any:
         made = object.__new__(cls)
         named = [each.name for each in dataclasses.fields(cls) if each.init]
         _given[id(made)] = (*named[: len(args)], *kwargs)
+        # Not when the process ends, where nobody reads the notes any more.
         weakref.finalize(made, _given.pop, id(made), None).atexit = False
         return made
 

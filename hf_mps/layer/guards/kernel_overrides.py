@@ -11,8 +11,7 @@ import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
-from hf_mps.core.original_call import Around
-from hf_mps.core.patching import Patch, Patcher
+from hf_mps.core.patching import Around, Patch, Patcher
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.metal.device.faults import possible
 from hf_mps.metal.operators.dispatcher import registered_kernel

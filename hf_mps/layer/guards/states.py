@@ -10,6 +10,7 @@ from hf_mps.core.text import aligned
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.layer.guards.sentinels.base import Sentinel
+from hf_mps.metal.device.choice import metal
 
 start, get = registry().start, registry().get
 
@@ -90,7 +91,6 @@ def _guard(guard: Guard) -> State:
         return state(*standing)
     if waiting := GUARDS.waits(guard.name):
         return state("waits", waiting)
-    from hf_mps.metal.device.choice import metal
 
     if not metal().value:
         return state("needless", metal().reason)

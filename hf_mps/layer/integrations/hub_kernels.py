@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_mps.core import settings
-from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.fused_step import switch
 
 REASON = "a model with use_kernels=True trains with hf_mps' kernels, where the package kernels is installed"

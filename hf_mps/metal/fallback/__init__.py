@@ -6,6 +6,7 @@ Importing this package does not import torch.
 from __future__ import annotations
 
 import atexit
+from time import perf_counter
 
 from hf_mps.core.choice import Choice
 from hf_mps.metal.fallback.accounting import Entry, MetalFallbackWarning, Report, ledger, monitor, silence
@@ -35,7 +36,6 @@ def start() -> Choice[str]:
     global _mode
     if _mode is not None:
         return _mode
-    from time import perf_counter
 
     from hf_mps.core import settings
 
@@ -73,8 +73,6 @@ mark_reported = ledger.mark_reported
 
 def reset() -> None:
     """Let the report begin anew."""
-    from time import perf_counter
-
     ledger.reset()
     monitor.restart(perf_counter())
 

@@ -126,6 +126,7 @@ class HostView:
             return self._sparse[id(tensor)]
         if tensor.numel() == 0:  # may have to grow, which an alias cannot
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_CPU)
+        # `_cdata` is the address of the C++ storage, one for all tensors that share it.
         storage = tensor.untyped_storage()
         if not self.share and storage._cdata not in self._overlapping:
             return self._copy(tensor)

@@ -15,6 +15,8 @@ from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hf_mps.metal.kernels.lowering import entry
 from hf_mps.metal.kernels.lowering.checks import FAULT, NOTE_BYTES, NOTE_WORDS, RANGES
 from hf_mps.metal.kernels.signature import LOCATIONS, THREADGROUP, Binding, Signature
@@ -248,8 +250,6 @@ def _others(cores: int) -> ThreadPoolExecutor:
 
 
 def _cores() -> int:
-    import torch
-
     return torch.get_num_threads()
 
 

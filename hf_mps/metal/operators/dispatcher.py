@@ -105,6 +105,7 @@ def missing() -> list[Missing]:
         absent.difference_update(names(key))
     composite = set(names("CompositeImplicitAutograd"))
     maybe = (composite | ALWAYS_ON_CPU).intersection(names("MPS"))
+    # What a kernel is, a plain function or the fallback to the CPU, is told in the dump alone.
     sent = {name for name in maybe if SENT_TO_CPU.search(torch._C._dispatch_dump(name))}
     return [Missing(name, refusal(name), name in composite) for name in sorted(absent | sent)]
 

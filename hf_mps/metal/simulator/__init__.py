@@ -165,6 +165,7 @@ def _offer(torch: ModuleType, metal: ModuleType) -> None:
     for name in dir(functions):
         if name.startswith("_mps_"):
             setattr(torch._C, name, getattr(functions, name))
+    # torch.backends.mps.is_built returns it.
     torch._C._has_mps = True
     # torch.mps read this one when it was imported, and has kept a function that says no.
     torch.mps._is_in_bad_fork = functions._mps_is_in_bad_fork

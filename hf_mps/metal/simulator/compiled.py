@@ -11,7 +11,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from hf_mps.core.errors import Notice
+from hf_mps.core import notices
+from hf_mps.core.errors import Notice, UserError
 
 SENTENCE = "simulated: compiled through aot_eager, Inductor's Metal code was not run"
 CUDA_GRAPHS = "triton.cudagraphs"
@@ -72,7 +73,6 @@ def install_shaders(device: Any) -> None:
 
 def _missing() -> str | None:
     """Say what Inductor's Metal source would need here and is not installed; None where it can be compiled."""
-    from hf_mps.core.errors import UserError
     from hf_mps.metal.kernels import metallib
     from hf_mps.metal.source import clang
 
@@ -117,8 +117,6 @@ def end(issue: str) -> None:
 
 
 def _say(line: str) -> None:
-    from hf_mps.core import notices
-
     try:
         notices.warn_user(line, SimulatedNotice)
     except Notice:  # warnings are errors here, and this one says nothing of the program

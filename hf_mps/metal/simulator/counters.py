@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hf_mps.metal.operators.launch_class import Call, LaunchTable
 
 PACKAGE = Path(__file__).parents[2]
-PASS_ON = {str(PACKAGE / "core/original_call.py"), str(PACKAGE / "layer/guards/kernel_overrides.py")}
+PASS_ON = {str(PACKAGE / "core/patching.py"), str(PACKAGE / "layer/guards/kernel_overrides.py")}
 """Files in which a wrapper of ours calls the function that it wraps. A wait in there is the wrapper's caller's."""
 
 

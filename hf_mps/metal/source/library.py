@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from hf_mps.core import cache, settings
 from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import constants, metallib, signature
@@ -136,8 +138,6 @@ class MetalKernel:
             RuntimeError: an argument is missing or has the wrong size, or a grid or group that Metal does not launch.
             OutOfBounds: a thread touched memory that is not bound (HF_MPS_SHADERS=unchecked does not look).
         """
-        import torch
-
         from hf_mps.metal.operators.calls import operands, tensors_of, text_of
 
         if self._host_sized:
@@ -198,8 +198,6 @@ class MetalKernel:
 
 def _bound(given: Any, cast: str) -> Any:
     """An argument as what the runtime binds: a tensor, bytes, or the addresses of tensors."""
-    import torch
-
     if isinstance(given, torch.Tensor):
         if given.device.type == "mps":
             return given
@@ -218,8 +216,6 @@ def _bound(given: Any, cast: str) -> Any:
 
 
 def _number(given: Any, cast: str) -> bytes:
-    import torch
-
     if not isinstance(given, int | float):
         raise RuntimeError(f"Unsupported argument type: {type(given).__name__}")
     if cast and cast not in _CASTS:
@@ -238,8 +234,6 @@ def _filled(sizes: tuple[int, ...]) -> Grid:
 
 def _raise_reported(reports: Any) -> None:
     """Raise the first message that a kernel wrote. A Mac raises it at the next synchronisation."""
-    import torch
-
     data = reports.cpu().numpy().tobytes()
     if struct.unpack_from("<I", data)[0]:
         file, function, message, line = _REPORT.unpack_from(data, 4)

@@ -109,6 +109,7 @@ def drawn(count: int) -> tuple[int, int]:
     PyTorch's own kernels draw so (Distributions.mm): both are numbers of the host, which launches nothing for them, and
     a state of the generator that was saved gives the same draw again. The seed is an int64, as kernels take it.
     """
+    # torch.mps gets and sets its state by public functions, but not its offset.
     generator = torch.mps._get_default_mps_generator()
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + count)

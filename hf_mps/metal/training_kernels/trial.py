@@ -24,7 +24,7 @@ from torch import Tensor
 from hf_mps.core import cache, settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
-from hf_mps.core.original_call import described
+from hf_mps.core.patching import described
 from hf_mps.metal.device import machine, probe
 from hf_mps.metal.device.no_modes import no_modes
 

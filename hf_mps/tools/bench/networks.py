@@ -20,6 +20,7 @@ from transformers import BertConfig, BertForSequenceClassification, ResNetConfig
 
 from hf_mps.core.choice import Choice
 from hf_mps.tools.bench.cases import EVALUATION, TRAINING, Case, Work, stepping
+from hf_mps.tools.dryrun.modules import ModuleTracker
 
 CLASSES, LABELS = 1000, 2
 # VGG's paper, section 3.1; lower than ResNet's rate of 0.1.
@@ -57,8 +58,6 @@ class Network:
         return Case(self.name, make)
 
     def _work(self, size: Size, device: str) -> Work:
-        from hf_mps.tools.dryrun.modules import ModuleTracker
-
         torch.manual_seed(0)
         model = self.build(size.extent).to(device)
         batch = self.batch(size, device)

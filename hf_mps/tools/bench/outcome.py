@@ -15,6 +15,7 @@ from hf_mps.core.errors import UserError, brief, user_path
 from hf_mps.core.files import plain, refuse_unwritable, write_atomic, write_json
 from hf_mps.core.text import aligned, counted, gib, memory
 from hf_mps.finetune.report.results import versions
+from hf_mps.finetune.run.run_dir import next_free
 from hf_mps.metal.device import facts, machine, simulated
 from hf_mps.metal.device.machine import SIMULATED
 from hf_mps.tools.dryrun.render import Report
@@ -150,8 +151,6 @@ def folder_for(given: Path | None, first: Path = Path("runs/bench")) -> Path:
 
     Raises UserError where `given` holds something: nothing is written over.
     """
-    from hf_mps.finetune.run.run_dir import next_free
-
     if given is None:
         return next_free(first) if first.exists() else first
     given = user_path(given)

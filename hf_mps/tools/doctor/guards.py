@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hf_mps.core.text import summary
+from hf_mps.layer import guards
+from hf_mps.layer.activation.activate import activate
 from hf_mps.layer.guards.base import TRIED
 from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.metal.device import choice, faults
@@ -35,8 +37,6 @@ def examine() -> list[Finding]:
 
     Without Metal the many that have nothing to do are one line.
     """
-    from hf_mps.layer import guards
-
     # The guards wait for these: only then do they know what they have to do.
     for library in GUARDS.after:
         # Whatever it raises: a broken package that it imports (torchvision of another torch) raises a RuntimeError.
@@ -154,8 +154,6 @@ def _trial(name: str, verdict: Verdict, says: str, seconds: float) -> Trial:
 
 def main(names: Sequence[str]) -> None:
     """Try these guards one after the other and print a JSON line before each and after it."""
-    from hf_mps.layer.activation.activate import activate
-
     activate()
     for name in names:
         print(json.dumps({"begins": name}), flush=True)

@@ -17,7 +17,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
 from hf_mps.finetune.models import checkpoint, diffusion, known_configs, quantization
 from hf_mps.finetune.models.checkpoint import Checkpoint
-from hf_mps.finetune.smoke import processors, shrink, tiny_model
+from hf_mps.finetune.smoke import processors, tiny_model
 
 PICTURE = 224
 AROUND = {
@@ -62,7 +62,7 @@ class MetaCheckpoint(Checkpoint):
             return checkpoint.resolve(self.name).image_processor()
         except UserError:
             own = dict(getattr(type(super().image_processor()), "size", None) or {}).get("height") or PICTURE
-            tiny_model.image_processor(Path(self.source), shrink.picture(self.size, own))
+            tiny_model.image_processor(Path(self.source), processors.picture(self.size, own))
             return super().image_processor()
 
     def processor(self, config: Any) -> Any:
@@ -88,6 +88,7 @@ class MetaCheckpoint(Checkpoint):
         config, loader = settings.get("config") or self.config(), getattr(transformers, auto_class)
         dtype = settings.get("dtype", getattr(torch, self.dtype))
         kind = type(config).__name__
+        # from_config tells so by a ValueError, as it tells of much else.
         if type(config) not in loader._model_mapping:
             raise UserError(f"model {self.name}: transformers has no {auto_class} for a {config.model_type}")
         try:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import plain
+from hf_mps.metal.device import simulated
 
 Form = Literal["table", "json", "github", "badge"]
 
@@ -73,8 +74,6 @@ def _table(report: Report) -> str:
 
 
 def _json(report: Report) -> str:
-    from hf_mps.metal.device import simulated
-
     head = {"target": report.target, "simulated": simulated(), "facts": report.facts}
     return json.dumps(plain({**head, **report.values}), indent=2)
 

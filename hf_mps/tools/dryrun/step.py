@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch.utils._pytree import tree_map_only
-from transformers import TrainerCallback
+from transformers import DynamicCache, TrainerCallback
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
@@ -187,7 +187,10 @@ def make(
         plan = replace(plan, arguments=arguments, choices=choices)
         models = models_of(prepared)
         for model in models:
-            _forget_preparation(model)
+            # Accelerate returns a model that it has prepared as it is: on another step's device, with its autocast.
+            model.__dict__.pop("_is_accelerate_prepared", None)
+            if "_original_forward" in model.__dict__:
+                model.forward = model.__dict__.pop("_original_forward")
         if fake is not None:
             ignore_moves(models)
         # The trainer may add adapters to the model, which have to be without weights too.
@@ -200,13 +203,6 @@ def make(
         reason = "of each completion the first and the last are looked at; those between are like the last"
         facts["generation"] = Choice(f"2 of {trainer.args.max_completion_length} passes", reason)
     return TrainingStep(trainer, [], ModuleTracker(), fake, facts)
-
-
-def _forget_preparation(model: torch.nn.Module) -> None:
-    # Accelerate returns a model that it has prepared as it is: on another step's device, with its autocast or none.
-    model.__dict__.pop("_is_accelerate_prepared", None)
-    if "_original_forward" in model.__dict__:
-        model.forward = model.__dict__.pop("_original_forward")
 
 
 QUIET = {
@@ -265,7 +261,6 @@ def first_and_last_pass(trainer: Any, batch: Mapping[str, Any]) -> None:
 
     The batch's last tokens count as the completion. All batches that a generation is for are run together.
     """
-    from transformers import DynamicCache
     from trl.models.utils import disable_gradient_checkpointing
 
     args, model = trainer.args, trainer.model

@@ -21,6 +21,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError, nearest
 from hf_mps.core.text import first_line, gib
 from hf_mps.finetune.models import quantization
+from hf_mps.finetune.models.checkpoint import VOCABULARY
+from hf_mps.finetune.text.lengths import positions
 from hf_mps.tools.saved.run import SavedRun
 
 Batch = dict[str, Any]
@@ -238,7 +240,6 @@ def samples(saved: SavedRun, model: Any) -> list[Batch]:
         extractor = saved.checkpoint.feature_extractor()
         sound = torch.randn(2, SECONDS * extractor.sampling_rate, generator=draw).numpy()
         return [dict(extractor(list(sound), sampling_rate=extractor.sampling_rate, return_tensors="pt", padding=True))]
-    from hf_mps.finetune.text.lengths import positions
 
     tokenizer = saved.checkpoint.tokenizer()
     longest = min(LONGEST, positions(tokenizer, model.config))
@@ -285,8 +286,6 @@ def copy_companions(saved: SavedRun, folder: Path) -> None:
 
     That is tokenizer, processor, template, generation; an adapter's own come before those of its base model.
     """
-    from hf_mps.finetune.models.checkpoint import VOCABULARY
-
     for source in filter(None, (saved.checkpoint, getattr(saved.checkpoint, "base", None))):
         place, vocabulary = source.folder(), False
         for path in sorted(place.iterdir()) if place else ():

@@ -165,6 +165,7 @@ def _weights(model: Any, layers: Mapping[str, Any]) -> Iterator[tuple[str, Weigh
         (f"{prefix}.{name}" if prefix else name, buffer)
         for prefix, module in model.named_modules()
         for name, buffer in module.named_buffers(recurse=False)
+        # named_buffers has those too that a state_dict leaves out.
         if name not in module._non_persistent_buffers_set
     ]
     for name, parameter in [*model.named_parameters(), *stored]:
@@ -184,6 +185,7 @@ def _write_shards(model: Any, weights: dict[str, Weight], folder: Path, dtype: A
     """Write the weights one shard after the other, under the names that they have on the hub, and the index."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
+    # Weights that are tied or computed, which save_pretrained leaves out too.
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     kept = {name: weight for name, weight in weights.items() if name not in ignored}
     split: Any = split_state_dict_into_shards_factory(

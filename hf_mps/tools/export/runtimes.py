@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError, user_path
 from hf_mps.core.text import first_line
@@ -154,7 +156,6 @@ class MLX(Format):
         float32), which would be no fault of the export.
         """
         import mlx.core
-        import numpy
         from mlx_lm.utils import load_model
 
         opened, _ = load_model(folder)

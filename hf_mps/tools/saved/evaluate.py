@@ -22,6 +22,7 @@ from hf_mps.core.text import aligned, counted
 from hf_mps.finetune.data import label_sets, labels, load
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
+from hf_mps.finetune.run import measuring
 from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import is_metric
 from hf_mps.tools.saved import on_device
@@ -88,8 +89,6 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
     run, splits = _with_rows(run, words)
     found = Measured(run, own=splits is None)
     with on_device.on_device(run) as (run, device, folder, weights):
-        from hf_mps.finetune.run import measuring
-
         status.now("reading the rows …")
         load.check(run.recipe.data)
         rows = load.load(run.recipe.data, run.recipe.seed, only=splits or _splits(run.recipe.data))

@@ -12,6 +12,7 @@ from typing import Any
 from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
+from hf_mps.finetune.features.machine import expected_operators
 from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.logging import no_bars
 from hf_mps.finetune.run.stages import choose_device
@@ -29,8 +30,6 @@ def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict
 
     It turns off the libraries' bars, and turns a failure of the machine into one line (RunError).
     """
-    from hf_mps.finetune.features.machine import expected_operators
-
     settings.refuse_unknown()
     with status.shown("loading PyTorch …"), no_bars(), tempfile.TemporaryDirectory(prefix="hf-mps-saved-") as folder:
         activate.activate()

@@ -83,10 +83,10 @@ def test_a_sweep_that_was_stopped_goes_on(desk: Path, finetune: Command, monkeyp
 
     train = runner.train
 
-    def stopped(resolved: Any, **settings: Any) -> Any:
+    def stopped(resolved: Any, *given: Any, **settings: Any) -> Any:
         if resolved.recipe.seed == 2:
             raise runner.Interrupted("interrupted")
-        return train(resolved, **settings)
+        return train(resolved, *given, **settings)
 
     monkeypatch.setattr(runner, "train", stopped)
     ended = finetune(*SHORT, "--sweep", "seed=1,2")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_mps.core.errors import UserError
-from hf_mps.core.original_call import Around
+from hf_mps.core.patching import Around
 from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.metal import simulator

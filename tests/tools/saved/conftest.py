@@ -79,11 +79,12 @@ def _trained(place: Path, recipe: str, *words: str) -> Kept:
     from hf_mps.finetune.run import run_dir, runner
     from hf_mps.finetune.smoke import smoke_recipe
     from hf_mps.layer.activation import activate
+    from hf_mps.tools.dryrun.memory import adjust
 
     activate.activate()
     resolved = load_recipe(recipe, [f"output_dir={place / 'run'}", "training.max_steps=2", *words])
     with smoke_recipe(resolved) as small:
-        runner.train(small, keep=False)
+        runner.train(small, adjust.estimate_fit, keep=False)
         run_dir.store(place / "run", small, {})  # which has the paths of the rows, as that of a run that is kept
         theirs = Path(small.recipe.data.files["validation"]).parent
         shutil.copytree(theirs, place / "rows", ignore=shutil.ignore_patterns("cache"))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel
 

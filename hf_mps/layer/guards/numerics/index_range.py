@@ -12,8 +12,7 @@ import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import in_lightning
+from hf_mps.core.patching import OriginalCall, in_lightning
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import TRIED, Guard, then
 from hf_mps.layer.guards.kernel_overrides import Kernel

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.errors import UserError
-from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
+from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried

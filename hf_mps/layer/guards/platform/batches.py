@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.original_call import OriginalCall
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.numerics.layouts import target_device

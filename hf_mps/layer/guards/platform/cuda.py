@@ -21,6 +21,7 @@ from hf_mps.core import extras, notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.layer.guards.base import Guard, first, then
+from hf_mps.metal.device.choice import metal
 from hf_mps.metal.operators import dispatcher
 
 ASKED = 'torch.autocast("cuda") does nothing on mps, and this computes in the dtype of its inputs'
@@ -92,8 +93,6 @@ class CudaWords(Guard):
 
     def _tell(self, line: str, stock: Any, *args: Any, **kwargs: Any) -> None:
         """Say it in place of PyTorch's warning, which would name a line of this package; on the CPU that stays."""
-        from hf_mps.metal.device.choice import metal
-
         if not metal().value:
             stock(*args, **kwargs)
             return

@@ -18,6 +18,8 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from hf_mps.core.text import first_line
 from hf_mps.metal.device import machine, probe
 from hf_mps.metal.device.choice import metal
@@ -36,15 +38,11 @@ class Inherited:
     @classmethod
     def now(cls) -> Inherited:
         """Of this process."""
-        import torch
-
         processes: Any = torch.multiprocessing
         return cls(dict(os.environ), torch.get_default_dtype(), processes.get_sharing_strategy())
 
     def put(self) -> None:
         """Let this process have it."""
-        import torch
-
         for name in os.environ.keys() - self.environment.keys():
             del os.environ[name]
         os.environ.update(self.environment)
@@ -81,6 +79,7 @@ def start(uses: Iterable[str]) -> None:
 
     A list that the program gave to set_forkserver_preload stays as it is.
     """
+    # The list can be set by a public function, and read nowhere but in the object behind that.
     server: Any = getattr(forkserver, "_forkserver", None)
     before = getattr(server, "_preload_modules", None)
     if before == _DEFAULT:

@@ -14,10 +14,10 @@ from weakref import WeakSet
 import torch
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch, Put
+from hf_mps.core.patching import OriginalCall, Patch, Put
 from hf_mps.layer.guards.base import Guard, names_in, then
 from hf_mps.layer.guards.explicit_args import TARGET, track, was_given
+from hf_mps.metal.device import probe
 
 STARTED = "_hf_mps_started"
 # The public get_train_dataloader is overridden by TRL's trainers, which come here too.
@@ -71,8 +71,6 @@ class ForkWorkers(TrainersLoaders):
 
     def applies(self) -> Choice[bool]:
         """Whether this process uses Metal, as far as anybody has asked for it; asks for nothing itself before."""
-        from hf_mps.metal.device import probe
-
         known = probe.known()
         if known is None:
             return Choice(False, "nobody has asked for the device in this process, a fork does no harm")

@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch, Put, Register
+from hf_mps.core.patching import OriginalCall, Patch, Put, Register
 from hf_mps.distributed.metal import backend
 from hf_mps.layer.guards.base import Guard
 

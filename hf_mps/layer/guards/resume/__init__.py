@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from inspect import unwrap
+
+from hf_mps.core import settings
+from hf_mps.layer.guards.catalogue import GUARDS, registry
 
 EVERYWHERE = (
     "atomic-checkpoint",
@@ -46,13 +52,6 @@ def arm_everywhere() -> None:
     Modules that have imported skip_first_batches by name, whenever they did, get the patched one too. Raises UserError
     for an unknown name in HF_MPS_GUARDS.
     """
-    import sys
-    from importlib import import_module
-    from inspect import unwrap
-
-    from hf_mps.core import settings
-    from hf_mps.layer.guards.catalogue import GUARDS, registry
-
     if registry().started:
         return
     import_module("torch")  # which nothing has imported yet where HF_MPS=0 keeps the layer off

@@ -19,8 +19,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
+from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
 from hf_mps.layer.guards.resume import in_recipe, random_numbers
 from hf_mps.layer.guards.resume.random_numbers import States
@@ -139,6 +138,7 @@ class _Watched(_SingleProcessDataLoaderIter):
     @classmethod
     def become(cls, iterator: Any, place: LoaderPosition, replay: LoaderState | None) -> None:
         """Turn a plain iterator into one that keeps its place."""
+        # In place: the loader and the caller's loop hold the object already.
         iterator.__class__ = cls
         iterator.place, iterator.replay = place, replay
 
@@ -160,6 +160,7 @@ class _Watched(_SingleProcessDataLoaderIter):
 
     def leave_out(self) -> None:
         """Go past a batch; of rows that can be addressed none is made."""
+        # A dataset that is only iterated over moves on by reading.
         if self._dataset_kind == _DatasetKind.Map:
             self._next_index()
         else:

@@ -24,8 +24,7 @@ from unittest.mock import patch
 from hf_mps.core import checkpoint_files
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
-from hf_mps.core.original_call import OriginalCall
-from hf_mps.core.patching import Patch
+from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
 from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then

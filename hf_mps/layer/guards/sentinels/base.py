@@ -90,5 +90,6 @@ class StoppingSentinel(Sentinel):
         STREAM.read(trainer.optimizer)
 
     def _read_accelerators(self, accelerator: Any, *_: Any, **__: Any) -> None:
+        # Accelerate has no public list of the optimizers that it has prepared.
         for optimizer in accelerator._optimizers:
             STREAM.read(optimizer)

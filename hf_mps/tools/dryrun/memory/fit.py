@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain
@@ -215,8 +217,6 @@ def report(plan: MemoryPlan) -> Report:
 
 
 def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
-    import torch
-
     estimate, share = plan.estimate, plan.estimate.bytes / plan.machine.comfortable
     peak = f"peak {gib(estimate.bytes)} of live memory, {plan.verdict}"
     yield from ("", f"{peak}: {share:.0%} of what may be used; at {estimate.where}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.metal.device import simulated
 from hf_mps.tools.dryrun.parity.trace import BACKWARD, GRADIENT, UPDATE, Digest, Key, Trace
 from hf_mps.tools.dryrun.render import Report
 
@@ -225,8 +226,6 @@ def report(target: str, parity: Parity, facts: Mapping[str, Choice[Any]]) -> Rep
 
 def verdict(parity: Parity) -> str:
     """One line: the same, or where they first differ; it says where no Mac's GPU took part."""
-    from hf_mps.metal.device import simulated
-
     spread = parity.spread
     if parity.same:
         told = f"the same: {len(parity.steps)} steps, within {parity.tolerance.value:g}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import set_seed
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.text import summary
@@ -187,8 +188,6 @@ def trace_steps(make: Callable[[], TrainingStep], device: str, steps: int, seed:
 
     `make` is called with the random numbers of `seed`. A failure on the way ends the trace and stands in it.
     """
-    from transformers import set_seed
-
     set_seed(seed)
     step = make()
     without_dropout(step.model)

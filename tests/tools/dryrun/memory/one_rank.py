@@ -19,6 +19,7 @@ from transformers import TrainerCallback, trainer
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run import runner
+from hf_mps.tools.dryrun.memory import adjust
 
 STEP = 3
 
@@ -59,4 +60,4 @@ def highest(profile: Any) -> int:
 
 if __name__ == "__main__":
     trainer.DEFAULT_CALLBACKS.append(Watch(Path(sys.argv[1])))
-    runner.run(load_recipe(sys.argv[2], sys.argv[3:]))
+    runner.run(load_recipe(sys.argv[2], sys.argv[3:]), adjust.estimate_fit)
