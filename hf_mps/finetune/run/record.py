@@ -95,8 +95,8 @@ def stream_figures(trainer: Any, seconds: float) -> dict[str, Any]:
     loader = trainer.get_train_dataloader()
     size = World.here().size
     return {
-        "samples": loader.rows * size,
-        "tokens": loader.tokens * size,
+        "samples": round(loader.rows * size),
+        "tokens": round(loader.tokens * size),
         "rows_read": loader.read,
         "rows_broken": loader.broken,
         "waited_seconds": loader.waited,

@@ -176,12 +176,12 @@ def _answers(line: str, speaking: list[Voice], at_keyboard: bool) -> None:
             print(f"{voice.name}> ", end="", flush=True)
         try:
             voice.answer(line, lambda piece: print(piece, end="", flush=True))
-        except KeyboardInterrupt:
-            if not at_keyboard:
-                raise
-            print(" …", flush=True)
+        except (KeyboardInterrupt, UserError) as error:
             for speaker, history in zip(speaking, before, strict=True):
                 speaker.history = history
+            if isinstance(error, UserError) or not at_keyboard:
+                raise
+            print(" …", flush=True)
             _tell("stopped; the conversation forgets this message and its answer")
             return
         print(flush=True)

@@ -231,3 +231,18 @@ def test_a_wrong_text_is_about_another_thing() -> None:
         *same, other = synthetic.about_another(number).split()
         assert same == doing
         assert other != thing
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("time_series_transformer", "TimeSeriesTransformerModel"), ("t5", "T5ForConditionalGeneration")],
+)
+def test_a_model_of_two_halves_is_one_for_texts_only_where_there_is_such_a_class(name: str, kind: str) -> None:
+    import torch
+    from transformers import AutoConfig
+
+    from hf_mps.finetune.smoke import tiny_model
+
+    with torch.device("meta"):
+        made = tiny_model._of_config(AutoConfig.for_model(name, prediction_length=4))
+    assert type(made).__name__ == kind
