@@ -223,8 +223,9 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
     kept = {part: size for part, size in estimate.parts.items() if size}
     yield from ((part, f"{gib(kept[part]):>9}", what) for part, what in PARTS.items() if part in kept)
     release = plan.launches.release if isinstance(plan.launches, Launches) else str(torch.__version__)
-    more = "Python and PyTorch hold some hundred megabytes more"
-    yield f"  live memory, of tensors alone: {beside_live(release)}; {more}"
+    # What each of several ranks holds is no Mac's memory, and has no launches either.
+    beside = f"{beside_live(release)}; " if plan.launches is not None else ""
+    yield f"  live memory, of tensors alone: {beside}Python and PyTorch hold some hundred megabytes more"
     most = _shape(estimate, plan.largest) if plan.largest else "none: one row alone is too much"
     yield from ("", f"largest batch that fits: {most}")
     if plan.options:
