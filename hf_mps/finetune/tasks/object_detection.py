@@ -178,12 +178,12 @@ def _objects(rows: Rows, names: Sequence[str], form: Format) -> list[list[Object
     every = [objects(rows, index, raw, names, form) for index, raw in enumerate(rows.dataset["objects"])]
     # transformers leaves them out without a word (prepare_coco_detection_annotation).
     found = [[one for one in row if min(one[0][2:]) > 0] for row in every]
-    left_out = [len(row) - len(kept) for row, kept in zip(every, found, strict=True)]
-    if any(left_out):
-        first = next(at for at, number in enumerate(left_out) if number)
+    if found != every:
+        first = next(at for at, row in enumerate(every) if row != found[at])
         name = brief(images.named(rows.dataset[first]["image"]))
-        told = f"{sum(left_out)} of {sum(map(len, every))} boxes have no area and are left out"
-        notices.warn_user(f"{told}, the first at {rows.place(first)}{f' ({name})' if name else ''}")
+        count, kept = (sum(map(len, each)) for each in (every, found))
+        told = f"{count - kept} of {count} boxes have no area and are left out, the first at {rows.place(first)}"
+        notices.warn_user(told + (name and f" ({name})"))
     if not any(found):
         raise UserError(f"{rows.where}: no row has an object; allowed: one in some rows at least")
     return found

@@ -209,17 +209,11 @@ def _forget_preparation(model: torch.nn.Module) -> None:
         model.forward = model.__dict__.pop("_original_forward")
 
 
-QUIET = {
-    "eval_strategy": "no",
-    "eval_on_start": False,
-    "save_strategy": "no",
-    "logging_strategy": "no",
-    "report_to": "none",
-    "max_steps": 1000,
-    "disable_tqdm": True,
-    "resume_from_checkpoint": None,
-    "auto_find_batch_size": False,
-    "dataloader_num_workers": 0,
+QUIET: dict[str, Any] = {
+    **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no"),
+    **dict.fromkeys(("eval_on_start", "auto_find_batch_size"), False),
+    **{"report_to": "none", "disable_tqdm": True, "resume_from_checkpoint": None},
+    **{"max_steps": 1000, "dataloader_num_workers": 0},
 }
 
 

@@ -71,7 +71,10 @@ def test_a_recipe_runs_from_end_to_end(
     assert {"results.json", "training.png", "README.md"} <= {path.name for path in run.iterdir()}
     for promised in (said["predictions"], *said["pictures"]):
         assert promised is None or (run / promised).stat().st_size > 0
-    if not (run / "adapter_config.json").is_file():  # an adapter needs its base model, and a smoke run's is gone by now
+    # An adapter needs its base model, and a smoke run's is gone by now.
+    usable = not (run / "adapter_config.json").is_file()
+    assert ("hf-mps predict" in ended.out) == usable
+    if usable:
         check_snippet(run)
     assert not own_cache.exists(), "a smoke run left rows in the user's cache"
     assert [path.name for path in Path().iterdir()] == ["run"]

@@ -208,6 +208,21 @@ def test_the_chart_of_a_simulated_device_says_so_and_another_does_not(monkeypatc
 
 
 @pytest.mark.usefixtures("mps")
+def test_a_dollar_in_a_recipes_path_is_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune.report import plot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plot, "_rendered", lambda figure: figures.append(figure) or b"")
+    measured = outcome("mps", 0.25)
+    for row in measured.rows:
+        row["network"] = "a$b$c.yaml"
+    chart.draw(measured)
+    (label,) = figures[0].axes[0].get_xticklabels()
+    drawn, mathematics = label._preprocess_math(label.get_text())
+    assert (drawn.partition("\n")[0], mathematics) == ("a$b$c.yaml", False)
+
+
+@pytest.mark.usefixtures("mps")
 def test_a_batch_that_does_not_fit_is_named_and_ends_with_exit_code_1() -> None:
     report = outcome("mps", None).report()
     assert report.problem == "2 rows without a figure: too little memory"

@@ -31,6 +31,7 @@ ADAFACTOR: dict[str, Any] = {"training.optim": "adafactor"}
 HALVES: dict[str, Any] = {early_steps.WEIGHTS: early_steps.HALVES}
 LORA: dict[str, Any] = {"lora": {}}
 QUANTIZED: dict[str, Any] = {quantization.KEY: quantization.NF4}
+IN_4_BITS = "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice"
 # From the least change to the greatest. What each costs: accumulation and checkpointing give the same gradients (but
 # for dropout's draws); checkpointing runs each forward pass twice; another optimizer and weights in halves take other
 # steps; adapters train other weights than the recipe says. State on the CPU is none: it is the same memory on a Mac.
@@ -51,14 +52,8 @@ WAYS: tuple[tuple[dict[str, Any], str], ...] = (
         LORA | CHECKPOINTING | HALVES,
         "adapters in float32 over frozen weights in bfloat16, and the forward pass runs twice",
     ),
-    (
-        QUANTIZED | CHECKPOINTING | HALVES,
-        "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
-    ),
-    (
-        LORA | QUANTIZED | CHECKPOINTING | HALVES,
-        "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
-    ),
+    (QUANTIZED | CHECKPOINTING | HALVES, IN_4_BITS),
+    (LORA | QUANTIZED | CHECKPOINTING | HALVES, IN_4_BITS),
 )
 
 
@@ -223,9 +218,8 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
     kept = {part: size for part, size in estimate.parts.items() if size}
     yield from ((part, f"{gib(kept[part]):>9}", what) for part, what in PARTS.items() if part in kept)
     release = plan.launches.release if isinstance(plan.launches, Launches) else str(torch.__version__)
-    # What each of several ranks holds is no Mac's memory, and has no launches either.
-    beside = f"{beside_live(release)}; " if plan.launches is not None else ""
-    yield f"  live memory, of tensors alone: {beside}Python and PyTorch hold some hundred megabytes more"
+    more = "Python and PyTorch hold some hundred megabytes more"
+    yield f"  live memory, of tensors alone: {beside_live(release)}; {more}"
     most = _shape(estimate, plan.largest) if plan.largest else "none: one row alone is too much"
     yield from ("", f"largest batch that fits: {most}")
     if plan.options:
