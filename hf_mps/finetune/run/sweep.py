@@ -276,5 +276,4 @@ def _name(values: dict[str, str], taken: set[str]) -> str:
     name = "".join(letter if letter.isalnum() or letter in "=,.-_" else "_" for letter in words)
     # What tells two long combinations apart may be at their ends.
     digest = hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
-    alone = len(name) <= LONGEST and name.casefold() not in taken
-    return name if alone else f"{name[: LONGEST - 9]}-{digest}"
+    return name if len(name) <= LONGEST and name.casefold() not in taken else f"{name[: LONGEST - 9]}-{digest}"
