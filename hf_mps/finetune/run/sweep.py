@@ -121,7 +121,7 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
     every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
     base, data = _base(resolved, every, fresh=fresh), resolved.recipe.data
     draws = data.split_seed is None and bool(data.hold_out or data.rows.validation)
-    runs = []
+    runs: list[SweepRun] = []
     for values_of_run in every:
         folder = base / _name(values_of_run, {run.folder.name.casefold() for run in runs})
         typed = resolved.parse([f"{key}={value}" for key, value in values_of_run.items()])

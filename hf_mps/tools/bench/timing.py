@@ -53,6 +53,7 @@ def timed(
             raise _Enough
         told(len(steps))
         peak.sample()
+        # Last, so that what is done between two steps is part of neither.
         mark = time.perf_counter()
 
     try:

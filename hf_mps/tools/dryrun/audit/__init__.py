@@ -134,6 +134,7 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None, release:
         return audit_of(" ".join(words), recorder, support, facts, launches)
     except UserError:
         raise
+    # argparse and scripts themselves end by sys.exit, which is no Exception.
     except (Exception, SystemExit) as error:
         raise RunError(f"the script ended before its first optimizer step: {summary(error)}") from error
     raise RunError("the script ended and took no optimizer step; next: a command that trains")
