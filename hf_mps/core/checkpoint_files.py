@@ -157,7 +157,8 @@ def sweep(folder: Path) -> None:
         if hidden is None or path in _active or _lives(int(hidden["process"])):
             continue
         if hidden["kind"] == "replaced" and not (folder / hidden["name"]).exists():
-            path.rename(folder / hidden["name"])
+            with suppress(FileNotFoundError):  # every rank of a script sweeps: another one was faster
+                path.rename(folder / hidden["name"])
         elif path.is_file():  # hf_mps.core.files.replace_file
             path.unlink(missing_ok=True)
         else:

@@ -93,13 +93,10 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, Choice):
         return {"value": plain(value.value), "reason": value.reason}
-    if value is None or isinstance(value, (bool, str)):
-        # Not str(value), which names a member of an enumeration of texts as `Kind.ONE`.
-        return str.__str__(value) if isinstance(value, str) else value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float, str)):
+        return None if isinstance(value, float) and not math.isfinite(value) else bare(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -113,3 +110,9 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy and torch, without importing either
         return plain(value.tolist())
     raise TypeError(f"JSON has no form for a value of type {type(value).__name__}")
+
+
+def bare(value: int | float | str) -> int | float | str:
+    """Return a number or a text of a subclass (numpy's, a member of an enumeration) as one of Python's own."""
+    # Not str(value), which names a member of an enumeration of texts as `Kind.ONE`.
+    return int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else str.__str__(value)

@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from hf_mps.core.errors import RunError, UserError
+from hf_mps.core.files import bare
 from hf_mps.core.text import first_line, summary
 from hf_mps.distributed.world import World
 
@@ -309,8 +310,8 @@ def _plain(value: Any) -> Any:
     if kind.__module__.partition(".")[0] == PACKAGE and (names := _fields(kind)) is not None:
         own = {name: _plain(getattr(value, name)) for name in names}
         return {KIND: f"{kind.__module__}:{kind.__qualname__}", VALUE: own}
-    if isinstance(value, int | float | str):  # of numpy, or an enumeration of somebody's
-        return json.loads(json.dumps(value))  # not str(value), which gives the name of an enumeration's member
+    if isinstance(value, int | float | str):
+        return bare(value)
     raise TypeError(f"a {kind.__module__}.{kind.__qualname__} is no message between ranks")
 
 

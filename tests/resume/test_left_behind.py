@@ -75,3 +75,17 @@ def test_a_kill_while_an_old_checkpoint_is_removed_leaves_none_of_its_name(
     hidden.rename(tmp_path / f".checkpoint-1.removed-{dead}")
     checkpoint_files.sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_several_ranks_may_sweep_at_once(tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    aside = checkpoint(tmp_path / f".checkpoint-1.replaced-{dead}")
+    stock = Path.rename
+
+    def faster(path: Path, target: Path) -> Path:
+        stock(path, target)
+        return stock(path, target)  # as it is for a rank that asks a moment later
+
+    monkeypatch.setattr(Path, "rename", faster)
+    checkpoint_files.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+    assert not aside.exists()

@@ -121,9 +121,9 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
     every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
     base, data = _base(resolved, every, fresh=fresh), resolved.recipe.data
     draws = data.split_seed is None and bool(data.hold_out or data.rows.validation)
-    runs = []
+    runs: list[SweepRun] = []
     for values_of_run in every:
-        folder = base / _name(values_of_run)
+        folder = base / _name(values_of_run, {run.folder.name.casefold() for run in runs})
         typed = resolved.parse([f"{key}={value}" for key, value in values_of_run.items()])
         same_rows = {SPLIT_SEED: resolved.recipe.seed} if SEED in typed and draws else {}
         recipe = resolved.with_overrides({**same_rows, **typed, "output_dir": str(folder)})
@@ -267,10 +267,13 @@ def _split(text: str) -> list[str]:
     return [value.strip() for value in values]
 
 
-def _name(values: dict[str, str]) -> str:
-    """Return a folder name for a combination: `learning_rate=1e-5,seed=1`, in letters that every file system takes."""
+def _name(values: dict[str, str], taken: set[str]) -> str:
+    """Return a folder name for a combination: `learning_rate=1e-5,seed=1`, in letters that every file system takes.
+
+    It is none of those that are `taken`, in lower case: macOS's file system takes `a` and `A` for one name.
+    """
     words = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
     name = "".join(letter if letter.isalnum() or letter in "=,.-_" else "_" for letter in words)
     # What tells two long combinations apart may be at their ends.
     digest = hashlib.blake2b(words.encode(), digest_size=4).hexdigest()
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{digest}"
+    return name if len(name) <= LONGEST and name.casefold() not in taken else f"{name[: LONGEST - 9]}-{digest}"

@@ -271,4 +271,5 @@ def needs_numbers(error: BaseException) -> bool:
     for one in chain(error):
         if isinstance(one, kinds) or (isinstance(one, AssertionError) and "FakeTensor" in str(one)):
             return True
-    return "FakeTensor" in str(error) or "meta" in str(error).lower()
+    # PyTorch exchanges no fake parameter in place: D-FINE's loss moves a module of its own in each step.
+    return any(word in str(error).lower() for word in ("faketensor", "meta", "couldn't swap"))

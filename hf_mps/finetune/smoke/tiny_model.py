@@ -220,7 +220,8 @@ def _of_config(config: Any) -> Any:
 
     kinds = {
         "AutoModelForSpeechSeq2Seq": config.model_type in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
-        "AutoModelForSeq2SeqLM": config.is_encoder_decoder,
+        "AutoModelForSeq2SeqLM": config.is_encoder_decoder
+        and config.model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "AutoModelForMaskedLM": config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "AutoModelForCausalLM": config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "AutoModelForImageTextToText": config.model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,

@@ -35,7 +35,8 @@ class StreamLoader:
 
     Trainer iterates over it once. The batches of all ranks and workers are of different rows: each has readers of its
     own (`files.assign`), and no sampler or Accelerate deals them again. `waited` is how many seconds the training
-    process waited for batches, the first one apart, `rows` and `tokens` what it got, over every part of a resumed run.
+    process waited for batches, the first one apart, `rows` and `tokens` what it got, over every part of a resumed run:
+    of a part with another number of ranks an equal share, which need not be whole.
     """
 
     def __init__(self, trainer: Any, stream: Streamed, arranging: Arranging) -> None:
@@ -43,13 +44,13 @@ class StreamLoader:
         self._world = World.here()
         self._workers: int = trainer.args.dataloader_num_workers
         self._readers: dict[str, ReaderState] = {}
-        self._tallies: dict[str, tuple[int, int]] = {}
+        self._tallies: dict[int, tuple[int, int]] = {}
         self._shown = 0
         self.worker_init_fn: Callable[[int], None] = _alone
         """As DataLoader has it: what a worker does first."""
         stream.arranging = arranging
         self.waited, self.first_wait = 0.0, 0.0
-        self.rows, self.tokens = 0, 0
+        self.rows, self.tokens = 0.0, 0.0
 
     def __len__(self) -> int:
         args = self._trainer.args
@@ -86,6 +87,9 @@ class StreamLoader:
                     shared = f"{counted(then, 'reader')} shared the streamed rows before, {now} now"
                     notices.warn_user(f"{shared}: the rest of the rows is the same, {how}")
         self.waited, self.rows, self.tokens = (counts.get(name, 0) for name in ("waited", "rows", "tokens"))
+        if counts and (size := counts["workers"][0]) != world.size:
+            # Each rank counts its own, and all of them got as much.
+            self.rows, self.tokens = (number * size / world.size for number in (self.rows, self.tokens))
         self._readers = {reader.name: reader for reader in readers}
 
     def __iter__(self) -> Iterator[Any]:
@@ -123,7 +127,8 @@ class StreamLoader:
         reader.state["batch"] = message.given
         self.rows += message.rows
         self.tokens += message.tokens
-        self._tallies[reader.name] = message.tally
+        # Several workers may share a reader, and each reads all of its rows.
+        self._tallies[reader.number] = max(message.tally, self._tallies.get(reader.number, (0, 0)))
         # Each worker shows its own first ones; of all workers together SHOWN are enough.
         for line in list(message.told)[: SHOWN - self._shown]:
             self._shown += 1

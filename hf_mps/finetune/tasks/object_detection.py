@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw
 from pydantic import Field
 
 from hf_mps import metrics
+from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels, synthetic
@@ -170,8 +171,19 @@ class ObjectDetection(ImageTask):
 
 
 def _objects(rows: Rows, names: Sequence[str], form: Format) -> list[list[Object]]:
-    """Return the objects of every row. Raises UserError for what is none, and for a split without any."""
-    found = [objects(rows, index, raw, names, form) for index, raw in enumerate(rows.dataset["objects"])]
+    """Return the objects of every row but those of no area, of which a person is told.
+
+    Raises UserError for what is no object, and for a split without any.
+    """
+    every = [objects(rows, index, raw, names, form) for index, raw in enumerate(rows.dataset["objects"])]
+    # transformers leaves them out without a word (prepare_coco_detection_annotation).
+    found = [[one for one in row if min(one[0][2:]) > 0] for row in every]
+    if found != every:
+        first = next(at for at, row in enumerate(every) if row != found[at])
+        name = brief(images.named(rows.dataset[first]["image"]))
+        count, kept = (sum(map(len, each)) for each in (every, found))
+        told = f"{count - kept} of {count} boxes have no area and are left out, the first at {rows.place(first)}"
+        notices.warn_user(told + (name and f" ({name})"))
     if not any(found):
         raise UserError(f"{rows.where}: no row has an object; allowed: one in some rows at least")
     return found
@@ -207,7 +219,7 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
             raise UserError(f"{place} has an object of class {kind!r}; allowed: 0 to {len(names) - 1}, or a name{near}")
         left, upper, third, fourth = map(float, box)
         size = [third, fourth] if form == "xywh" else [third - left, fourth - upper]
-        if min(size) < 0:  # transformers leaves such a box out without a word (prepare_coco_detection_annotation)
+        if min(size) < 0:
             told = f"{place} has a box {brief(str(box))}, which ends before it begins"
             raise UserError(f"{told}; next: box_format={'xyxy' if form == 'xywh' else 'xywh'}, or another box")
         found.append(([left, upper, *size], number))

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,19 @@ class Gone:
         return old.default if old.read is None else old.read(arguments)
 
     def __set__(self, arguments: Any, value: Any) -> None:
-        if self._old.name in type(arguments).__dataclass_fields__:  # a subclass's own, set by its __init__
-            vars(arguments)[self._old.name] = value
+        old, fields = self._old, type(arguments).__dataclass_fields__
+        if old.name in fields:  # a subclass's own, set by its __init__
+            vars(arguments)[old.name] = value
             return
-        result = removed_arguments.keywords({self._old.name: value}, {self._old.name: self._old}, {})
+        result = removed_arguments.keywords({old.name: value}, {old.name: old}, {})
+        if not result.given and old.read and old.default is not None and old.read(arguments) != old.default:
+            (name,) = old.convert(True)  # what it has set goes back to its default
+            made = fields[name].default_factory
+            result.given[name] = fields[name].default if made is MISSING else made()
+            result.lines = [f"{old.name}={value!r}: {name}={result.given[name]!r} takes its place"]
         for name, new in result.given.items():
             setattr(arguments, name, new)
-        vars(arguments)[self._old.name] = value
+        vars(arguments)[old.name] = value
         tell_each("training_args.", result.lines)
 
 

@@ -63,7 +63,10 @@ def stopping_gpu(waits: int) -> Iterator[None]:
     """
     with on("queued-work", "stopped-gpu"):
         _extension().stop_gpu_at(waits)
-        yield
+        try:
+            yield
+        finally:
+            _extension().stop_gpu_at(1)  # as it begins: the block may end before its waits have come
 
 
 def active() -> frozenset[str]:

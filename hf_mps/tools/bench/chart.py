@@ -33,9 +33,7 @@ def draw(outcome: Outcome) -> bytes:
                 words = "no figure" if height is None else f"{height:.2f}" if height < 100 else f"{height:.0f}"
                 axes.annotate(words, (middle, height or 0), (0, 3), textcoords="offset points", ha="center", color=INK)
         sizes = {row["network"]: f"batch {row['batch']}, {row['row']}" for row in outcome.rows}
-        # matplotlib would set what stands between two dollars of a path as mathematics.
-        names = [f"{name.replace('$', chr(92) + '$')}\n{size}" for name, size in sizes.items()]
-        axes.set_xticks(range(len(heights)), names)
+        axes.set_xticks(range(len(heights)), [f"{name}\n{size}" for name, size in sizes.items()])
         axes.set_xlim(-0.6, len(heights) - 0.4)
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.15)

@@ -12,7 +12,7 @@ from hf_mps.core.text import aligned
 from hf_mps.metal import simulator
 from hf_mps.tools.bench.cases import TRAINING, Case
 
-STEPS, FIRST = 4, 2
+STEPS, FIRST = 4, 3
 """Steps that are counted, and those before: optimizers make their states and guards take their looks."""
 HOW = Choice("counts of a step", f"means of {STEPS} training steps after {FIRST}; a launch is a dispatch or a graph")
 SHOWN = ("launches", "blits", "waits", "copies_in", "copies_out")
@@ -33,6 +33,7 @@ def of_cases(cases: Iterable[Case], device: Choice[str], release: str | None) ->
 
 
 def _counted(case: Case, device: Choice[str], table: Any) -> dict[str, Any]:
+    from hf_mps.layer import guards
     from hf_mps.tools.dryrun.audit.record import OperatorRecorder
     from hf_mps.tools.dryrun.launches import of_calls
 
@@ -48,7 +49,9 @@ def _counted(case: Case, device: Choice[str], table: Any) -> dict[str, Any]:
         work.phases[TRAINING](FIRST + STEPS, begin, ())
         recorder = OperatorRecorder(work.tracker)
         # Apart from the count: who watches each operator in Python reads numbers, and a loop's first step makes states.
-        work.phases[TRAINING](2, lambda number: recorder.forget() if number == 1 else None, [recorder])
+        # A trainer begins anew, and so would sentinels, which look at each weight in a training's first steps.
+        with guards.suspended(kind="sentinel"):
+            work.phases[TRAINING](2, lambda number: recorder.forget() if number == 1 else None, [recorder])
         launched = {"reason": table.reason} if isinstance(table, Choice) else of_calls(recorder.calls, table).values()
         each = {name: round(value / STEPS, 2) for name, value in asdict(counts[0].figures).items()}
         return {**work.size, **each, "on_a_mac": launched}

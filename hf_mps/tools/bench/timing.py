@@ -53,6 +53,7 @@ def timed(
             raise _Enough
         told(len(steps))
         peak.sample()
+        # Last, so that what is done between two steps is part of neither.
         mark = time.perf_counter()
 
     try:
@@ -64,11 +65,7 @@ def timed(
         return {"failure": "its memory is too small for this batch"}
     median = statistics.median(steps)
     return {
-        "seconds": round(median, 6),
-        "fastest": round(min(steps), 6),
-        "slowest": round(max(steps), 6),
-        "repetitions": len(steps),
-        "rows_per_second": round(batch / median, 3),
-        "memory_bytes": peak.result.value,
-        "memory_is": peak.result.reason,
+        **{"seconds": round(median, 6), "fastest": round(min(steps), 6), "slowest": round(max(steps), 6)},
+        **{"repetitions": len(steps), "rows_per_second": round(batch / median, 3)},
+        **{"memory_bytes": peak.result.value, "memory_is": peak.result.reason},
     }

@@ -74,14 +74,9 @@ class Launches:
     def values(self) -> dict[str, Any]:
         """Return the JSON object's part; `dispatch_floor` in seconds."""
         return {
-            "release": self.release,
-            "launches": self.total,
-            "blits": self.blits,
-            "encoders": self.encoders,
+            **{"release": self.release, "launches": self.total, "blits": self.blits, "encoders": self.encoders},
             "classes": {each: self.classes.get(each, 0) for each in CLASSES},
-            "graph_shapes": self.graphs,
-            "dispatch_floor": round(self.floor, 9),
-            "source": SOURCE,
+            **{"graph_shapes": self.graphs, "dispatch_floor": round(self.floor, 9), "source": SOURCE},
         }
 
 

@@ -41,7 +41,7 @@ def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = 
     Imports no torch. Raises UserError for a name or task that there is not, and for what the recipe refuses.
     """
     if wrong := [word for word in overrides if "=" not in word]:
-        raise UserError(f"'{wrong[0]}' is not KEY=VALUE; put a script to look at behind --")
+        raise UserError(f"'{wrong[0]}' is not KEY=VALUE; next, for a script: hf-mps audit -- python SCRIPT")
     if task is None:
         try:
             return Target(name, load_recipe(name, overrides))

@@ -160,6 +160,7 @@ def _padded(row: dict[str, Any], length: int, tokenizer: Any) -> dict[str, Any]:
     import torch
 
     kept = min(length, int(row["attention_mask"].sum()))
+    # The first token that is none of the padding, which some tokenizers put on the left.
     at = row["attention_mask"][0].argmax()
     padded = {}
     for name in INPUTS:

@@ -107,6 +107,7 @@ def plain_folder(job: Job, scratch: Path) -> Path:
     own = job.saved.checkpoint.folder()
     if own is not None and not hasattr(job.model, "peft_config"):
         return own
+    # bfloat16 on the way would take three of float16's eleven bits.
     layers = save(job.saved, job.model, scratch, F32 if job.weights in (F32, F16) else BF16)
     job.choices["adapter"] = Choice(f"merged into {layers} layers", "the format holds no adapters")
     return scratch

@@ -56,7 +56,7 @@ def push(where: str, name: str, *, private: bool = False, dry_run: bool = False)
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        problem = f"{name}: the hub does not accept this name: {first_line(error)}"
+        problem = f"{name}: the hub does not accept this name: {first_line(error).rstrip('.')}"
         raise UserError(f"{problem}; allowed: OWNER/NAME") from error
     upload, token = chosen(folder), get_token()
     _say(folder, upload, name)

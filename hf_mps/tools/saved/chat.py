@@ -11,6 +11,7 @@ from typing import Any, cast
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.notices import on_stderr
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.text import tokens
@@ -157,7 +158,7 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
 def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
     """Answer line after line; where a line fails, print why on stderr and read the next."""
     if at_keyboard:
-        _tell("/help shows the commands, Ctrl-D ends")
+        on_stderr("/help shows the commands, Ctrl-D ends")
     for line in _lines(at_keyboard):
         try:
             if line.startswith("/"):
@@ -166,7 +167,7 @@ def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
             elif line:
                 _answers(line, speaking, at_keyboard)
         except UserError as error:
-            _tell(str(error))
+            on_stderr(str(error))
 
 
 def _answers(line: str, speaking: list[Voice], at_keyboard: bool) -> None:
@@ -176,17 +177,17 @@ def _answers(line: str, speaking: list[Voice], at_keyboard: bool) -> None:
             print(f"{voice.name}> ", end="", flush=True)
         try:
             voice.answer(line, lambda piece: print(piece, end="", flush=True))
-        except KeyboardInterrupt:
-            if not at_keyboard:
-                raise
-            print(" …", flush=True)
+        except (KeyboardInterrupt, UserError) as error:
             for speaker, history in zip(speaking, before, strict=True):
                 speaker.history = history
-            _tell("stopped; the conversation forgets this message and its answer")
+            if isinstance(error, UserError) or not at_keyboard:
+                raise
+            print(" …", flush=True)
+            on_stderr("stopped; the conversation forgets this message and its answer")
             return
         print(flush=True)
         if voice.left_out:
-            _tell(f"the first {voice.left_out} messages no longer fit the model's positions; /reset begins anew")
+            on_stderr(f"the first {voice.left_out} messages no longer fit the model's positions; /reset begins anew")
 
 
 def _obey(line: str, speaking: list[Voice]) -> bool:
@@ -196,12 +197,12 @@ def _obey(line: str, speaking: list[Voice]) -> bool:
         return True
     if word == "/help":
         for name, what in COMMANDS.items():
-            _tell(f"{name}  {what}")
+            on_stderr(f"{name}  {what}")
     elif word in ("/reset", "/system"):
         for voice in speaking:
             voice.forget()
             voice.system = voice.system if word == "/reset" else rest.strip() or None
-        _tell("a new conversation begins")
+        on_stderr("a new conversation begins")
     else:
         raise UserError(f"{word} is not a command; allowed: {', '.join(COMMANDS)}{nearest(word, COMMANDS)}")
     return False
@@ -221,7 +222,3 @@ def _lines(at_keyboard: bool) -> Iterator[str]:
         except EOFError:
             print()
             return
-
-
-def _tell(words: str) -> None:
-    print(f"hf-mps: {words}", file=sys.stderr, flush=True)

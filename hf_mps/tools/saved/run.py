@@ -147,7 +147,13 @@ def open_run(where: str, task: str | None = None) -> SavedRun:
             allowed = "a run's folder, one that save_pretrained wrote, a model's name on the hub"
             raise UserError(f"{where}: {problem}; allowed: {allowed}")
         source = resolve(where)
-        source.refuse_absent()
+        try:
+            source.refuse_absent()
+        except UserError as error:
+            # A misspelt folder has the form of a hub's name.
+            if path.parent.is_dir() and (near := neighbour(path)):
+                raise UserError(f"{where}: there is no such folder{near}") from error
+            raise
         saved = _without_run(where, source, task)
     elif _is_run(home):
         saved = _of_run(where, path, home, task)

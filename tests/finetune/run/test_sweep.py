@@ -215,3 +215,12 @@ def test_a_sweep_over_seeds_compares_them_on_the_same_held_out_rows(desk: Path) 
     assert other == again != first
     alone = load_recipe("my.yaml", [*words, "seed=2"]).recipe
     assert [json.dumps(row) for row in load.load(alone.data, alone.seed)["validation"].dataset] != first
+
+
+def test_values_that_differ_in_what_a_folder_name_cannot_hold_have_folders_each(desk: Path) -> None:
+    (desk / "x_y").mkdir()
+    axis = "data.columns.text=a/b,a b,a_b,A_b"
+    folders = [run.folder.name for run in plan_sweep(load_recipe("my.yaml"), [axis]).runs]
+    assert folders[0] == "text=a_b"
+    assert len({name.casefold() for name in folders}) == 4
+    assert [run.folder.name for run in plan_sweep(load_recipe("my.yaml"), [axis]).runs] == folders

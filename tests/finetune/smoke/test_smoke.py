@@ -71,7 +71,10 @@ def test_a_recipe_runs_from_end_to_end(
     assert {"results.json", "training.png", "README.md"} <= {path.name for path in run.iterdir()}
     for promised in (said["predictions"], *said["pictures"]):
         assert promised is None or (run / promised).stat().st_size > 0
-    if not (run / "adapter_config.json").is_file():  # an adapter needs its base model, and a smoke run's is gone by now
+    # An adapter needs its base model, and a smoke run's is gone by now.
+    usable = not (run / "adapter_config.json").is_file()
+    assert ("hf-mps predict" in ended.out) == usable
+    if usable:
         check_snippet(run)
     assert not own_cache.exists(), "a smoke run left rows in the user's cache"
     assert [path.name for path in Path().iterdir()] == ["run"]
@@ -231,3 +234,18 @@ def test_a_wrong_text_is_about_another_thing() -> None:
         *same, other = synthetic.about_another(number).split()
         assert same == doing
         assert other != thing
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("time_series_transformer", "TimeSeriesTransformerModel"), ("t5", "T5ForConditionalGeneration")],
+)
+def test_a_model_of_two_halves_is_one_for_texts_only_where_there_is_such_a_class(name: str, kind: str) -> None:
+    import torch
+    from transformers import AutoConfig
+
+    from hf_mps.finetune.smoke import tiny_model
+
+    with torch.device("meta"):
+        made = tiny_model._of_config(AutoConfig.for_model(name, prediction_length=4))
+    assert type(made).__name__ == kind

@@ -143,3 +143,20 @@ def test_objects_that_cannot_be_learned_are_refused(tmp_path: Path, yolos: Path,
     with pytest.raises(UserError) as raised:
         prepare(tmp_path, yolos, [{**senses.boxed(tmp_path, 0), "objects": objects}], box_format=form)
     assert problem in str(raised.value)
+
+
+def test_boxes_of_no_area_are_left_out_and_told_once(tmp_path: Path, yolos: Path) -> None:
+    from hf_mps.core import notices
+
+    rows = [senses.boxed(tmp_path, number) for number in range(4)]
+    count = sum(len(row["objects"]) for row in rows)
+    for number in (1, 2):
+        rows[number]["objects"] += [{"bbox": [3, 4, 0, 5], "category": 0}, {"bbox": [3, 4, 5, 0], "category": 0}]
+    heard: list[str] = []
+    notices.forget()
+    with notices.redirected(heard.append):
+        made = prepare(tmp_path, yolos, rows)
+    (line,) = [each for each in heard if "area" in each]
+    assert line.startswith(f"4 of {count + 4} boxes have no area and are left out, the first at ")
+    assert f"row 2 ({rows[1]['image']})" in line
+    assert made.choices["objects"].value.startswith(f"{count} in ")

@@ -240,3 +240,26 @@ def test_a_version_that_has_the_fields_keeps_them() -> None:
     got = TrainingArguments(warmup_ratio=0.3, no_cuda=True)
     assert (got.warmup_ratio, got.no_cuda) == (0.3, True)
     assert TrainingArguments.__dict__["warmup_ratio"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "off", "today"),
+    [
+        ("no_cuda", True, False, "use_cpu=False"),
+        ("warmup_ratio", 0.1, 0.0, "warmup_steps=0"),
+        ("include_inputs_for_metrics", True, False, "include_for_metrics=[]"),
+    ],
+)
+def test_a_removed_attribute_that_is_taken_back_takes_today_s_back(
+    name: str, value: Any, off: Any, today: str, said, tmp_path: Path
+) -> None:
+    got = TrainingArguments(str(tmp_path))
+    setattr(got, name, value)
+    field = today.partition("=")[0]
+    assert getattr(got, field)
+    said()
+    setattr(got, name, off)
+    assert not getattr(got, field)
+    assert said() == [f"training_args.{name}={off!r}: {today} takes its place"]
+    setattr(got, name, off)
+    assert said() == [f"training_args.{name}={off!r}: dropped, it is the default"]

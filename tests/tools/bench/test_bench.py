@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from inline_snapshot import snapshot
 from hf_mps.cli.main import main
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.layer import guards
 from hf_mps.tools import bench
 from hf_mps.tools.bench import Asked, chart
 from hf_mps.tools.bench.outcome import Outcome, folder_for, signer
@@ -208,6 +211,21 @@ def test_the_chart_of_a_simulated_device_says_so_and_another_does_not(monkeypatc
 
 
 @pytest.mark.usefixtures("mps")
+def test_a_dollar_in_a_recipes_path_is_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune.report import plot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plot, "_rendered", lambda figure: figures.append(figure) or b"")
+    measured = outcome("mps", 0.25)
+    for row in measured.rows:
+        row["network"] = "a$b$c.yaml"
+    chart.draw(measured)
+    (label,) = figures[0].axes[0].get_xticklabels()
+    drawn, mathematics = label._preprocess_math(label.get_text())
+    assert (drawn.partition("\n")[0], mathematics) == ("a$b$c.yaml", False)
+
+
+@pytest.mark.usefixtures("mps")
 def test_a_batch_that_does_not_fit_is_named_and_ends_with_exit_code_1() -> None:
     report = outcome("mps", None).report()
     assert report.problem == "2 rows without a figure: too little memory"
@@ -219,3 +237,37 @@ def test_the_verb_starts_without_torch(run_python: Any) -> None:
     code = "import sys, hf_mps.cli.bench, hf_mps.tools.bench; print({'torch', 'matplotlib'} & set(sys.modules))"
     assert run_python("-c", code).stdout == "set()\n"
     assert bench.QUICK.repetitions >= 3
+
+
+@pytest.mark.usefixtures("mps")
+def test_what_a_step_launches_is_counted_without_the_looks_of_sentinels() -> None:
+    import torch
+
+    from hf_mps.tools.bench import launches
+    from hf_mps.tools.bench.cases import TRAINING, Case, Work, stepping
+    from hf_mps.tools.dryrun.launches import table_of
+    from hf_mps.tools.dryrun.modules import ModuleTracker
+
+    made: list[Work] = []
+
+    def train(count: int, tick: Any, watch: Any = ()) -> None:
+        layer = torch.nn.Linear(4, 4, device="mps")  # anew, as a Trainer's loop begins anew
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            layer(torch.ones(2, 4, device="mps")).sum().backward()
+            optimizer.step()
+
+        stepping(step, made[0].tracker)(count, tick, watch)
+
+    @contextmanager
+    def make(device: Choice[str]) -> Iterator[Work]:
+        made.append(Work({TRAINING: train}, ModuleTracker(), torch.nn.Linear(4, 4), 2, "4 numbers", {}))
+        yield made[0]
+
+    device = Choice("mps", "the test's")
+    plain = launches._counted(Case("tiny", make), device, table_of(None))
+    with guards.suspended(kind="sentinel"):
+        without = launches._counted(Case("tiny", make), device, table_of(None))
+    assert plain["on_a_mac"] == without["on_a_mac"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,17 @@ def test_a_model_that_does_not_chat_is_refused_in_one_line(kept: Made, command: 
             " hf-mps predict <run> FILE\n"
         ),
     )
+
+
+def test_a_turn_that_one_model_refuses_is_forgotten_by_both(
+    instructed: Kept, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hf_mps.tools.saved.chat import conversation
+
+    own, base = voice(instructed.folder, max_new_tokens=4), voice(instructed.folder, max_new_tokens=4)
+    base.model.config.max_position_embeddings = 8
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.stdin", io.StringIO(f"{FIRST}\n"))
+        conversation([own, base], at_keyboard=False)
+    assert "hf-mps: this message has" in capsys.readouterr().err
+    assert (own.history, base.history) == ([], [])

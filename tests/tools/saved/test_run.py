@@ -222,3 +222,10 @@ def test_a_pickle_that_holds_more_than_tensors_is_not_run(kept: Made, tmp_path: 
         "model <place>: its weights are a pickle that holds more than tensors, and is not run; next: save the model"
         " again, as safetensors"
     )
+
+
+def test_a_misspelt_folder_is_told_from_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "sorter").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^runs/sortr: there is no such folder; did you mean 'sorter'\?$"):
+        open_run("runs/sortr")

@@ -23,7 +23,7 @@ from hf_mps.tools.dryrun.launches import asked_for, table_of
 from hf_mps.tools.dryrun.modules import BETWEEN, OPTIMIZER, ModuleTracker
 from hf_mps.tools.dryrun.resolve import Target
 
-FAKE = Choice("fake", "shapes and dtypes in real size, without numbers and memory")
+FAKE = Choice("fake", "the first step, which makes the optimizer's state, in real size without numbers and memory")
 TRACED = 2
 """Batches of a step that are looked at: the first finds no gradients, every other one adds to them as the second."""
 OF_A_SCRIPT = Choice("real", "the script's own, from its start to the end of its first optimizer step")
@@ -69,8 +69,12 @@ def audit(target: Target, torch_table: Path | None = None, release: str | None =
                 if not needs_numbers(error):
                     raise
                 why = summary(error)
-        with prepare.small(target, device) as parts:
-            return audited(parts, Choice("real", f"a small real step; fake tensors cannot run this one: {why}"))
+        real = f"a small real step; fake tensors cannot run this one: {why}"
+        try:
+            with prepare.small(target, device) as parts:
+                return audited(parts, Choice("real", real))
+        except UserError as error:
+            raise UserError(f"this takes {real}; {str(error).removeprefix('--smoke: ')}") from error
 
 
 def _tables(torch_table: Path | None, release: str | None) -> tuple[OperatorSupport, LaunchTable | Choice[None] | None]:
@@ -130,6 +134,7 @@ def audit_script(words: Sequence[str], torch_table: Path | None = None, release:
         return audit_of(" ".join(words), recorder, support, facts, launches)
     except UserError:
         raise
+    # argparse and scripts themselves end by sys.exit, which is no Exception.
     except (Exception, SystemExit) as error:
         raise RunError(f"the script ended before its first optimizer step: {summary(error)}") from error
     raise RunError("the script ended and took no optimizer step; next: a command that trains")

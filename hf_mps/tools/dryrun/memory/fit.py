@@ -33,6 +33,7 @@ ADAFACTOR: dict[str, Any] = {"training.optim": "adafactor"}
 HALVES: dict[str, Any] = {early_steps.WEIGHTS: early_steps.HALVES}
 LORA: dict[str, Any] = {"lora": {}}
 QUANTIZED: dict[str, Any] = {quantization.KEY: quantization.NF4}
+IN_4_BITS = "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice"
 # From the least change to the greatest. What each costs: accumulation and checkpointing give the same gradients (but
 # for dropout's draws); checkpointing runs each forward pass twice; another optimizer and weights in halves take other
 # steps; adapters train other weights than the recipe says. State on the CPU is none: it is the same memory on a Mac.
@@ -53,14 +54,8 @@ WAYS: tuple[tuple[dict[str, Any], str], ...] = (
         LORA | CHECKPOINTING | HALVES,
         "adapters in float32 over frozen weights in bfloat16, and the forward pass runs twice",
     ),
-    (
-        QUANTIZED | CHECKPOINTING | HALVES,
-        "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
-    ),
-    (
-        LORA | QUANTIZED | CHECKPOINTING | HALVES,
-        "adapters over frozen weights in 4 bits, the rest in bfloat16, and the forward pass runs twice",
-    ),
+    (QUANTIZED | CHECKPOINTING | HALVES, IN_4_BITS),
+    (LORA | QUANTIZED | CHECKPOINTING | HALVES, IN_4_BITS),
 )
 
 

@@ -142,3 +142,11 @@ def test_from_2_15_on_it_has_nothing_to_do() -> None:
     with guards.suspended("stopped-gpu"), simulator.counted() as without:
         trained(8)
     assert counts.launches == without.launches
+
+
+def test_a_block_that_ends_before_its_wait_leaves_no_count_behind(capfd: pytest.CaptureFixture[str]) -> None:
+    with strictness.stopping_gpu(1000), guards.suspended(kind="sentinel"):
+        torch.ones(4, device="mps").sum().item()
+    with strictness.on("queued-work", "stopped-gpu"), guards.suspended(kind="sentinel"):
+        torch.ones(4, device="mps").sum().item()
+    assert LINE in capfd.readouterr().err, "the fault alone begins at the first wait"

@@ -13,6 +13,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import UserError
 from hf_mps.metal import fallback
 from hf_mps.metal.operators import launch_class
 from hf_mps.metal.operators.table import OperatorSupport, functions_file
@@ -127,7 +128,7 @@ def test_a_file_that_is_no_table_is_refused(content: str | None, words: str, tmp
         (["glue/mrcp"], "'glue/mrcp' is not a recipe"),
         (["org/model"], "for a model, say what it is to learn: --task TASK"),
         (["org/model", "--task", "speech"], "--task speech is not a task"),
-        (["quickstart", "more"], "'more' is not KEY=VALUE; put a script to look at behind --"),
+        (["quickstart", "more"], "'more' is not KEY=VALUE; next, for a script: hf-mps audit -- python SCRIPT"),
         (["quickstart", "--json", "--badge"], "--json, --github and --badge are three forms of one result"),
         (["--task", "sft", "--", "python", "train.py"], "--task is for a model, not for a script"),
     ],
@@ -251,3 +252,21 @@ def test_where_the_installed_release_is_not_known_the_audit_stands_without_launc
     unknown = replace(mrpc, launches=Choice(None, "torch 2.10.0 is not fetched"))
     assert shown(unknown, "table").endswith("what this step launches is not known: torch 2.10.0 is not fetched")
     assert json.loads(shown(unknown, "json"))["launches"]["reason"] == "torch 2.10.0 is not fetched"
+
+
+def test_a_step_that_neither_fake_tensors_nor_a_small_model_take_says_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(error: Exception) -> Any:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise error
+
+        return fail
+
+    monkeypatch.setattr(prepare, "step", failing(RuntimeError("_apply(): Couldn't swap Loss.up")))
+    monkeypatch.setattr(prepare, "small", failing(UserError("--smoke: no tiny d_fine can be made")))
+    assert main(["audit", "quickstart"]) == 2
+    assert capsys.readouterr().err == (
+        "hf-mps: this takes a small real step; fake tensors cannot run this one: RuntimeError: _apply(): Couldn't swap"
+        " Loss.up; no tiny d_fine can be made\n"
+    )

@@ -145,3 +145,13 @@ def test_the_alignments_of_a_ctc_loss_have_the_shape_that_it_gives_them() -> Non
     with fakes(scores, labels, times, lengths) as made:
         found = torch._ctc_loss(*made)
         assert [one.shape for one in found] == [one.shape for one in real]
+
+
+def test_a_module_that_is_moved_within_the_step_is_no_fault_of_the_model() -> None:
+    """D-FINE's loss makes a module and moves it, and PyTorch exchanges no fake parameter in place."""
+    moved = torch.nn.Module()
+    with fakes(MASK) as (mask,):
+        moved.up = torch.nn.Parameter(mask.float(), requires_grad=False)
+        with pytest.raises(RuntimeError, match="Couldn't swap") as raised:
+            moved.to("cpu")
+    assert needs_numbers(raised.value)
