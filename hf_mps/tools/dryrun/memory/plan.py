@@ -9,7 +9,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.features.memory_fit import MemoryAdjustments
 from hf_mps.tools.dryrun import launches, metal_device, prepare
 from hf_mps.tools.dryrun.memory import adjust
-from hf_mps.tools.dryrun.memory.fit import MemoryPlan, ranked
+from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING, MemoryPlan, ranked
 from hf_mps.tools.dryrun.memory.machine import Machine, present
 from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.tools.dryrun.resolve import Target
@@ -44,13 +44,20 @@ def plan(
             parts = stack.enter_context(prepare.weightless(target))
             return Tracer(parts, device, length, record=True, trained=trained)
 
-        tracer = tracer_of(target)
+        tracer, checkpointed = tracer_of(target), list[Tracer]()
+
+        def likely() -> Estimate:
+            """The step that most often fits, with its operators: where it does, it is traced once."""
+            with model_errors(target.resolved):
+                checkpointed.append(tracer_of(target.varied(CHECKPOINTING), tracer().trained))
+                return checkpointed[0]()
+
         if machine.verdict(tracer().bytes) != "fits":
-            made = adjust.make(target, machine, device, length, tracer())
+            made = adjust.make(target, machine, device, length, tracer(), likely)
         # The run would make these changes itself: the plan is of the step that it then takes.
         if made.overrides:
-            target = target.varied(made.overrides)
-            tracer = tracer_of(target, tracer().trained)
+            target, same = target.varied(made.overrides), made.overrides == CHECKPOINTING
+            tracer = checkpointed[0] if same and checkpointed else tracer_of(target, tracer().trained)
         estimate, most = tracer(), tracer.largest(machine.comfortable)
         fits = machine.verdict(estimate.bytes) == "fits"
         options = () if fits else tuple(ranked(target, machine, device, length, made.overrides, tracer))
