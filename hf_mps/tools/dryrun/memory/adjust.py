@@ -80,13 +80,13 @@ def make(
     device: Choice[str],
     length: int | None = None,
     before: Estimate | None = None,
-    checkpointed: Callable[[], Estimate] | None = None,
+    checkpointed: Callable[[], Estimate | None] | None = None,
 ) -> MemoryAdjustments:
     """Return what makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
 
     Where nothing makes it fit, what needs least, if that is less by a tenth. `before` is the estimate as it is, where
-    that is known, and `checkpointed` makes the one with checkpointing alone, for a caller that keeps it. Raises as
-    `Tracer` does.
+    that is known, and `checkpointed` makes the one with checkpointing alone for a caller that keeps it, or returns None
+    where it does not fit. Raises as `Tracer` does.
     """
     before = before or _estimate(target, device, length)
     if machine.verdict(before.bytes) == "fits":

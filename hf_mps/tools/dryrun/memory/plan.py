@@ -9,7 +9,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.features.memory_fit import MemoryAdjustments
 from hf_mps.tools.dryrun import launches, metal_device, prepare
 from hf_mps.tools.dryrun.memory import adjust
-from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING, MemoryPlan, ranked
+from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING, MemoryPlan, least, ranked
 from hf_mps.tools.dryrun.memory.machine import Machine, present
 from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.tools.dryrun.resolve import Target
@@ -46,11 +46,17 @@ def plan(
 
         tracer, checkpointed = tracer_of(target), list[Tracer]()
 
-        def likely() -> Estimate:
-            """The step that most often fits, with its operators: where it does, it is traced once."""
+        def likely() -> Estimate | None:
+            """Return the checkpointed step with its operators, so that it is traced once; None where it does not fit.
+
+            Tried where weights and moments leave half of the machine. Else a step without operators costs half.
+            """
+            if least({}, tracer()) > machine.comfortable / 2:
+                return None
             with model_errors(target.resolved):
                 checkpointed.append(tracer_of(target.varied(CHECKPOINTING), tracer().trained))
-                return checkpointed[0]()
+                found = checkpointed[0]()
+            return found if machine.verdict(found.bytes) == "fits" else None
 
         if machine.verdict(tracer().bytes) != "fits":
             made = adjust.make(target, machine, device, length, tracer(), likely)
