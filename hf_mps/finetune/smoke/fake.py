@@ -35,6 +35,18 @@ OF_A_SHAPE = (_aten.ones_like.default, _aten.zeros_like.default, _aten.full_like
 OF_A_SIZE = (_aten.new_ones.default, _aten.new_zeros.default, _aten.new_full.default)
 
 
+class _Real(WeakIdKeyDictionary):
+    """Real tensors by fake ones. `seen` has the ids of all that ever were in it: most tensors are told by these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.seen.add(id(key))
+        super().__setitem__(key, value)
+
+
 class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode around a step of fake tensors: supplies values and shapes that a Mac would have and fake tensors lack.
 
@@ -60,7 +72,7 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, given: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._real: Any = WeakIdKeyDictionary()
+        self._real: Any = _Real()
         self._most = FOLLOWED
         for fake, real in given:
             # A batch's pixels too: Idefics3 asks which of its images are of zeros alone, and leaves those out.
@@ -130,8 +142,8 @@ class FakeScalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def lacks(self, tensors: Iterable[torch.Tensor], how: Callable[[Iterable[bool]], bool]) -> bool:
         """Whether the values of all or any (`how`) of some fake tensors are unknown."""
-        known = self._real.data
-        return how([WeakIdRef(tensor) not in known for tensor in tensors])
+        known, seen = self._real.data, self._real.seen
+        return how([id(tensor) not in seen or WeakIdRef(tensor) not in known for tensor in tensors])
 
     def _known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether all values of a call are known: its tensors' are, and it draws no random numbers."""

@@ -6,7 +6,7 @@ half precision, adapters) is the user's to choose: `fit.WAYS`; where a run needs
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -75,12 +75,18 @@ def estimate_fit(run: PreparedRun) -> MemoryAdjustments:
 
 
 def make(
-    target: Target, machine: Machine, device: Choice[str], length: int | None = None, before: Estimate | None = None
+    target: Target,
+    machine: Machine,
+    device: Choice[str],
+    length: int | None = None,
+    before: Estimate | None = None,
+    checkpointed: Callable[[], Estimate | None] | None = None,
 ) -> MemoryAdjustments:
     """Return what makes the step of `target` fit `machine`, the least change first; nothing where it fits as it is.
 
     Where nothing makes it fit, what needs least, if that is less by a tenth. `before` is the estimate as it is, where
-    that is known. Raises as `Tracer` does.
+    that is known, and `checkpointed` makes the one with checkpointing alone for a caller that keeps it, or returns None
+    where it does not fit. Raises as `Tracer` does.
     """
     before = before or _estimate(target, device, length)
     if machine.verdict(before.bytes) == "fits":
@@ -94,7 +100,8 @@ def make(
         if further in early and before.accumulation > 1:  # whose gradients all have to stay
             continue
         try:
-            size = _estimate(target.varied(further), device, length, before.trained).bytes
+            kept = checkpointed() if checkpointed and further == CHECKPOINTING else None
+            size = (kept or _estimate(target.varied(further), device, length, before.trained)).bytes
         except UserError:  # the model has no such attention, no such layers, or cannot checkpoint
             continue
         if size < best[0]:

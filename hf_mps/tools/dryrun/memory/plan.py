@@ -9,7 +9,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.features.memory_fit import MemoryAdjustments
 from hf_mps.tools.dryrun import launches, metal_device, prepare
 from hf_mps.tools.dryrun.memory import adjust
-from hf_mps.tools.dryrun.memory.fit import MemoryPlan, ranked
+from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING, MemoryPlan, least, ranked
 from hf_mps.tools.dryrun.memory.machine import Machine, present
 from hf_mps.tools.dryrun.memory.trace import Estimate, Tracer
 from hf_mps.tools.dryrun.resolve import Target
@@ -44,13 +44,26 @@ def plan(
             parts = stack.enter_context(prepare.weightless(target))
             return Tracer(parts, device, length, record=True, trained=trained)
 
-        tracer = tracer_of(target)
+        tracer, checkpointed = tracer_of(target), list[Tracer]()
+
+        def likely() -> Estimate | None:
+            """Return the checkpointed step with its operators, so that it is traced once; None where it does not fit.
+
+            Tried where weights and moments leave half of the machine. Else a step without operators costs half.
+            """
+            if least({}, tracer()) > machine.comfortable / 2:
+                return None
+            with model_errors(target.resolved):
+                checkpointed.append(tracer_of(target.varied(CHECKPOINTING), tracer().trained))
+                found = checkpointed[0]()
+            return found if machine.verdict(found.bytes) == "fits" else None
+
         if machine.verdict(tracer().bytes) != "fits":
-            made = adjust.make(target, machine, device, length, tracer())
+            made = adjust.make(target, machine, device, length, tracer(), likely)
         # The run would make these changes itself: the plan is of the step that it then takes.
         if made.overrides:
-            target = target.varied(made.overrides)
-            tracer = tracer_of(target, tracer().trained)
+            target, same = target.varied(made.overrides), made.overrides == CHECKPOINTING
+            tracer = checkpointed[0] if same and checkpointed else tracer_of(target, tracer().trained)
         estimate, most = tracer(), tracer.largest(machine.comfortable)
         fits = machine.verdict(estimate.bytes) == "fits"
         options = () if fits else tuple(ranked(target, machine, device, length, made.overrides, tracer))

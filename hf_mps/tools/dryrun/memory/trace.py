@@ -128,24 +128,26 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # As in OperatorRecorder: asked twice an operator, through every mode.
-        if func is DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].device
-        kwargs, known = kwargs or {}, None
+        if func is DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # as `device` says outside of FakeTensorMode's own calls, which are below this
+        kwargs, known, name = kwargs or {}, None, func.name()
         # Without this a tensor that is used twice would cost a third gradient, which no real run has.
         if func is torch.ops.aten.add.Tensor and not kwargs and (place := self._joined(*args)) is not None:
             result, added = answered(torch.ops.aten.add_.Tensor, (args[place], args[1 - place]), {})
             if added is not None:
                 known = self._added.setdefault((id(added), place), Known(None))
-        elif func.name() in meta_model.EXPANDED:
-            self._operator = func.name()
+        elif name in meta_model.EXPANDED:
+            self._operator = name
             part = self.once(partial(meta_model.expanded, func, **kwargs), (func, *kwargs.items()))
             # What its kernel makes on the way counts too, and is no operator of the step.
             with patch.object(self, "recorder", None), self:
                 result = part(*args)
         else:
-            self._operator = func.name()
+            self._operator = name
             result, known = answered(func, args, kwargs)
-            if self._operator.startswith(SENDING):
+            if type(result) is FakeTensor and name.startswith("aten::"):
+                self._made(result)
+            elif name.startswith(SENDING):
                 for leaf in tensors_of(args, kwargs, result):
                     self.sent(leaf)
             else:
@@ -244,13 +246,11 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._live[id(storage)] = (reference, size, part)
 
     def _made(self, tensor: torch.Tensor, part: str | None = None) -> None:
-        if tensor.device.type != self._device:
+        storage = (tensor if type(tensor) is FakeTensor else local(tensor)).untyped_storage()
+        key = id(storage)
+        if key in self._live or tensor.device.type != self._device:
             return
-        storage = local(tensor).untyped_storage()
-        key, size = id(storage), storage.nbytes()
-        if key in self._live:
-            return
-        place = self._tracker.here()
+        place, size = self._tracker.here(), storage.nbytes()
         part = part or self._part(tensor, place[0])
         # By storage, not by tensor: views share one, and it is freed with the last of them.
         self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size, part)
@@ -301,7 +301,7 @@ def _described(value: Any) -> Any:
 def _alone(tensor: torch.Tensor) -> bool:
     """Whether a dense tensor shares its memory with no other one; the question itself holds the second reference."""
     count = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return bool(count <= 2 and torch.ops.aten.is_non_overlapping_and_dense(tensor))
+    return bool(count <= 2 and (tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
