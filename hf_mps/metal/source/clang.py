@@ -22,7 +22,7 @@ INSTALL = 'pip install "hf_mps[metal-source]"'
 # C++ for OpenCL gives Metal's address spaces, and spir64 spells them in the IR; what clang warns of is not the
 # author's business, as his compiler is Apple's.
 _MODE = ["-x", "clcpp", "-cl-std=clc++2021", "-target", "spir64", "-cl-no-stdinc"]
-_MODE += ["-Xclang", "-cl-ext=-cl_khr_fp64,-__opencl_c_fp64"]  # Metal has no double
+_MODE += ["-fdeclspec", "-Xclang", "-cl-ext=-cl_khr_fp64,-__opencl_c_fp64"]  # Metal has no double
 _MODE += ["-Wno-everything", "-fno-strict-aliasing", "-ffp-contract=on", "-ferror-limit=100", "-fno-caret-diagnostics"]
 _MODE += ["-fno-color-diagnostics", "-fdiagnostics-absolute-paths"]
 _WORDS = {
@@ -30,7 +30,7 @@ _WORDS = {
     "threadgroup": "__local", "thread": "", "ray_data": "", "object_data": "",
     **{word: f"_metal_{word}" for word in ("atomic_int", "atomic_uint", "atomic_long", "atomic_ulong", "atomic_float")},
     # Words of OpenCL's that are plain names in Metal.
-    "local": "_metal_local", "global": "_metal_global", "generic": "_metal_generic", "pipe": "_metal_pipe",
+    "local": "_metal_local", "global": "_metal_global", "generic": "_metal_generic", "pipe": "_metal_pipe", "read_write": "_metal_read_write",
 }  # fmt: skip
 _DEFINED = {"__METAL_VERSION__": "320", "__METAL__": "1", "__METAL_MACOS__": "1", "__HAVE_BFLOAT__": "1"}
 _ERROR = re.compile(

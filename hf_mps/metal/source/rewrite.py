@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
+from pathlib import Path
 
 from hf_mps.metal.source import clang
 from hf_mps.metal.source.clang import Problem
@@ -32,14 +33,18 @@ _VARIABLE = re.compile(
 _LITERAL = re.compile(r'(?:"(?:[^"\\\n]|\\.)*"[ \t]*)+|\b__(?:func|FUNCTION|PRETTY_FUNCTION)__\b')
 _NUMBER = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|^#.*$|[A-Za-z_]\w*|(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])|\d+[eE][+-]?\d+(?![\w.]))'
-    r"|\d[\w.]*",
+    r"|(?P<brain>\d[\d.eE+-]*(?=(?:bf|BF)\b))|\d[\w.]*",
     re.MULTILINE,
 )
-_NO_VALUE = re.compile(r"^#.*\Z|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated)\s*\([^;]*\Z", re.MULTILINE)
+_NO_VALUE = re.compile(r"^#.*\Z|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated|unavailable)\s*\([^;]*\Z|\boperator\s*\Z", re.MULTILINE)
 _NO_VECTOR = re.compile(
     r"excess elements in (?:scalar|vector) initializer|invalid conversion between|(?:from|to) vector '"
     r"|(?:functional-style cast|C-style cast|static_cast) from .*vector of"
+    r"|cannot initialize a variable of type '[^']*' \(vector of"
 )
+_REINTERPRETED = re.compile(r"= bitcast <(\d+) x (\w+)> \S+ to <\1 x (?!\2>)\w+>, !dbg !(\d+)$", re.MULTILINE)
+_NODES = re.compile(r"^!(\d+) = (?:distinct )?!DI(?:Location|LexicalBlock|Subprogram|File)\((.*)\)$", re.MULTILINE)
+_DECLARED = re.compile(r"(?<![\w:])(?!return\b|else\b)([\w:]+(?:\s*<[^;{}()]*>)?)\s+\Z")
 _STATIC_CAST = re.compile(r"static_cast\s*<")
 _C_CAST = re.compile(r"\(\s*([\w:]+(?:<[^<>()]*>)?)\s*\)")
 _CONFLICT = re.compile(r"candidate template ignored: deduced conflicting types for parameter .*__private")
@@ -111,14 +116,18 @@ def compiled(source: str) -> str:
             text.replace(list(rewritten(text.text)))
     for _ in range(0 if problems else TURNS):
         module, problems = clang.compiled(text.text)
-        if not any(each.kind != "note" for each in problems):
-            return module
-        places = {place: each.text for each in problems if (place := text.offset(each)) is not None}
+        wrong = any(each.kind != "note" for each in problems)
+        found = problems if wrong else _reinterpreted(module)
+        places = {place: each.text for each in found if (place := text.offset(each)) is not None}
         changes = [change for place, told in places.items() for change in _cured(text.text, place, told)]
+        if not (wrong or changes):
+            return module
         if not changes:
             break
         text.replace(changes)
     errors = [text.original(each) for each in problems if each.kind != "note"]
+    # What Metal has and the header refuses by name: what follows from that says nothing more.
+    errors = [each for each in errors if "' is unavailable: Metal has it" in each.text] or errors
     raise Rejected([each for each in errors if each.file == NAME] or errors)
 
 
@@ -163,10 +172,25 @@ def _literals(text: str) -> Changes:
 
 
 def _numbers(text: str) -> Changes:
-    """`0.5` as `0.5f`, which it is in Metal; clang has it as a double in templates, even where it knows none."""
+    """`0.5` as `0.5f`, which it is in Metal; clang has it as a double in templates, even where it knows none.
+
+    And `0.5bf` as `0.5_bf`, since C++ has no literal of the user's without that sign.
+    """
     for found in _NUMBER.finditer(text):
-        if found["number"]:
-            yield found.end(), found.end(), "f"
+        if found["number"] or found["brain"]:
+            yield found.end(), found.end(), "f" if found["number"] else "_"
+
+
+def _reinterpreted(module: str) -> list[Problem]:
+    """Where clang took float4(int4) for other numbers of the same bits, which it does without a word."""
+    nodes = dict(_NODES.findall(module))
+    found = []
+    for number in sorted({each[2] for each in _REINTERPRETED.findall(module)}):
+        line, column, scope = re.findall(r"(?:line: |column: |scope: !)(\d+)", nodes[number])
+        file = nodes[re.findall(r"file: !(\d+)", nodes[scope])[0]].split('"')[1]
+        if file != clang.header().name:
+            found.append(Problem(Path(file).name, int(line), int(column), "error", "from vector '"))
+    return found
 
 
 def _cured(text: str, place: int, told: str) -> Changes:
@@ -179,6 +203,9 @@ def _cured(text: str, place: int, told: str) -> Changes:
         yield place, cast.end(), "::metal::_make<"
     elif cast := _C_CAST.match(text, place):
         yield place, cast.end(), f"::metal::_cast<{cast[1]}>() ->* "
+    elif declared := _DECLARED.search(text, max(0, place - 200), place):
+        if name := re.compile(r"\w+(?=\s*\()").match(text, place):
+            yield name.end(), name.end(), f" = ::metal::_make<{declared[1]}>"
     elif kind := _type_before_parenthesis(text, place):
         yield place, place + len(kind), f"::metal::_make<{kind}>"
 
