@@ -66,7 +66,7 @@ class _Facts:
         plain = {
             each.get("linkageName", each.get("name", "")): each["name"]
             for each in self._nodes.values()
-            if "unit" in each
+            if "unit" in each and "name" in each
         }
         found = {}
         for function, notes in self._functions.items():

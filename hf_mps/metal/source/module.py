@@ -26,7 +26,7 @@ _CHOICE = re.compile(
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32"}
 # spir's words, and what clang knows of a parameter: the lowering reads types there. A generic pointer is a plain one.
 _WORDS = re.compile(
-    r"\b(?:spir_func|noundef|dso_local|addrspace\(4\)|local_unnamed_addr|zeroext|signext|nonnull|noalias|returned"
+    r"\b(?:spir_func|spir_kernel|noundef|dso_local|addrspace\(4\)|local_unnamed_addr|zeroext|signext|nonnull|noalias|returned"
     r"|dereferenceable(?:_or_null)?\(\d+\)|captures\([^)]*\)|(?<=ptr )align \d+|(?<=ptr addrspace\(\d\) )align \d+) ?"
 )
 _LEFT_OUT = ("source_filename", "target ", "!", "@llvm.global.annotations", "$", ";", "    #dbg_")
@@ -48,7 +48,7 @@ class Module:
         parts = {found["function"] or found["variable"]: found[0] for found in _PART.finditer(self.text)}
         rest = _PART.sub("", self.text).splitlines()
         function = self.described[kernel].function
-        waiting, reached = [function.strip('"')], set[str]()
+        waiting, reached = [function.strip('"'), "llvm.global_ctors"], set[str]()
         while waiting:
             name = waiting.pop()
             if name in parts and name not in reached:
@@ -78,7 +78,7 @@ def _plain(text: str) -> str:
             line = re.sub(r'"[^"]*"(?:="[^"]*")?', "", line)
         else:
             line = re.sub(r", !\w[\w.]* !\d+", "", line)
-            line = re.sub(r" (?:comdat(?:\(\$[^)]*\))?|!dbg !\d+)(?= |$)", "", line)
+            line = re.sub(r" (?:comdat(?:\(\$[^)]*\))?|!dbg !\d+|!kernel_\w+ !\d+)(?= |$)", "", line)
             line = re.sub(r"\bptr ([,)])", r"ptr\1", _WORDS.sub("", line))
         lines.append(line)
     plain = "\n".join([*variables, *lines]) + "\n"
