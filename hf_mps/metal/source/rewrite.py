@@ -40,7 +40,7 @@ _NO_VALUE = re.compile(r"^#.*\Z|\b(?:annotate|static_assert|asm|__asm|_Pragma|de
 _NO_VECTOR = re.compile(
     r"excess elements in (?:scalar|vector) initializer|invalid conversion between|(?:from|to) vector '"
     r"|(?:functional-style cast|C-style cast|static_cast) from .*vector of"
-    r"|cannot initialize a variable of type '[^']*' \(vector of"
+    r"|cannot initialize a variable of type '[^']*' \(vector of|cast from '.*(?:bf.* to 'half|half.* to '.*bf)"
 )
 _REINTERPRETED = re.compile(r"= bitcast <(\d+) x (\w+)> \S+ to <\1 x (?!\2>)\w+>, !dbg !(\d+)$", re.MULTILINE)
 _NODES = re.compile(r"^!(\d+) = (?:distinct )?!DI(?:Location|LexicalBlock|Subprogram|File)\((.*)\)$", re.MULTILINE)
