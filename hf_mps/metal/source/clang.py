@@ -27,10 +27,10 @@ _MODE += ["-Wno-everything", "-fno-strict-aliasing", "-ffp-contract=on", "-ferro
 _MODE += ["-fno-color-diagnostics", "-fdiagnostics-absolute-paths"]
 _WORDS = {
     "kernel": '__attribute__((annotate("kernel")))', "device": "__global", "constant": "const __global",
-    "threadgroup": "__local", "thread": "", "ray_data": "", "object_data": "",
+    "threadgroup": "__local", "thread": "", "ray_data": "", "object_data": "", "read_write": "_metal_read_write",
     **{word: f"_metal_{word}" for word in ("atomic_int", "atomic_uint", "atomic_long", "atomic_ulong", "atomic_float")},
     # Words of OpenCL's that are plain names in Metal.
-    "local": "_metal_local", "global": "_metal_global", "generic": "_metal_generic", "pipe": "_metal_pipe", "read_write": "_metal_read_write",
+    "local": "_metal_local", "global": "_metal_global", "generic": "_metal_generic", "pipe": "_metal_pipe",
 }  # fmt: skip
 _DEFINED = {"__METAL_VERSION__": "320", "__METAL__": "1", "__METAL_MACOS__": "1", "__HAVE_BFLOAT__": "1"}
 _ERROR = re.compile(

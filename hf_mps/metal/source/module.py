@@ -20,9 +20,7 @@ _PART = re.compile(
 _NAMES = re.compile(r"@\"?([\w.$]+)")
 _USED = re.compile(r"@(\"[^\"]*\"|[\w.$]+)")
 _INTEGER = re.compile(r"= fpto([su])i (half|bfloat|float) (\S+) to (i8|i16|i32|i64)\b")
-_CHOICE = re.compile(
-    r"(= icmp )slt( <\d+ x i\d+> \S+, zeroinitializer\n  (%\S+) = )zext( <\d+ x i1> \S+ to <\d+ x i\d+>\n  %\S+ = xor <\d+ x i\d+> \3, splat)"
-)
+_CHOICE = re.compile(r"(= icmp )slt( .*, zeroinitializer\n  (%\S+) = )zext( .*\n  %\S+ = xor .* \3, splat \(i\d+ -1\))")
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32"}
 # spir's words, and what clang knows of a parameter: the lowering reads types there. A generic pointer is a plain one.
 _WORDS = re.compile(
@@ -87,8 +85,7 @@ def _plain(text: str) -> str:
     plain = re.sub(r"addrspacecast \(ptr (@[\w.$\"]+) to ptr ?\)", r"\1", plain)
     plain = _INTEGER.sub(_converted, plain)
     # True is 1 in Metal's vectors and -1 in OpenCL's, where a choice by a vector looks at the sign.
-    plain = re.sub(r"= sext (<\d+ x i1>)", r"= zext \1", plain)
-    plain = _CHOICE.sub(r"\1ne\2sext\4", plain)
+    plain = _CHOICE.sub(r"\1ne\2sext\4", re.sub(r"= sext (<\d+ x i1>)", r"= zext \1", plain))
     called = sorted(set(re.findall(r"call (i\d+) (@air\.convert\.[\w.]+)\((half|bfloat|float) ", plain)))
     return plain + "".join(f"declare {integer} {name}({kind})\n" for integer, name, kind in called)
 

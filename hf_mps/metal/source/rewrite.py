@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from pathlib import Path
 
 from hf_mps.metal.source import clang
 from hf_mps.metal.source.clang import Problem
@@ -36,7 +35,10 @@ _NUMBER = re.compile(
     r"|(?P<brain>\d[\d.eE+-]*(?=(?:bf|BF)\b))|\d[\w.]*",
     re.MULTILINE,
 )
-_NO_VALUE = re.compile(r"^#.*\Z|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated|unavailable)\s*\([^;]*\Z|\boperator\s*\Z", re.MULTILINE)
+_NO_VALUE = re.compile(
+    r"^#.*\Z|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated|unavailable)\s*\([^;]*\Z|\boperator\s*\Z",
+    re.MULTILINE,
+)
 _NO_VECTOR = re.compile(
     r"excess elements in (?:scalar|vector) initializer|invalid conversion between|(?:from|to) vector '"
     r"|(?:functional-style cast|C-style cast|static_cast) from .*vector of"
@@ -44,6 +46,7 @@ _NO_VECTOR = re.compile(
 )
 _REINTERPRETED = re.compile(r"= bitcast <(\d+) x (\w+)> \S+ to <\1 x (?!\2>)\w+>, !dbg !(\d+)$", re.MULTILINE)
 _NODES = re.compile(r"^!(\d+) = (?:distinct )?!DI(?:Location|LexicalBlock|Subprogram|File)\((.*)\)$", re.MULTILINE)
+_NAME = re.compile(r"\w+(?=\s*\()")
 _DECLARED = re.compile(r"(?<![\w:])(?!return\b|else\b)([\w:]+(?:\s*<[^;{}()]*>)?)\s+\Z")
 _STATIC_CAST = re.compile(r"static_cast\s*<")
 _C_CAST = re.compile(r"\(\s*([\w:]+(?:<[^<>()]*>)?)\s*\)")
@@ -116,11 +119,13 @@ def compiled(source: str) -> str:
             text.replace(list(rewritten(text.text)))
     for _ in range(0 if problems else TURNS):
         module, problems = clang.compiled(text.text)
-        wrong = any(each.kind != "note" for each in problems)
-        found = problems if wrong else _reinterpreted(module)
-        places = {place: each.text for each in found if (place := text.offset(each)) is not None}
-        changes = [change for place, told in places.items() for change in _cured(text.text, place, told)]
-        if not (wrong or changes):
+        fine = all(each.kind == "note" for each in problems)
+        found = _reinterpreted(module) if fine else problems
+        places = {text.offset(each): each.text for each in found if each.file != clang.header().name}
+        changes = [
+            change for place, told in places.items() if place is not None for change in _cured(text.text, place, told)
+        ]
+        if fine and not changes:
             return module
         if not changes:
             break
@@ -181,16 +186,13 @@ def _numbers(text: str) -> Changes:
             yield found.end(), found.end(), "f" if found["number"] else "_"
 
 
-def _reinterpreted(module: str) -> list[Problem]:
+def _reinterpreted(module: str) -> Iterator[Problem]:
     """Where clang took float4(int4) for other numbers of the same bits, which it does without a word."""
     nodes = dict(_NODES.findall(module))
-    found = []
     for number in sorted({each[2] for each in _REINTERPRETED.findall(module)}):
         line, column, scope = re.findall(r"(?:line: |column: |scope: !)(\d+)", nodes[number])
         file = nodes[re.findall(r"file: !(\d+)", nodes[scope])[0]].split('"')[1]
-        if file != clang.header().name:
-            found.append(Problem(Path(file).name, int(line), int(column), "error", "from vector '"))
-    return found
+        yield Problem(file.rsplit("/", 1)[-1], int(line), int(column), "error", "from vector '")
 
 
 def _cured(text: str, place: int, told: str) -> Changes:
@@ -203,11 +205,10 @@ def _cured(text: str, place: int, told: str) -> Changes:
         yield place, cast.end(), "::metal::_make<"
     elif cast := _C_CAST.match(text, place):
         yield place, cast.end(), f"::metal::_cast<{cast[1]}>() ->* "
-    elif declared := _DECLARED.search(text, max(0, place - 200), place):
-        if name := re.compile(r"\w+(?=\s*\()").match(text, place):
-            yield name.end(), name.end(), f" = ::metal::_make<{declared[1]}>"
-    elif kind := _type_before_parenthesis(text, place):
-        yield place, place + len(kind), f"::metal::_make<{kind}>"
+    elif (kind := _DECLARED.search(text, max(0, place - 200), place)) and (name := _NAME.match(text, place)):
+        yield name.end(), name.end(), f" = ::metal::_make<{kind[1]}>"
+    elif named := _type_before_parenthesis(text, place):
+        yield place, place + len(named), f"::metal::_make<{named}>"
 
 
 def _type_before_parenthesis(text: str, place: int) -> str | None:
