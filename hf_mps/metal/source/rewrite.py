@@ -42,7 +42,7 @@ _NO_VECTOR = re.compile(
     r"|cannot initialize a variable of type '[^']*' \(vector of|cast from '.*(?:bf.* to 'half|half.* to '.*bf)"
 )
 _REINTERPRETED = re.compile(r"= bitcast <(\d+) x (\w+)> \S+ to <\1 x (?!\2>)\w+>, !dbg !(\d+)$", re.MULTILINE)
-_DECLARED = re.compile(r"(?<![\w:])(?!return\b|else\b)([\w:]+(?:\s*<[^;{}()]*>)?)\s+\Z")
+_DECLARED = re.compile(r"(?<![\w:])(?!return\b|else\b)([A-Za-z_][\w:]*(?:\s*<[^;{}()]*>)?)\s+\Z")
 _STATIC_CAST = re.compile(r"static_cast\s*<")
 _C_CAST = re.compile(r"\(\s*([\w:]+(?:<[^<>()]*>)?)\s*\)")
 _CONFLICT = re.compile(r"candidate template ignored: deduced conflicting types for parameter .*__private")
