@@ -109,6 +109,8 @@ def compiled(source: str) -> str:
     given = _INCLUDE.sub("", source)
     whole, problems = clang.preprocessed(f'# 1 "metal_stdlib"\n{library}\n# 1 "{NAME}"\n{given}\n')
     text = Text(whole)
+    if "function_constant(" in whole and (at := given.find("function_constant(")) >= 0:
+        problems = [Problem(NAME, given.count("\n", 0, at) + 1, 1, "error", "hf_mps has no function constants")]
     if not problems:
         for rewritten in (_annotations, _variables, _literals, _numbers):
             text.replace(list(rewritten(text.text)))

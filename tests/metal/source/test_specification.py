@@ -748,3 +748,8 @@ def test_what_the_simulated_device_does_not_have_is_refused_in_one_line(use: str
     _, *lines = str(raised.value).splitlines()
     assert len(lines) == 1
     assert f"'{name}' is unavailable: Metal has it, and hf_mps' simulated device has no " in lines[0]
+
+
+def test_function_constants_in_source_are_refused_by_name() -> None:
+    with pytest.raises(SyntaxError, match="program_source:4:1: error: hf_mps has no function constants"):
+        computed("out[0] = flag;", head="constant bool flag [[function_constant(0)]];")
