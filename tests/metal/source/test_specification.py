@@ -388,10 +388,10 @@ def test_a_vector_of_another_type_is_converted(source: str, shape: str) -> None:
         for kind in DTYPES
         if min(values) >= 0 or kind in ("float", "half", "bfloat", "char", "short", "int", "long")
     ]
-    for spelling in ("{}(a)", "({})a", "static_cast<{}>(a)", "[&]() {{ {} v(a); return v; }}()"):
-        rows = [spelling.format(f"{kind}{shape}") for kind in targets]
-        for row, found in zip(rows, ran(source, shape, rows, [given] * 3, "float"), strict=True):
-            assert found.tolist() == values, row
+    spellings = ("{}(a)", "({})a", "static_cast<{}>(a)", "[&]() {{ {} v(a); return v; }}()")
+    rows = [spelling.format(f"{kind}{shape}") for spelling in spellings for kind in targets]
+    for row, found in zip(rows, ran(source, shape, rows, [given] * 3, "float"), strict=True):
+        assert found.tolist() == values, row
 
 
 def computed(
@@ -700,6 +700,8 @@ SYNTAX: dict[str, list[float]] = {
     "out[0] = fast::exp(0.0f) + precise::divide(4.0f, 2.0f);": [3],
     "out[0] = metal::fast::normalize(float2(3, 4)).y;": [0.8],
     "out[0] = (i == 0 ? float2(1, 2) : float2(3, 4)).y;": [2],
+    "float2 v = float2(1, 4); out[0] = mix(0.0f, 2.0f, v).y; out[1] = min3(v, 3.0f, 5.0f).y;": [8, 3],
+    "float2 v = pow(float2(2, 3), 2.0f); out[0] = v.y; out[1] = smoothstep(0.0f, 18.0f, v).y;": [9, 0.5],
     "uniform<uint> u = make_uniform(3u); out[0] = u + is_uniform(u);": [4],
     "make_signed_t<uint> s = -1; remove_reference_t<float&> f = 2; intptr_t p = 3; out[0] = s + f + p;": [4],
 }  # fmt: skip
