@@ -22,12 +22,12 @@ INSTALL = 'pip install "hf_mps[metal-source]"'
 # C++ for OpenCL gives Metal's address spaces, and spir64 spells them in the IR; what clang warns of is not the
 # author's business, as his compiler is Apple's.
 _MODE = ["-x", "clcpp", "-cl-std=clc++2021", "-target", "spir64", "-cl-no-stdinc"]
-_MODE += ["-Xclang", "-cl-ext=-cl_khr_fp64,-__opencl_c_fp64"]  # Metal has no double
+_MODE += ["-fdeclspec", "-Xclang", "-cl-ext=-cl_khr_fp64,-__opencl_c_fp64"]  # Metal has no double
 _MODE += ["-Wno-everything", "-fno-strict-aliasing", "-ffp-contract=on", "-ferror-limit=100", "-fno-caret-diagnostics"]
 _MODE += ["-fno-color-diagnostics", "-fdiagnostics-absolute-paths"]
 _WORDS = {
     "kernel": '__attribute__((annotate("kernel")))', "device": "__global", "constant": "const __global",
-    "threadgroup": "__local", "thread": "", "ray_data": "", "object_data": "",
+    "threadgroup": "__local", "thread": "", "ray_data": "", "object_data": "", "read_write": "_metal_read_write",
     **{word: f"_metal_{word}" for word in ("atomic_int", "atomic_uint", "atomic_long", "atomic_ulong", "atomic_float")},
     # Words of OpenCL's that are plain names in Metal.
     "local": "_metal_local", "global": "_metal_global", "generic": "_metal_generic", "pipe": "_metal_pipe",

@@ -63,11 +63,9 @@ class _Facts:
         notes[self._strings[found["name"]]] = self._given.get(found["given"] or "", [0])
 
     def kernels(self) -> dict[str, Described]:
-        plain = {
-            each.get("linkageName", each.get("name", "")): each["name"]
-            for each in self._nodes.values()
-            if "unit" in each
-        }
+        # A function that starts constants has a unit and no name.
+        named = [each for each in self._nodes.values() if "unit" in each and "name" in each]
+        plain = {each.get("linkageName", each["name"]): each["name"] for each in named}
         found = {}
         for function, notes in self._functions.items():
             if "kernel" in notes and function in self._bodies:

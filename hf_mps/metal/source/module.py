@@ -20,10 +20,11 @@ _PART = re.compile(
 _NAMES = re.compile(r"@\"?([\w.$]+)")
 _USED = re.compile(r"@(\"[^\"]*\"|[\w.$]+)")
 _INTEGER = re.compile(r"= fpto([su])i (half|bfloat|float) (\S+) to (i8|i16|i32|i64)\b")
+_CHOICE = re.compile(r"(= icmp )slt( .*, zeroinitializer\n  (%\S+) = )zext( .*\n  %\S+ = xor .* \3, splat \(i\d+ -1\))")
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32"}
 # spir's words, and what clang knows of a parameter: the lowering reads types there. A generic pointer is a plain one.
 _WORDS = re.compile(
-    r"\b(?:spir_func|noundef|dso_local|addrspace\(4\)|local_unnamed_addr|zeroext|signext|nonnull|noalias|returned"
+    r"\b(?:spir_func|spir_kernel|noundef|dso_local|addrspace\(4\)|local_unnamed_addr|zeroext|signext|nonnull|noalias|returned"
     r"|dereferenceable(?:_or_null)?\(\d+\)|captures\([^)]*\)|(?<=ptr )align \d+|(?<=ptr addrspace\(\d\) )align \d+) ?"
 )
 _LEFT_OUT = ("source_filename", "target ", "!", "@llvm.global.annotations", "$", ";", "    #dbg_")
@@ -45,7 +46,7 @@ class Module:
         parts = {found["function"] or found["variable"]: found[0] for found in _PART.finditer(self.text)}
         rest = _PART.sub("", self.text).splitlines()
         function = self.described[kernel].function
-        waiting, reached = [function.strip('"')], set[str]()
+        waiting, reached = [function.strip('"'), "llvm.global_ctors"], set[str]()
         while waiting:
             name = waiting.pop()
             if name in parts and name not in reached:
@@ -75,7 +76,7 @@ def _plain(text: str) -> str:
             line = re.sub(r'"[^"]*"(?:="[^"]*")?', "", line)
         else:
             line = re.sub(r", !\w[\w.]* !\d+", "", line)
-            line = re.sub(r" (?:comdat(?:\(\$[^)]*\))?|!dbg !\d+)(?= |$)", "", line)
+            line = re.sub(r" (?:comdat(?:\(\$[^)]*\))?|!dbg !\d+|!kernel_\w+ !\d+)(?= |$)", "", line)
             line = re.sub(r"\bptr ([,)])", r"ptr\1", _WORDS.sub("", line))
         lines.append(line)
     plain = "\n".join([*variables, *lines]) + "\n"
@@ -83,6 +84,8 @@ def _plain(text: str) -> str:
     plain = re.sub(r"\baddrspacecast ptr (\S+) to ptr(?! addrspace)", r"bitcast ptr \1 to ptr", plain)
     plain = re.sub(r"addrspacecast \(ptr (@[\w.$\"]+) to ptr ?\)", r"\1", plain)
     plain = _INTEGER.sub(_converted, plain)
+    # True is 1 in Metal's vectors and -1 in OpenCL's, where a choice by a vector looks at the sign.
+    plain = _CHOICE.sub(r"\1ne\2sext\4", re.sub(r"= sext (<\d+ x i1>)", r"= zext \1", plain))
     called = sorted(set(re.findall(r"call (i\d+) (@air\.convert\.[\w.]+)\((half|bfloat|float) ", plain)))
     return plain + "".join(f"declare {integer} {name}({kind})\n" for integer, name, kind in called)
 

@@ -32,14 +32,17 @@ _VARIABLE = re.compile(
 _LITERAL = re.compile(r'(?:"(?:[^"\\\n]|\\.)*"[ \t]*)+|\b__(?:func|FUNCTION|PRETTY_FUNCTION)__\b')
 _NUMBER = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|^#.*$|[A-Za-z_]\w*|(?P<number>(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])|\d+[eE][+-]?\d+(?![\w.]))'
-    r"|\d[\w.]*",
+    r"|(?P<brain>\d[\d.eE+-]*(?=(?:bf|BF)\b))|\d[\w.]*",
     re.MULTILINE,
 )
 _NO_VALUE = re.compile(r"^#.*\Z|\b(?:annotate|static_assert|asm|__asm|_Pragma|deprecated)\s*\([^;]*\Z", re.MULTILINE)
 _NO_VECTOR = re.compile(
     r"excess elements in (?:scalar|vector) initializer|invalid conversion between|(?:from|to) vector '"
     r"|(?:functional-style cast|C-style cast|static_cast) from .*vector of"
+    r"|cannot initialize a variable of type '[^']*' \(vector of|cast from '.*(?:bf.* to 'half|half.* to '.*bf)"
 )
+_REINTERPRETED = re.compile(r"= bitcast <(\d+) x (\w+)> \S+ to <\1 x (?!\2>)\w+>, !dbg !(\d+)$", re.MULTILINE)
+_DECLARED = re.compile(r"(?<![\w:])(?!return\b|else\b)([A-Za-z_][\w:]*(?:\s*<[^;{}()]*>)?)\s+\Z")
 _STATIC_CAST = re.compile(r"static_cast\s*<")
 _C_CAST = re.compile(r"\(\s*([\w:]+(?:<[^<>()]*>)?)\s*\)")
 _CONFLICT = re.compile(r"candidate template ignored: deduced conflicting types for parameter .*__private")
@@ -74,8 +77,8 @@ class Text:
         self._starts = [0, *(found.end() for found in re.finditer("\n", self.text))]
 
     def offset(self, problem: Problem) -> int | None:
-        """Return where a problem is in the text."""
-        index = self._lines.get((problem.file, problem.line))
+        """Return where a problem is in the text; None in Metal's library, which is as it is."""
+        index = self._lines.get((problem.file, problem.line)) if problem.file != clang.header().name else None
         return None if index is None else self._starts[index] + problem.column - 1
 
     def replace(self, changes: list[tuple[int, int, str]]) -> None:
@@ -106,19 +109,26 @@ def compiled(source: str) -> str:
     given = _INCLUDE.sub("", source)
     whole, problems = clang.preprocessed(f'# 1 "metal_stdlib"\n{library}\n# 1 "{NAME}"\n{given}\n')
     text = Text(whole)
+    if "function_constant(" in whole and (at := given.find("function_constant(")) >= 0:
+        problems = [Problem(NAME, given.count("\n", 0, at) + 1, 1, "error", "hf_mps has no function constants")]
     if not problems:
         for rewritten in (_annotations, _variables, _literals, _numbers):
             text.replace(list(rewritten(text.text)))
+    fine = False
     for _ in range(0 if problems else TURNS):
         module, problems = clang.compiled(text.text)
-        if not any(each.kind != "note" for each in problems):
-            return module
-        places = {place: each.text for each in problems if (place := text.offset(each)) is not None}
+        fine = all(each.kind == "note" for each in problems)
+        found = _reinterpreted(module) if fine else problems
+        places = {place: each.text for each in found if (place := text.offset(each)) is not None}
         changes = [change for place, told in places.items() for change in _cured(text.text, place, told)]
         if not changes:
             break
         text.replace(changes)
+    if fine:
+        return module
     errors = [text.original(each) for each in problems if each.kind != "note"]
+    # What Metal has and the header refuses by name: what follows from that says nothing more.
+    errors = [each for each in errors if "' is unavailable: Metal has it" in each.text] or errors
     raise Rejected([each for each in errors if each.file == NAME] or errors)
 
 
@@ -156,17 +166,29 @@ def _variables(text: str) -> Changes:
 
 def _literals(text: str) -> Changes:
     """A string as one in device memory: `constant` is that here, and OpenCL's own space is not."""
-    for found in _LITERAL.finditer(text):
+    for found in _LITERAL.finditer(text, text.index(f'"{NAME}"')):
         start = max(text.rfind(end, 0, found.start()) for end in ";{}")
         if not _NO_VALUE.search(text[start + 1 : found.start()]):
             yield *found.span(), f"::metal::_text({found[0]})"
 
 
 def _numbers(text: str) -> Changes:
-    """`0.5` as `0.5f`, which it is in Metal; clang has it as a double in templates, even where it knows none."""
+    """`0.5` as `0.5f`, which it is in Metal; clang has it as a double in templates, even where it knows none.
+
+    And `0.5bf` as `0.5_bf`, since C++ has no literal of the user's without that sign.
+    """
     for found in _NUMBER.finditer(text):
-        if found["number"]:
-            yield found.end(), found.end(), "f"
+        if found["number"] or found["brain"]:
+            yield found.end(), found.end(), "f" if found["number"] else "_"
+
+
+def _reinterpreted(module: str) -> Iterator[Problem]:
+    """Where clang took float4(int4) for other numbers of the same bits, which it does without a word."""
+    nodes = dict(re.findall(r"^!(\d+) = (?:distinct )?!DI\w+\((.*)\)$", module, re.MULTILINE))
+    for number in sorted({each[2] for each in _REINTERPRETED.findall(module)}):
+        line, column, scope = re.findall(r"(?:line: |column: |scope: !)(\d+)", nodes[number])
+        file = nodes[re.findall(r"file: !(\d+)", nodes[scope])[0]].split('"')[1]
+        yield Problem(file.rsplit("/", 1)[-1], int(line), int(column), "error", "from vector '")
 
 
 def _cured(text: str, place: int, told: str) -> Changes:
@@ -179,8 +201,10 @@ def _cured(text: str, place: int, told: str) -> Changes:
         yield place, cast.end(), "::metal::_make<"
     elif cast := _C_CAST.match(text, place):
         yield place, cast.end(), f"::metal::_cast<{cast[1]}>() ->* "
-    elif kind := _type_before_parenthesis(text, place):
-        yield place, place + len(kind), f"::metal::_make<{kind}>"
+    elif (kind := _DECLARED.search(text, place - 200, place)) and (name := re.match(r"\w+(?=\s*\()", text[place:])):
+        yield place + name.end(), place + name.end(), f" = ::metal::_make<{kind[1]}>"
+    elif named := _type_before_parenthesis(text, place):
+        yield place, place + len(named), f"::metal::_make<{named}>"
 
 
 def _type_before_parenthesis(text: str, place: int) -> str | None:

@@ -50,7 +50,7 @@ def define(name: str) -> Definition | None:
 
 
 _ATOMIC = re.compile(
-    r"air\.atomic\.(global|local)\.(?:(load|store|xchg|cmpxchg\.weak)\.(i32|f32)|(add|sub|min|max|and|or|xor)\.([su])\.(i32)"
+    r"air\.atomic\.(global|local)\.(?:(load|store|xchg|cmpxchg\.weak)\.(i8|i32|f32)|(add|sub|min|max|and|or|xor)\.([su])\.(i32)"
     r"|(add|sub)\.(f32)|(min|max)\.(u)\.(i64))"
 )
 _SPACES = {"global": "ptr addrspace(1)", "local": "ptr addrspace(3)"}

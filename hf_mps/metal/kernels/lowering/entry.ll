@@ -48,6 +48,14 @@ group:
   %size.all = mul i32 %size.xy, %sizez
   %size.up = add i32 %size.all, 31
   %simdgroups = lshr i32 %size.up, 5
+  %quads.up = add i32 %size.all, 3
+  %quadgroups = lshr i32 %quads.up, 2
+  %full.xy = mul i32 %fullx, %fully
+  %full.all = mul i32 %full.xy, %fullz
+  %full.up = add i32 %full.all, 31
+  %full.simdgroups = lshr i32 %full.up, 5
+  %full.quads.up = add i32 %full.all, 3
+  %full.quadgroups = lshr i32 %full.quads.up, 2
 $group
 group.end:
   %g.next = add nuw i64 %g, 1

@@ -74,6 +74,10 @@ _SCALARS = {
     "quadgroup_index_in_threadgroup": "%quadgroup",
     "simdgroup_index_in_threadgroup": "%simdgroup",
     "threads_per_simdgroup": "32",
+    "thread_execution_width": "32",
+    "dispatch_simdgroups_per_threadgroup": "%full.simdgroups",
+    "quadgroups_per_threadgroup": "%quadgroups",
+    "dispatch_quadgroups_per_threadgroup": "%full.quadgroups",
     "simdgroups_per_threadgroup": "%simdgroups",
 }
 # What differs between the threads of a threadgroup.
