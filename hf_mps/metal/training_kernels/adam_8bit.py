@@ -41,6 +41,7 @@ def update(name: str, gradient: Tensor, weight: Tensor, first: Tensor, second: T
 
 def by_operators(operator: str, *given: Any) -> None:
     """Run the Python that bitsandbytes has for an operator on the CPU with tensors of any device."""
+    # The private `_op_dk` runs the kernel of a dispatch key, whatever device the tensors are of.
     getattr(torch.ops.bitsandbytes, operator).default._op_dk(torch._C.DispatchKey.CPU, *given)
 
 

@@ -162,6 +162,7 @@ def slices(length: int) -> int:
     if length <= GROUP * CHAINS:
         return 1
     groups = min(MOST_PARTIALS, -(-length // (GROUP * CHAINS)))
+    # Slices have one length (elems_per_group): what the division left over would be in none of them.
     while length % groups:
         groups -= 1
     return groups

@@ -202,6 +202,7 @@ def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
         kernel.launch({"output": out, "diag_stride": i64(slow + fast)}, min(n, m))
         return out
     across, down = m, n
+    # x goes along the smaller stride, so that threads side by side write side by side.
     if slow < fast:
         slow, fast, across, down = fast, slow, n, m
     kernel.launch({"output": out, "stride0": i64(slow), "stride1": i64(fast)}, *plane(across, down))
@@ -236,6 +237,7 @@ def linspace(start: float, end: float, steps: int, *, out: Tensor) -> Tensor:
     if out.dtype in INTEGERS:
         first, last = int(start), int(end)
         each, rest = divmod(abs(last - first), max(steps - 1, 1))
+        # The struct is of unsigned numbers (integral_params): a bound below zero is bound as its two's complement.
         numbers = u64(first % 2**64, last % 2**64, each, rest)
         return _stepped("linspace_integral", out, steps, numbers, steps)
     low, high = ctypes.c_float(start).value, ctypes.c_float(end).value
@@ -255,6 +257,7 @@ def _stepped(name: str, out: Tensor, size: int, numbers: bytes, steps: int | Non
         kernel = kernels[f"{name}_{kind}_{'i32' if small else 'i64'}"]
         kernel.launch((out, numbers, (i32 if small else i64)(last)), size)
         return out
+    # The kernels' offset_from_thread_index takes the first dimension for the innermost.
     sizes, strides = i64(out.shape[::-1]), i64(out.stride()[::-1])
     rest = () if steps is None else (u32(steps),)
     kernels[f"{name}_strided_{kind}"].launch((out, numbers, *rest, i32(out.dim()), sizes, strides), size)
