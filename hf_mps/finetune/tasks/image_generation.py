@@ -184,6 +184,7 @@ class ImageGeneration(Task):
                 "snr_gamma": recipe.snr_gamma,
                 "untrained": untrained,
             },
+            # Trainer would leave out the columns of latents, which the model's forward pass does not name.
             arguments_defaults={"remove_unused_columns": False, **arguments},
             save=lambda trainer, folder: diffusion.save(trainer, folder, kind),
             predict=self._predict(rows["validation"]),

@@ -243,6 +243,7 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     return output
 
 
+# Numbers of the stream that each sample may take for itself, as it draws until one is accepted (GAMMA_RANDOMS_STRIDE).
 STRIDE = 32
 
 

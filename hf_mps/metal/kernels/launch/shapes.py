@@ -36,6 +36,7 @@ def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     across = _columns((height, width), *windows)[1]
     _refuse_long(given, into)
     arguments = {"inputData": given, "outputData": into, "input_sizes": i32(width, height, planes, batch)}
+    # The kernel's pairs begin with the width, PyTorch's with the height.
     arguments["kernel_dilation"] = u32(kernel_size[::-1], dilation[::-1])
     arguments["padding_stride"] = i32(padding[::-1], stride[::-1])
     arguments["input_strides"] = u32(given.stride()[::-1])
@@ -88,6 +89,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     if repeats.numel() == 0:
         return torch.empty_like(repeats)
     kernel = kernels[f"repeat_interleave_{'int64_t' if repeats.dtype == torch.int64 else 'int32_t'}"]
+    # int64 as the kernel's cumsum_ptr, also where the repeats are int32.
     sums = repeats.cumsum(0)
     if output_size is None:
         refuse(int(repeats.min().item()) < 0)

@@ -202,6 +202,7 @@ def _by_blocks(work: Work, group: int) -> None:
 def _merged(work: Work, source: Tensor, strides: bytes, group: int) -> None:
     """Blocks sorted, then merged two by two; float32 as integers of the same order where that ends in the output."""
     blocks = math.ceil(work.size / (group * EACH))
+    # A single rank has its row's number as its place in the output, whatever the dimension.
     direct = work.dim == work.given.dim() - 1 or work.count == 1
     name, short = metal(source.dtype), "_u16" if direct and work.size <= 1 << 16 else ""
     # Integers are compared without a branch for NaN; the kernel that writes the output makes floats of them again.
@@ -298,6 +299,7 @@ def by_digits(work: Work) -> None:
     group = 1024 if element == 2 and not narrow else 512
     blocks = math.ceil(work.size / (group * (8 if element == 1 else 4)))
     direct = work.dim == work.given.dim() - 1 or work.count == 1
+    # Half the traffic: kernels read these int16 tensors as ushort, which holds every place of such a row.
     short = direct and work.size <= 1 << 16
     counted = blocks <= 4 and not narrow
     fused = not counted and blocks <= 4 and blocks * blocks * work.rows <= 128
