@@ -134,6 +134,8 @@ def _launch(kernel: object, tensors: dict[str, Tensor], source: Tensor, dim: int
             threads = -(-(length // 2) // chunk) * 32
         kernel.launch(bound, groups=(1, before, 1), group=min(threads, GROUP))  # type: ignore[attr-defined]
         return
+    # The host's strides()[dim]: of one row it may be any number, as in (n, 1).t(), and not the columns beside it. A Mac
+    # then leaves columns unwritten, as this does.
     stride = source.stride(dim)
     blocks = -(-stride // COLUMNS)
     bound.update(stride=u64(stride), stride_blocks=u64(blocks))
