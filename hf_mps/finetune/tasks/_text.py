@@ -32,6 +32,7 @@ class TextTask(Task):
             self.length = lengths.kept(self.recipe, chosen, self.tokenizer, config)
             self.longest = self.length.value.longest
         self.choices |= tokens.set_pad_token(self.tokenizer, config)
+        # Before the tokenizer's first call, whose padding and truncation would be part of it.
         self.content = tokens.digest(self.tokenizer)
         self.processing_class = self.tokenizer
 

@@ -46,6 +46,7 @@ class SentenceTask(Task):
     arguments_source = embeddings.ARGUMENTS
     settled: ClassVar[Mapping[str, str]] = embeddings.SETTLED
     unsharded = CALLS_PARTS
+    # Of a saved model: `prepare` names the trainer that trains. Static, or Python would bind the function to the task.
     trainer = staticmethod(embeddings.apart)
     recipe: Any
     length: Choice[lengths.Lengths]

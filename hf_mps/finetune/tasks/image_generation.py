@@ -184,6 +184,7 @@ class ImageGeneration(Task):
                 "snr_gamma": recipe.snr_gamma,
                 "untrained": untrained,
             },
+            # Trainer would leave out the columns of latents, which the model's forward pass does not name.
             arguments_defaults={"remove_unused_columns": False, **arguments},
             save=lambda trainer, folder: diffusion.save(trainer, folder, kind),
             predict=self._predict(rows["validation"]),
@@ -252,6 +253,7 @@ class ImageGeneration(Task):
         how = recipe.generate.model_dump(include={"num_inference_steps", "guidance_scale"})
         how |= dict.fromkeys(("height", "width"), recipe.image_size)
         for at, prompt in enumerate(prompts):
+            # On the CPU, whose numbers for a seed are the same beside every device.
             generator = torch.Generator("cpu").manual_seed(recipe.seed + rows.number(at))
             image = pipeline(prompt, generator=generator, **how).images[0]
             yield {"row": rows.number(at), "prompt": prompt, "picture": Picture(pictures.encoded(image))}

@@ -269,6 +269,7 @@ def varied(image: Any, mask: Any, augment: images.Augmentation, draw: random.Ran
     left, upper, right, lower = images.part_of(width, height, augment.crop, draw)
     image, mask = image.crop((left, upper, right, lower)), mask[upper:lower, left:right]
     if draw.random() < augment.flip:
+        # Copied, as torch takes no array whose stride is negative.
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), mask[:, ::-1].copy()
     return image, mask
 

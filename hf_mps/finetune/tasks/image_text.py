@@ -78,6 +78,7 @@ class ImageText(LanguageTask):
             told = f"model {recipe.model}: its processor has no chat template; next: chat_template=FILE, a Jinja file"
             other = "a model that was trained on conversations (its name often ends with Instruct)"
             raise UserError(f"{told}, or {other}")
+        # `chat.template` looks at the tokenizer's, and the processor, which renders, keeps another.
         tokenizer.chat_template = processor.chat_template
         choices["chat_template"] = chat.template(tokenizer, recipe.chat_template)
         processor.chat_template = tokenizer.chat_template

@@ -248,6 +248,7 @@ class Boxes(images.Varied):
         if self.flip and self.draw(index).random() < self.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             found = [([image.width - box[0] - box[2], *box[1:]], kind) for box, kind in found]
+        # The image processor asks for an `area`, as COCO has it, and leaves out a crowd; the loss reads neither.
         annotations = [{"bbox": box, "category_id": kind, "area": box[2] * box[3], "iscrowd": 0} for box, kind in found]
         target = {"image_id": index, "annotations": annotations}
         made = self._processor(images=[image], annotations=[target], return_tensors="pt")

@@ -200,6 +200,7 @@ class QuestionAnswering(TextTask):
         assert self.measured is not None
         # Numbered here: ids in a user's rows may repeat.
         predictions = [{"id": str(number), "prediction_text": text} for number, text in enumerate(texts)]
+        # The metrics compare texts alone, but their interface, which is evaluate's, has places too.
         truths = [{"text": right, "answer_start": [0] * len(right)} for right in windows.truths(rows)]
         references = [{"id": str(number), "answers": truth} for number, truth in enumerate(truths)]
         return self.measured.compute(predictions, references)

@@ -197,6 +197,7 @@ def _described(train: Sequence[reranking.Query], without: int) -> Choice[str]:
 def _encoded(rows: Rows, found: Sequence[reranking.Query], tokenizer: Any, longest: int) -> Dataset:
     """Return the model's columns, each a list with an entry for each document of a row, and their relevance."""
 
+    # Not every tokenizer makes the same columns: token_type_ids are BERT's.
     names = list(tokenizer("a", "b"))
 
     def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:

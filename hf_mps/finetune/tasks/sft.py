@@ -119,6 +119,7 @@ class SFT(ChatTask):
         )
 
     def inputs(self, rows: Rows) -> list[Asked]:
+        # Rows to be answered need no `output`, and a conversation in columns is not one without it.
         return asked(rows, lambda row: chat.without_answer(conversation({**row, "output": ""})))
 
     def generates(self) -> language.Generate:

@@ -78,6 +78,7 @@ class SpeechRecognition(_speech.SpeechTask):
         config.ctc_loss_reduction = "mean"
         # A text with more letters than the sound has frames has no alignment; its infinite loss is left out.
         config.ctc_zero_infinity = True
+        # As run_speech_recognition_ctc.py has it by default: wav2vec 2.0's configuration drops a tenth of the layers.
         config.layerdrop = 0.0
         labels.override(config, recipe.config_overrides)
         reason = "mean over the batch, rows with more letters than frames left out, no layer dropped"

@@ -63,6 +63,7 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
             how = ", checked," if present.checked else ""
             raise UserError(f"the kernels of torch {present.version}{how} run already; start a new process")
         return
+    # Before the rules are installed: the files declare theirs when they are imported.
     launch.load()
     _dispatch = Dispatch(opened, Ledger(), device)
     _dispatch.install(RULES)

@@ -59,6 +59,7 @@ def _literal(constant: Constant, kind: str, value: bool | int | float) -> str:
     if kind in ("half", "float") and isinstance(value, int | float):
         return literal(value, kind)
     bits = int(kind[1:]) if re.fullmatch(r"i\d+", kind) else 0
+    # Signed or not: LLVM takes -1 and 255 for the same byte.
     fits = range(2) if constant.type == "bool" else range(-(1 << bits) // 2, 1 << bits)
     if not bits or not isinstance(value, int) or value not in fits:
         raise UserError(f"the function constant {constant.name} is a {constant.type}, and {value!r} is none")

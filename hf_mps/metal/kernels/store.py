@@ -191,6 +191,7 @@ def remove(release: str) -> int:
     """Remove a fetched release and return the bytes that it took. Raises UserError where it cannot be."""
     place = folder(release)
     size = sum(each.stat().st_size for each in place.rglob("*") if each.is_file())
+    # Renamed before it is removed: half a release must not look like one, and names with a dot in front are none.
     leaving = place.with_name(f".gone-{place.name}-{secrets.token_hex(4)}")
     try:
         place.rename(leaving)

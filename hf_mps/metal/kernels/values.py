@@ -42,6 +42,7 @@ i64 = partial(_packed, "i64")
 
 def f32(*numbers: float | Sequence[float]) -> bytes:
     """`float`; a number beyond its range becomes an infinity, as in C."""
+    # Not by struct, which raises OverflowError for what a float does not hold.
     flat = [float(number) for each in numbers for number in (each if isinstance(each, Sequence) else (each,))]
     return bytes((ctypes.c_float * len(flat))(*flat))
 

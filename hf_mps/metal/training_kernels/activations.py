@@ -91,6 +91,7 @@ class _Gated(torch.autograd.Function):
         rows = [_rows(each) for each in (gate, up)]
         found = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
         SOURCE.kernel(f"gated_{kind}", gate.dtype)(
+            # The struct's last two strides are the gradients', which this kernel does not read.
             found, *rows, [gate.shape[-1], *(each.stride(0) for each in rows), 0, 0],
             threads=gate.numel(), arg_casts="int32",
         )  # fmt: skip

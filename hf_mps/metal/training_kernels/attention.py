@@ -105,6 +105,7 @@ def _launch(name: str, tensors: list[Tensor], views: Sequence[Tensor], call: Cal
         int(call.causal), int(seen is not None), library.threshold(call.dropout),
         *strides[0], *mask, *strides[1],
     ]  # fmt: skip
+    # The forward pass has no views of gradients, for which the struct has room all the same.
     numbers += [0] * (NUMBERS - len(numbers))
     SOURCE.kernel(f"{name}_{width}", query.dtype)(
         *tensors, tensors[0] if seen is None else seen, call.draw or (0, 0),

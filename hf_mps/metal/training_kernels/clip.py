@@ -17,6 +17,7 @@ from hf_mps.metal.training_kernels.library import Source
 from hf_mps.metal.training_kernels.trial import Case
 
 SOURCE = Source("clip.metal")
+# Metal binds 31 buffers, of which a table, the norm and a factor take three (clip.metal).
 BOUND, THREADS = 28, 256
 """Tensors that a dispatch binds, and threads of a threadgroup."""
 CHUNK, CHUNKS = 16_384, 2_048

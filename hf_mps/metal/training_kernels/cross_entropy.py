@@ -24,6 +24,7 @@ def losses_in_place(logits: Tensor, labels: Tensor, ignored: int, factor: float 
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     threads = width(words)
     SOURCE.kernel("cross_entropy", logits.dtype)(
+        # The kernel takes an int4 and reads three of it.
         logits, losses, labels, [words, ignored, int(factor is not None), 0], factor or 0.0,
         threads=rows * threads, group_size=threads, arg_casts={3: "int32"},
     )  # fmt: skip

@@ -100,7 +100,8 @@ def by_place(*shapes: Sequence[int], like: Tensor) -> tuple[Tensor, ...]:
 
 def threshold(dropout: float) -> int:
     """Return the number that DRAWN random bits have to reach for dropout to keep."""
-    return round(dropout * (1 << DRAWN))
+    # At least 1 for any dropout: to the kernels 0 means that there is none, and they write no gradient of its input.
+    return max(int(dropout > 0), round(dropout * (1 << DRAWN)))
 
 
 def drawn(count: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ WIDEST = 8 * 1024
 """Columns of a row: a thread keeps sums for eight, and a threadgroup has 1,024 threads at most."""
 EPSILON = 1e-5
 """What trials take, and PyTorch's LayerNorm by default."""
+# So near to 2**32 that a kernel which counts on in 32 bits is wrong.
 DRAW = 0x1234_5678_9ABC_DEF0, 2**32 - 1_000
 """What they drop by."""
 GROUPS = 128

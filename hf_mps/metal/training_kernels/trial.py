@@ -193,6 +193,7 @@ def _timed(case: Case) -> tuple[float, float]:
 
 
 def _seconds(side: Callable[..., Any], given: Sequence[Tensor], count: int) -> float:
+    # Before and behind: the device computes later than it is asked to, and its work is what counts.
     torch.mps.synchronize()
     start = time.perf_counter()
     for _ in range(count):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.metal.training_kernels import rotary, trial
-from hf_mps.metal.training_kernels.library import Source
+from hf_mps.metal.training_kernels import norms, rotary, trial
+from hf_mps.metal.training_kernels.library import Source, threshold
 
 BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 # Kernel -> what is changed in its source, each a mistake that an author makes.
@@ -109,6 +109,15 @@ def test_cosines_and_sines_may_lie_in_memory_in_two_ways() -> None:
     wanted = rotary.written_out(query, key, cos, sin)
     for angles in ((cos, sin.contiguous()), (cos.contiguous(), sin), (cos, sin.mT.contiguous().mT)):
         torch.testing.assert_close(rotary.rotated(query, key, *angles), wanted)
+
+
+def test_a_dropout_of_next_to_nothing_passes_the_gradient_on() -> None:
+    draw = torch.Generator().manual_seed(0)
+    given, residual = (torch.randn(8, 64, generator=draw).to("mps").requires_grad_() for _ in range(2))
+    weight = torch.randn(64, generator=draw).to("mps")
+    norms.normed("rms_norm", 1e-5, given, weight, None, residual, 1e-9, (0, 0))[0].sum().backward()
+    torch.testing.assert_close(given.grad, residual.grad)
+    assert (threshold(0.0), threshold(1e-9)) == (0, 1)
 
 
 def test_every_kernel_has_mutations() -> None:

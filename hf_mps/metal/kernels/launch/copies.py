@@ -31,6 +31,7 @@ def fill(self: Tensor, value: complex) -> Tensor:
         arguments = {"out": self, "fill_val": number, "numel": u32(self.numel())}
         kernels[f"fill_scalar_dense_{kind}"].launch(arguments, self.numel())
         return self
+    # x counts the other dimensions' elements here and y the first one's: a unary kernel's grid is the other way round.
     way = walk(self)
     first = way.shape[0]
     inner = self.numel() // first

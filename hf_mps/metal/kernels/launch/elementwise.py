@@ -145,6 +145,7 @@ def power(output: Tensor, self: Tensor, exponent: complex) -> None:
     if real and exponent in special:
         exec_unary(output, base, special[exponent])  # type: ignore[index]
         return
+    # The exponent's dtype does not follow the base's: a half's power is of a float exponent too.
     number = torch.int32 if whole else torch.float32 if real else torch.complex64
     exec_unary(output, base, "pow_scalar", valued(exponent, number))
 
@@ -330,6 +331,7 @@ def leaky_relu_backward(
     """Its gradient; `self` may be the result, whose sign is the same."""
     refuse(self_is_result and slope < 0, "PyTorch refuses the arguments: an in-place call with a slope below zero")
     beside = valued(slope, grad_input.dtype)
+    # This kernel, as log_sigmoid's, takes the input before the gradient; gelu's, elu's and silu's the gradient first.
     exec_binary(grad_input, self, grad_output, "leaky_relu_backward", beside=beside)
 
 

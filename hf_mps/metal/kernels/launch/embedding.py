@@ -135,6 +135,7 @@ def dense_backward(grad: Tensor, indices: Tensor, rows: int, padding_index: int,
     arrays = (indices.shape, grad.stride()[:-1], indices.stride())
     numbers = [number for each in arrays for number in (*each, *[0] * (_DIMENSIONS - len(each)))]
     parameters = _PARAMETERS.pack(*numbers, grad.stride(-1), indices.dim(), size, padding_index, scale_grad_by_freq)
+    # Any buffer: the kernel reads the counts with scale_grad_by_freq alone.
     counts = sums
     if scale_grad_by_freq:
         counts = torch.zeros(rows, dtype=torch.int32, device=grad.device)

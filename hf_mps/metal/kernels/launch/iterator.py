@@ -122,10 +122,12 @@ def _compare(shape: tuple[int, ...], strides: list[list[int]], first: int, secon
     """1 where `first` should come after `second`, -1 where before, 0 where no operand tells."""
     for each in strides:
         one, two = each[first], each[second]
+        # An operand that repeats along one of them says nothing of their order (should_swap in reorder_dimensions).
         if one == 0 or two == 0:
             continue
         if one != two:
             return 1 if one > two else -1
+        # Of equal strides the shorter dimension is the faster one.
         if shape[first] > shape[second]:
             return 1
     return 0
@@ -183,6 +185,7 @@ def _result(inputs: tuple[Layout, ...]) -> Layout:
     step = 1
     for dim in order:
         strides[dim] = step
+        # As PyTorch lays out tensors without elements, whose strides are not 0.
         step *= max(1, shape[dim])
     return shape, tuple(strides)
 

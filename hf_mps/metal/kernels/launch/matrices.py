@@ -31,8 +31,10 @@ def wants_metal(first: Tensor, second: Tensor) -> bool:
     dtype = first.dtype
     if not dtype.is_floating_point and not dtype.is_complex:
         return True
+    # MPSGraph's product of complex numbers is wrong beyond this inner size (pytorch#167727).
     if dtype.is_complex and first.shape[1] > COMPLEX_INNER:
         return True
+    # PyTorch's own switch counts as on with any value, an empty one too (has_env).
     if "PYTORCH_MPS_PREFER_METAL" in os.environ:
         return True
     long = first.shape[0] > _SHORT and second.shape[1] > _SHORT
@@ -164,6 +166,7 @@ def cholesky(outputs: tuple[Tensor, Tensor], given: Tensor, *, upper: bool = Fal
         if left:
             below.launch({"A": factor, **sizes}, groups=(batches, left, 1), group=group)
             pairs.launch({"A": factor, **sizes}, groups=(batches, left * (left + 1) // 2, 1), group=group)
+    # The kernels write one triangle, and the other still holds what was given.
     (factor.triu_ if upper else factor.tril_)()
     if check_errors:
         torch.ops.aten._linalg_check_errors(info, "linalg.cholesky_ex", is_matrix=given.dim() == 2)

@@ -78,6 +78,7 @@ def rms_norm(given: Tensor, shape: list[int], weight: Tensor | None, epsilon: fl
     output = torch.empty_like(row)
     single = axis <= ROW
     kernel = kernels[f"rms_norm{'' if single else '_looped'}_{metal(given.dtype)}"]
+    # Without an epsilon the host takes a double's (numeric_limits<double>), although the kernel computes in float32.
     numbers = {"eps": f32(2.0**-52 if epsilon is None else epsilon), "axis_size": u32(axis), "w_stride": u32(1)}
     group = 32 * math.ceil(axis / 128) if single else 1024
     kernel.launch({"x": row, "w": scale, "out": output, **numbers}, groups=given.numel() // axis, group=group)
@@ -189,6 +190,7 @@ def norms(
     bound: dict[str, Tensor | bytes] = {"input": source, "output": output}
     if dense and reduced == [rank - 1] and inner in kernels:
         rows = source.numel() // source.shape[-1]
+        # Sums and norms share these kernels, which divide by what a mean binds; 0 divides by nothing.
         bound |= {"sizes": u32(rows, source.shape[-1]), "divisor": f32(0.0)}
         kernels[inner].launch(bound, groups=-(-rows // (INNER // 32)), group=INNER)
     else:

@@ -124,6 +124,7 @@ def unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     dense = [each for each in grads if each.is_contiguous() or walk(each).contiguous]
     dtype = metal(grads[0].dtype)
     many = kernels[f"ampNonFiniteCheckAndUnscale_{dtype}"]
+    # By identity: `in` would compare the tensors' elements.
     done = {id(each) for each in dense}
     if gapped := [each for each in grads if id(each) not in done]:
         _one_by_one(kernels[f"ampNonFiniteCheckAndUnscaleSingle_{dtype}"], gapped, found_inf, inv_scale)

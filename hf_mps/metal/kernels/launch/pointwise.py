@@ -49,6 +49,7 @@ def _number(sign: bool, kind: str, number: complex, dtype: torch.dtype) -> Alpha
 
 @lru_cache(maxsize=1024)
 def _held(sign: bool, kind: str, number: complex) -> Tensor:
+    # Python's floats are doubles, which Metal does not have.
     dtype = {"bool": torch.bool, "int": torch.int64, "float": torch.float32, "complex": torch.complex64}[kind]
     return torch.tensor(number, dtype=dtype)
 
@@ -63,6 +64,7 @@ def params(name: str, dtype: torch.dtype, *numbers: float, truth: bool | None = 
     """Return a struct of numbers of a dtype, as `ELUParams<float>`, with a bool at its end where there is one."""
     data = b"".join(scalar(number, dtype) for number in numbers)
     if truth is not None:
+        # In C a struct's size is a multiple of its widest member's.
         data = padded(data + u8(truth), len(data) + dtype.itemsize)
     return Alpha(data, f"{name}_{metal(dtype)}")
 

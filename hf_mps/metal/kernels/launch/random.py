@@ -176,6 +176,7 @@ def random_between(output: Tensor, low: int, high: int | None, *, generator: Gen
             last = (high if before < high else before - (1 << (abs(high - 1).bit_length() - _DIGITS[dtype]))) - 1
         refuse(low > last, "bounds that PyTorch refuses")
     count = last - low + 1
+    # A range that int64 cannot count is bound as 0, with which the kernel takes all 64 bits, as above.
     return fill(output, "random_int", i64(low, count if count <= _HIGHEST else 0), generator)
 
 
@@ -211,6 +212,7 @@ def _limits(dtype: torch.dtype) -> tuple[int, int]:
 def dropout(given: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """Four elements a thread; the offset of Philox's stream moves by the elements all the same."""
     count = given.numel()
+    # No word of training is none here (value_or(false) in Dropout.mm), and is training in the CPU's kernel.
     if count == 0 or not train or p == 0:
         return given.clone(), torch.ones_like(given, dtype=torch.bool)
     refuse(not 0 <= p <= 1, "a probability that PyTorch refuses")
@@ -241,6 +243,7 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     return output
 
 
+# Numbers of the stream that each sample may take for itself, as it draws until one is accepted (GAMMA_RANDOMS_STRIDE).
 STRIDE = 32
 
 
@@ -283,8 +286,11 @@ def gradient(*given: Tensor, family: str) -> Tensor:
     return output
 
 
+# One thread does all of a small shuffle's swaps: above SMALL they take longer than sorting keys does. Three passes of
+# a radix sort take KEY_BITS, which leave so few equal keys that one thread for each run of them is enough.
 SMALL, LARGE, KEY_BITS = 384, 1 << 15, 24
 """Up to how many numbers one threadgroup shuffles them; from how many on keys of so many bits are sorted."""
+# Whole numbers up to here are apart in float32 (FLOAT32_MAX_CONSECUTIVE_INT of ../Distributions.cpp).
 CATEGORIES = 1 << 24
 
 
@@ -298,6 +304,7 @@ def permutation(n: int, *, generator: Generator | None = None, out: Tensor) -> T
         return out
     if n <= SMALL and out.dtype in (torch.int32, torch.int64) and out.is_contiguous():
         kernel = kernels[f"randperm_small_{metal(out.dtype)}"]
+        # A shuffle draws n - 1 numbers, of which one of Philox has four.
         arguments = {"output": out, "seed_base_offset": drawn(generator, (n + 2) // 4), "n": u32(n)}
         kernel.launch(arguments, groups=1, group=min(256, n))
         return out
@@ -338,6 +345,7 @@ def multinomial(
         sums, shape = weights.cumsum(-1, dtype=torch.float32), [*weights.shape[:-1], samples]
         drawn_numbers = torch.rand(shape, generator=generator, dtype=torch.float32, device=weights.device)
         return torch.searchsorted(sums, drawn_numbers.mul_(sums[..., -1:])).clamp_(0, categories - 1)
+    # Of weights over exponential numbers each is the largest with its share of the weights as the probability.
     numbers = fill(torch.empty_like(weights), "exponential", f32(1.0, 0.0), generator)
     torch.div(weights, numbers, out=numbers)
     return torch.argmax(numbers, dim=-1, keepdim=True) if samples == 1 else torch.topk(numbers, samples).indices

@@ -75,6 +75,7 @@ class Reduction:
         refuse(len(self.sizes) > DIMENSIONS, f"more than {DIMENSIONS} dimensions")
         refuse(self.given.numel() >= 1 << 31, "more elements than 32 bits index")
         name = metal(self.given.dtype)
+        # max and min have no kernels for bool, whose bytes have the same order as numbers.
         self.source = "char" if name == "bool" and self.family in (MAX, MIN) else name
         self.target = "uchar" if self.family.predicate else metal(self.output.dtype)
         if self.target == "bool":
@@ -162,6 +163,7 @@ def slices(length: int) -> int:
     if length <= GROUP * CHAINS:
         return 1
     groups = min(MOST_PARTIALS, -(-length // (GROUP * CHAINS)))
+    # Slices have one length (elems_per_group): what the division left over would be in none of them.
     while length % groups:
         groups -= 1
     return groups

@@ -109,6 +109,7 @@ def _scan(name: str, given: Tensor, result: Tensor, dim: int) -> None:
     scans = source.numel() // length
     if blocked and form == "innermost" and length <= 32 and scans >= 4096:
         # Many rows in a threadgroup.
+        # Many rows in a threadgroup, of which there would be too many otherwise.
         rows = TINY_TILE // length
         bound = {"in": source, "out": target, "axis_size": u32(length), "n_scans": u32(scans), "rows_per_tg": u32(rows)}
         kernels[f"{name}_tiny_innermost_{tag}"].launch(bound, groups=-(-scans // rows), group=256)
@@ -133,6 +134,8 @@ def _launch(kernel: object, tensors: dict[str, Tensor], source: Tensor, dim: int
             threads = -(-(length // 2) // chunk) * 32
         kernel.launch(bound, groups=(1, before, 1), group=min(threads, GROUP))  # type: ignore[attr-defined]
         return
+    # The host's strides()[dim]: of one row it may be any number, as in (n, 1).t(), and not the columns beside it. A Mac
+    # then leaves columns unwritten, as this does.
     stride = source.stride(dim)
     blocks = -(-stride // COLUMNS)
     bound.update(stride=u64(stride), stride_blocks=u64(blocks))
@@ -144,6 +147,7 @@ def _transposed(given: Tensor, result: Tensor, dim: int) -> bool:
     rank = given.dim()
     if rank < 2 or dim != rank - 1 or given.is_contiguous() or not result.is_contiguous():
         return False
+    # Fewer columns than 256 do not fill the GPU (kMinCols).
     return given.numel() // given.shape[-1] >= 256 and given.movedim(-1, 0).is_contiguous()
 
 
@@ -188,6 +192,7 @@ def split(name: str, tag: str, source: Tensor, target: Tensor, dim: int) -> bool
     elif back and inner in {2, 4, 8, 16}:
         _look_back(f"{name}_strided_decoupled_{inner}_{{}}_{tag}", source, target, length, outer, inner)
     elif inner == 1:
+        # By PyTorch's measurements a quarter of the root is fastest from 65,536 elements to 16 M.
         most = min(max(math.isqrt(length) // 4, 2), max(1, length // (256 * reads)), 4096)
         size = -(-length // most)
         count = -(-length // size)
@@ -201,14 +206,17 @@ def split(name: str, tag: str, source: Tensor, target: Tensor, dim: int) -> bool
         _in_blocks(form, source, target, numbers(size, n_orows=outer), shape, (1, outer * count, 1), 64)
     else:
         # Columns in tiles, with a pass between that scans the blocks' sums.
+        # The narrowest tile that holds the columns, so that few threads idle; integers have three widths, floats five.
         widths = (8, 12, 16, 24) if target.is_floating_point() else (8, 16)
         width = next((each for each in widths if inner <= each), 32)
         columns = -(-inner // width)
+        # Three passes cost more than blocks shorter than 512 elements save (kMinBlock).
         most = min(max(-(-4096 // (outer * columns)), 2), max(1, length // 512))
         size = math.ceil(math.ceil(length / most) / 32) * 32
         count = -(-length // size)
         sizes = numbers(size, stride=inner, stride_blocks=columns, n_orows=outer)
         form, grid = f"{name}_strided_block_{{}}_{width}_{tag}", (1, outer * columns * count, 1)
+        # By the output's dtype alone: int32 that is summed into int64 has the sums of int64.
         sums = f"{name}_scan_block_sums_{metal(target.dtype)}"
         _in_blocks(form, source, target, sizes, (outer * inner, count), grid, width // reads * 32, sums)
     return True

@@ -173,6 +173,8 @@ def neutral(reduce: str, dtype: torch.dtype) -> float:
 
 
 # Host: operations/Indexing.mm.
+# Half precision is added atomically by compare-and-swap, which repeats where others write the same place; float32 has
+# an instruction. From here on a copy in float32 is cheaper (index_add_mps_out).
 CONTENDED = 16
 """Indices for each place from which sums of half precision are made in float32."""
 
@@ -249,6 +251,7 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
         size = self.element_size()
         inner = math.prod(self.shape[dim + 1 :]) * size
         offset = self.storage_offset() * size
+        # Rows are copied as they are: by the widest unit that divides them and the place where the tensor begins.
         unit = next(each for each in (8, 4, 2, 1) if each <= size or not (inner % each or offset % each))
         grid = (inner // unit, where.numel(), self.numel() * size // (self.shape[dim] * inner))
         params = u32(grid[0], self.shape[dim], where.numel(), where.stride(0))

@@ -36,6 +36,7 @@ def im2col(output: Tensor, self: Tensor, *windows: list[int]) -> None:
     across = _columns((height, width), *windows)[1]
     _refuse_long(given, into)
     arguments = {"inputData": given, "outputData": into, "input_sizes": i32(width, height, planes, batch)}
+    # The kernel's pairs begin with the width, PyTorch's with the height.
     arguments["kernel_dilation"] = u32(kernel_size[::-1], dilation[::-1])
     arguments["padding_stride"] = i32(padding[::-1], stride[::-1])
     arguments["input_strides"] = u32(given.stride()[::-1])
@@ -88,6 +89,7 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
     if repeats.numel() == 0:
         return torch.empty_like(repeats)
     kernel = kernels[f"repeat_interleave_{'int64_t' if repeats.dtype == torch.int64 else 'int32_t'}"]
+    # int64 as the kernel's cumsum_ptr, also where the repeats are int32.
     sums = repeats.cumsum(0)
     if output_size is None:
         refuse(int(repeats.min().item()) < 0)
@@ -202,6 +204,7 @@ def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
         kernel.launch({"output": out, "diag_stride": i64(slow + fast)}, min(n, m))
         return out
     across, down = m, n
+    # x goes along the smaller stride, so that threads side by side write side by side.
     if slow < fast:
         slow, fast, across, down = fast, slow, n, m
     kernel.launch({"output": out, "stride0": i64(slow), "stride1": i64(fast)}, *plane(across, down))
@@ -236,6 +239,7 @@ def linspace(start: float, end: float, steps: int, *, out: Tensor) -> Tensor:
     if out.dtype in INTEGERS:
         first, last = int(start), int(end)
         each, rest = divmod(abs(last - first), max(steps - 1, 1))
+        # The struct is of unsigned numbers (integral_params): a bound below zero is bound as its two's complement.
         numbers = u64(first % 2**64, last % 2**64, each, rest)
         return _stepped("linspace_integral", out, steps, numbers, steps)
     low, high = ctypes.c_float(start).value, ctypes.c_float(end).value
@@ -255,6 +259,7 @@ def _stepped(name: str, out: Tensor, size: int, numbers: bytes, steps: int | Non
         kernel = kernels[f"{name}_{kind}_{'i32' if small else 'i64'}"]
         kernel.launch((out, numbers, (i32 if small else i64)(last)), size)
         return out
+    # The kernels' offset_from_thread_index takes the first dimension for the innermost.
     sizes, strides = i64(out.shape[::-1]), i64(out.stride()[::-1])
     rest = () if steps is None else (u32(steps),)
     kernels[f"{name}_strided_{kind}"].launch((out, numbers, *rest, i32(out.dim()), sizes, strides), size)

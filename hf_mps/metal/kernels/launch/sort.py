@@ -56,6 +56,7 @@ def searchsorted(
     bound["right"] = i64(right or side == "right")
     if sorter is not None:
         kernel, bound["data_sort"] = f"{kernel}_sorter", sorter.contiguous()
+    # The host asks the compiled kernel for its most threads, and has 1,024 threadgroups at most (maxThreadgroups).
     threads = min(SEARCHERS, given.numel())
     kernels[kernel].launch(bound, groups=min(1024, -(-given.numel() // threads)), group=threads)
     if found is not result:
@@ -160,8 +161,10 @@ def _group(size: int, element: int, rows: int) -> int:
     """Return threads of a threadgroup (select_tptg): a power of two, fewer for few rows so that several share one."""
     wanted = math.ceil(size / EACH)
     if rows <= 2 and size > 2048:
+        # Few rows are cut into more blocks, about four in all, so that the GPU has several threadgroups to run.
         wanted = min(wanted, max(2048, math.ceil(size / max(1, 4 // rows))) // EACH)
     group = min(max(1 << (max(wanted, 1) - 1).bit_length(), 32), 1024)
+    # An element of 8 bytes takes 12 of threadgroup memory with its place: 1,024 threads would need 48 KiB of 32.
     return min(group, 512 if rows <= 256 else 256) if element > 4 else group
 
 
@@ -170,8 +173,10 @@ def _digits(work: Work, group: int) -> bool:
     element = work.given.element_size()
     if element > 4:
         return False
+    # Two passes over digits, and no comparison that has to look for NaN.
     if work.given.is_floating_point() and element == 2 and work.size >= 2048:
         return True
+    # Where rows fill the GPU, a merge hides its rounds behind them, and a pass over digits costs what it costs.
     if work.rows >= 256:
         return False
     rounds = (math.ceil(work.size / (group * EACH)) - 1).bit_length()
@@ -197,8 +202,10 @@ def _by_blocks(work: Work, group: int) -> None:
 def _merged(work: Work, source: Tensor, strides: bytes, group: int) -> None:
     """Blocks sorted, then merged two by two; float32 as integers of the same order where that ends in the output."""
     blocks = math.ceil(work.size / (group * EACH))
+    # A single rank has its row's number as its place in the output, whatever the dimension.
     direct = work.dim == work.given.dim() - 1 or work.count == 1
     name, short = metal(source.dtype), "_u16" if direct and work.size <= 1 << 16 else ""
+    # Integers are compared without a branch for NaN; the kernel that writes the output makes floats of them again.
     keyed = source.dtype == torch.float32 and direct and blocks > 1
     key = torch.int32 if keyed else source.dtype
     pairs = [work.scratch(key, torch.int16 if short else torch.int32) for _ in range(2 if blocks > 1 else 1)]
@@ -285,11 +292,14 @@ class Work:
 def by_digits(work: Work) -> None:
     """Sort rows of elements of 4 bytes or less, the last pass into the output where a row is contiguous in it."""
     element = work.given.element_size()
+    # Digits of 8 bits halve the traffic of 4; bytes keep 4, as two passes are the fewest that the kernels make.
     bits = 4 if element == 1 else 8
+    # Half the threads of a threadgroup, and so half its memory: two fit a core then (small_tg).
     narrow = element == 2 and work.rows >= 32
     group = 1024 if element == 2 and not narrow else 512
     blocks = math.ceil(work.size / (group * (8 if element == 1 else 4)))
     direct = work.dim == work.given.dim() - 1 or work.count == 1
+    # Half the traffic: kernels read these int16 tensors as ushort, which holds every place of such a row.
     short = direct and work.size <= 1 << 16
     counted = blocks <= 4 and not narrow
     fused = not counted and blocks <= 4 and blocks * blocks * work.rows <= 128
