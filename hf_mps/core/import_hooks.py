@@ -64,17 +64,22 @@ def apply(module: ModuleType, who: tuple[str, ...], arm: Arm) -> None:
 
 @dataclass(eq=False)
 class Catalogue:
-    """Those of one kind: after which module of a library each is armed. Imports nothing.
+    """Those of one kind: module of a library -> who is armed after it, with spaces between. Imports nothing.
 
     `home(name)` is the module of ours in which one is written; `load(module, name)` finds the Patcher in it. Of several
     around one function the first is the innermost. `shared` names files whose patches serve several of them.
     """
 
     kind: str
-    after: Mapping[str, tuple[str, ...]]
+    table: Mapping[str, str]
     home: Callable[[str], str]
     load: Callable[[ModuleType, str], Any]
     shared: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def after(self) -> dict[str, tuple[str, ...]]:
+        """The same table with tuples."""
+        return {module: tuple(names.split()) for module, names in self.table.items()}
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:

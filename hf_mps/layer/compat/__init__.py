@@ -9,46 +9,36 @@ from hf_mps.core.import_hooks import Catalogue, of_files
 
 REASON = "names and arguments of older scripts work, each with one line of notice"
 
-_AFTER: dict[str, tuple[str, ...]] = {
-    "accelerate.accelerator": ("accelerator",),
-    "datasets": ("metrics",),
-    "datasets.features.features": ("objects",),
-    "datasets.load": ("auth_token", "dataset_task"),
-    "evaluate": ("metrics",),
-    "evaluate.loading": ("metrics",),
-    "datasets.table": ("large_strings",),
-    "huggingface_hub": ("names",),
-    "transformers": ("names",),
-    "transformers.configuration_utils": ("auth_token", "objects"),
-    "transformers.data.data_collator": ("names",),
-    "transformers.feature_extraction_utils": ("auth_token",),
-    "transformers.file_utils": ("names",),
-    "transformers.generation.configuration_utils": ("auth_token",),
-    "transformers.generation.utils": ("objects",),
-    "transformers.hf_argparser": ("training_arguments",),
-    "transformers.image_processing_base": ("auth_token",),
-    "transformers.integrations": ("names",),
-    "transformers.integrations.integration_utils": ("objects",),
-    "transformers.modeling_utils": ("auth_token", "objects"),
-    "transformers.models.auto": ("names",),
-    "transformers.models.auto.auto_factory": ("auth_token",),
-    "transformers.models.auto.configuration_auto": ("auth_token",),
-    "transformers.models.auto.feature_extraction_auto": ("auth_token", "feature_extractors"),
-    "transformers.models.auto.image_processing_auto": ("auth_token",),
-    "transformers.models.auto.modeling_auto": ("names",),
-    "transformers.models.auto.processing_auto": ("auth_token",),
-    "transformers.models.auto.tokenization_auto": ("auth_token",),
-    "transformers.optimization": ("names",),
-    "transformers.processing_utils": ("auth_token", "objects", "names"),
-    "transformers.tokenization_utils_base": ("auth_token", "objects"),
-    "transformers.trainer": ("trainer",),
-    "transformers.trainer_pt_utils": ("names",),
-    "transformers.trainer_seq2seq": ("trainer",),
-    "transformers.trainer_utils": ("names",),
-    "transformers.training_args": ("training_arguments",),
-    "transformers.utils": ("names",),
-    "transformers.utils.hub": ("names",),
+# Each file and the modules that it patches, in the order of the files where several patch one function.
+_FILES = {
+    "accelerator": "accelerate.accelerator",
+    "metrics": "datasets evaluate evaluate.loading",
+    "auth_token": (
+        "datasets.load transformers.configuration_utils transformers.feature_extraction_utils "
+        "transformers.generation.configuration_utils transformers.image_processing_base transformers.modeling_utils "
+        "transformers.models.auto.auto_factory transformers.models.auto.configuration_auto "
+        "transformers.models.auto.feature_extraction_auto transformers.models.auto.image_processing_auto "
+        "transformers.models.auto.processing_auto transformers.models.auto.tokenization_auto "
+        "transformers.processing_utils transformers.tokenization_utils_base"
+    ),
+    "objects": (
+        "datasets.features.features transformers.configuration_utils transformers.generation.utils "
+        "transformers.integrations.integration_utils transformers.modeling_utils transformers.processing_utils "
+        "transformers.tokenization_utils_base"
+    ),
+    "names": (
+        "huggingface_hub transformers transformers.data.data_collator transformers.file_utils "
+        "transformers.integrations transformers.models.auto transformers.models.auto.modeling_auto "
+        "transformers.optimization transformers.processing_utils transformers.trainer_pt_utils "
+        "transformers.trainer_utils transformers.utils transformers.utils.hub"
+    ),
+    "dataset_task": "datasets.load",
+    "feature_extractors": "transformers.models.auto.feature_extraction_auto",
+    "large_strings": "datasets.table",
+    "trainer": "transformers.trainer transformers.trainer_seq2seq",
+    "training_arguments": "transformers.hf_argparser transformers.training_args",
 }
-
+_MODULES = sorted({module for modules in _FILES.values() for module in modules.split()})
+_AFTER = {module: " ".join(file for file, ms in _FILES.items() if module in ms.split()) for module in _MODULES}
 
 SHIMS = Catalogue("shim", _AFTER, "hf_mps.layer.compat.{}".format, of_files("shim", safe=False))

@@ -22,17 +22,11 @@ def _home(name: str) -> str:
 PARTS = Catalogue(
     "step",
     {
-        "torch": ("gradient-clip", "fused-optimizer", "fused-dropout", "norms", "short-attention", "one-copy"),
-        "accelerate.accelerator": ("loss-scalars",),
-        "transformers.trainer": ("loss-scalars",),
-        "transformers.modeling_utils": (
-            "activations",
-            "joint-projections",
-            "norms",
-            "decoder-pieces",
-            "fixed-positions",
-        ),
-        "transformers.masking_utils": ("padding-masks",),
+        "torch": "gradient-clip fused-optimizer fused-dropout norms short-attention one-copy",
+        "accelerate.accelerator": "loss-scalars",
+        "transformers.trainer": "loss-scalars",
+        "transformers.modeling_utils": "activations joint-projections norms decoder-pieces fixed-positions",
+        "transformers.masking_utils": "padding-masks",
     },
     _home,
     lambda module, name: getattr(module, name.upper().replace("-", "_")),

@@ -98,17 +98,15 @@ def _written(module: ModuleType, name: str) -> Safeguard:
     return made
 
 
-GUARDS = Catalogue(
-    "guard", {module: tuple(names.split()) for module, names in _AFTER.items()}, _HOMES.__getitem__, _written
-)
+GUARDS = Catalogue("guard", _AFTER, _HOMES.__getitem__, _written)
 SENTINELS = Catalogue(
     "sentinel",
     {
         # non-finite is first: the others then see numbers alone. stopped-gpu is asked before any of them looks.
-        "torch": ("non-finite", "weights-still", "gradient-norm", "loss-frozen", "stopped-gpu"),
-        "transformers.training_args": ("non-finite",),
-        "transformers.trainer": ("non-finite", "stopped-gpu"),
-        "accelerate.accelerator": ("weights-still", "non-finite", "stopped-gpu"),
+        "torch": "non-finite weights-still gradient-norm loss-frozen stopped-gpu",
+        "transformers.training_args": "non-finite",
+        "transformers.trainer": "non-finite stopped-gpu",
+        "accelerate.accelerator": "weights-still non-finite stopped-gpu",
     },
     _HOMES.__getitem__,
     _written,
