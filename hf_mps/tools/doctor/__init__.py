@@ -34,7 +34,6 @@ def examine(tried: dict[str, Any] | None = None) -> Iterator[tuple[str, list[fin
     yield "memory", machine.examine_memory()
     yield "versions", versions.examine()
     yield "environment", environment.examine(refused)
-    status.now("importing the libraries that guards act on …")
     yield "guards", guards.examine()
     if tried is not None:
         status.now("trying the device for every fault that a guard knows …")

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from hf_mps.core import status
 from hf_mps.core.text import summary
 from hf_mps.layer import guards
 from hf_mps.layer.activation.activate import activate
@@ -39,6 +40,7 @@ def examine() -> list[Finding]:
     """
     # The guards wait for these: only then do they know what they have to do.
     for library in GUARDS.after:
+        status.now(f"importing {library}, for what guards act on …")
         # Whatever it raises: a broken package that it imports (torchvision of another torch) raises a RuntimeError.
         with contextlib.suppress(Exception):
             importlib.import_module(library)

@@ -193,7 +193,7 @@ def test_attention_in_blocks_is_followed_once_and_counted_at_every_layer(
     scores = blockwise._Call.scores
     monkeypatch.setattr(blockwise._Call, "scores", lambda *given: blocks.append(1) or scores(*given))
     told, followed = estimate(target, length=2048, record=True), len(blocks)
-    monkeypatch.setattr(trace.Memory, "once", lambda _, stock, recorder: stock)
+    monkeypatch.setattr(trace.Memory, "once", lambda _, stock, name=None: stock)
     every = estimate(target, length=2048, record=True)
     assert 0 < 4 * followed < len(blocks)
     assert (told.bytes, told.parts, told.where) == (every.bytes, every.parts, every.where)

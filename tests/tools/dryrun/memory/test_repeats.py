@@ -11,7 +11,11 @@ import torch
 from transformers import AutoConfig
 
 from hf_mps.finetune.smoke import repeats
-from hf_mps.tools.dryrun.memory.plan import estimate
+from hf_mps.layer.guards.platform.memory import NEAR
+from hf_mps.tools.dryrun.memory import trace
+from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
+from hf_mps.tools.dryrun.memory.machine import Machine
+from hf_mps.tools.dryrun.memory.plan import estimate, plan
 from hf_mps.tools.dryrun.memory.trace import Memory
 from hf_mps.tools.dryrun.modules import ModuleTracker
 from hf_mps.tools.dryrun.resolve import resolve_target
@@ -37,6 +41,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "several": lambda one, other: one.max(dim=1),
     "a norm": lambda one, other: torch.nn.functional.layer_norm(one, (256,)),
     "a new shape in place": lambda one, other: one[1:].t_(),
+    "of a new shape in place": lambda one, other: [one[1:].exp(), one[1:].t_().exp()],
     "zeros": lambda one, other: torch.zeros_like(one),
     "imaginary": lambda one, other: torch.complex(one, other).conj().imag,
 }
@@ -56,7 +61,8 @@ def form(found: Any, given: list[torch.Tensor]) -> Any:
 @pytest.mark.parametrize("name", CALLS)
 def test_the_second_result_is_as_the_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "_KNOWN", {})
-    with fakes(torch.randn(66, 256), torch.randn(66, 256)) as (first, second), Memory(ModuleTracker()):
+    with fakes(torch.randn(1)), Memory(ModuleTracker()):
+        first, second = (torch.empty(66, 256, device="mps") for _ in range(2))  # of known values no call is answered
         found = []
         for start in (0, 1, 2):  # elsewhere in memory
             for answers in (True, False):
@@ -104,6 +110,27 @@ def test_a_trace_with_answers_and_taken_for_granted_weights_finds_what_it_finds_
     assert anew.recorded is not None
     for field in ("calls", "more", "places", "dtypes"):
         assert getattr(told.recorded, field) == getattr(anew.recorded, field)
+
+
+def test_a_plan_traces_the_checkpointed_step_once_where_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoConfig.for_model(**TINY | TARGETS["all weights"][1]).save_pretrained(tmp_path)
+    target = resolve_target(str(tmp_path), ["training.per_device_train_batch_size=64"], "causal-lm")
+    checkpointed = estimate(target.varied(CHECKPOINTING), length=64, record=True)
+    between = (estimate(target, length=64).bytes + checkpointed.bytes) / 2
+    stock, seen = trace.followed, list[tuple[bool, int]]()
+
+    def followed(step: TrainingStep, *given: Any, **said: Any) -> Memory:
+        seen.append((step.trainer.args.gradient_checkpointing, len(step.batches[0]["input_ids"])))
+        return stock(step, *given, **said)
+
+    monkeypatch.setattr(trace, "followed", followed)
+    found = plan(target, Machine("a small Mac", 2**31, int(between / NEAR)), length=64)
+    assert found.verdict == "fits"
+    assert found.facts["checkpointing"].value
+    assert (found.estimate.bytes, found.estimate.parts) == (checkpointed.bytes, checkpointed.parts)
+    assert seen.count((True, 64)) == 1
 
 
 @pytest.mark.parametrize(("name", "passes"), [("all weights", 1), ("a pooler that no loss reads", 2)])
