@@ -50,10 +50,8 @@ class _Sizes:
 
     def __get__(self, extractor: Any, owner: Any = None) -> Any:
         if extractor is None or self._name not in vars(extractor):
-            base = next(
-                base for base in owner.__mro__[1:] if self._name in vars(base) and "hf_mps" not in base.__module__
-            )
-            return vars(base)[self._name]
+            theirs = (each for each in owner.__mro__[1:] if "hf_mps" not in each.__module__)
+            return next(vars(each)[self._name] for each in theirs if self._name in vars(each))
         stock = vars(extractor)[self._name]
         return stock if asked_by_a_library() else _size(stock)
 

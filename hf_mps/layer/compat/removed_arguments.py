@@ -106,9 +106,7 @@ _ALL = (
 REMOVED: Mapping[str, Removed] = {old.name: old for old in _ALL}
 
 # Values that are gone from fields that are still there.
-VALUES: Mapping[str, Mapping[str, str]] = {
-    "optim": {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
-}
+VALUES: Mapping[str, dict[str, str]] = {"optim": {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}}
 
 
 def missing(fields: Collection[str]) -> dict[str, Removed]:

@@ -126,9 +126,7 @@ def _handed(layer: Any, given: Tensor, out: Tensor, asked: Any, *args: Any, **kw
 def _layers(asked: list[Any]) -> list[Any]:
     """Return the linear layers among a module's, or none: PEFT's have the model's own layer inside."""
     peft = (type(each).__module__.startswith("peft.") for each in asked)
-    found: list[Any] = [
-        getattr(each, "base_layer", each) if its else each for each, its in zip(asked, peft, strict=True)
-    ]
+    found = [getattr(each, "base_layer", each) if its else each for each, its in zip(asked, peft, strict=True)]
     plain = all(type(each) is nn.Linear and "forward" not in vars(each) for each in found)
     ordinary = plain and all(type(each) is nn.Parameter for layer in found for each in layer.parameters())
     return found if ordinary and len(set(map(id, found))) == len(found) else []

@@ -291,9 +291,8 @@ class LibraryGuard(Guard):
     def applies(self) -> Choice[bool]:
         """Return whether one of the libraries that were imported has the fault."""
         lacking = [library for library, cured in self._cures.items() if not cured]
-        return Choice(
-            bool(lacking), (self.faulty if lacking else self.cured).format(" and ".join(lacking or self._cures))
-        )
+        words = self.faulty if lacking else self.cured
+        return Choice(bool(lacking), words.format(" and ".join(lacking or self._cures)))
 
     def concerns(self, module: ModuleType) -> bool:
         """Return whether a library has the fault, as far as this module tells."""

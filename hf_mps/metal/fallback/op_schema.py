@@ -106,7 +106,7 @@ def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
 
 def _functional_overload(op: Any) -> Any | None:
     """Return the overload with the same arguments but the out= ones, where the CPU has a kernel for it."""
-    pure = (
-        other for other in _siblings(op) if not any(each.alias_info is not None for each in other._schema.arguments)
-    )
-    return next(pure, None)
+    for other in _siblings(op):
+        if all(each.alias_info is None for each in other._schema.arguments):
+            return other
+    return None

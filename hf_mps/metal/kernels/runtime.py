@@ -281,9 +281,8 @@ class Watch:
         if not count:
             return
         where = ", ".join(map(str, _position(grid, group, thread)))
-        buffers = [
-            each for each in kernel.signature.bindings if each.location < LOCATIONS and mask >> each.location & 1
-        ]
+        bound = (each for each in kernel.signature.bindings if each.location < LOCATIONS)
+        buffers = [each for each in bound if mask >> each.location & 1]
         names = " or ".join(each.name for each in buffers[:3]) if len(buffers) <= 3 else "an argument buffer"
         raise OutOfBounds(
             f"{kernel.name} of {kernel.release}: the thread ({where}) of the grid touches {size} bytes "

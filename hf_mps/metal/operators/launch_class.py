@@ -483,9 +483,7 @@ def _made_safe(call: Call, kind: LaunchClass, table: LaunchTable) -> Parts:
 
 PARTS: Mapping[str, Callable[[Call, LaunchClass, LaunchTable], Parts]] = {
     # Shape.mm, `cat_out_mps`: a dispatch, or a blit, for each input that is not empty (pytorch#188198).
-    **dict.fromkeys(
-        ("cat", "stack"), lambda call, kind, _: (kind,) * sum(size > 0 for size in _sizes(_first_list(call)))
-    ),
+    **dict.fromkeys(("cat", "stack"), lambda call, kind, _: (kind,) * sum(map(bool, _sizes(_first_list(call))))),
     **dict.fromkeys(
         ("_fused_adam", "_fused_adamw", "_fused_sgd"),
         lambda call, kind, _: (kind,) * multi_tensor(_sizes(_first_list(call))),

@@ -124,9 +124,8 @@ def parse(content: bytes, python: bytes = b"") -> Table:
     """
     import yaml
 
-    entries = {
-        "aten::" + entry["func"].split("(", 1)[0].strip(): entry for entry in yaml.load(content, Loader=loader())
-    }
+    every = yaml.load(content, Loader=loader())
+    entries = {"aten::" + entry["func"].split("(", 1)[0].strip(): entry for entry in every}
     kinds: dict[str, TableKind] = {name: _kind(entry, entries) for name, entry in entries.items()}
     # The variants that torchgen writes itself are made of the operator they vary (native_function_generation.py:
     # generate_function registers CompositeExplicitAutograd). Those of composite operators are named but not made.

@@ -205,16 +205,13 @@ def make(
     return TrainingStep(trainer, [], ModuleTracker(), fake, facts)
 
 
-QUIET = {
-    "eval_strategy": "no",
-    "eval_on_start": False,
-    "save_strategy": "no",
-    "logging_strategy": "no",
+QUIET: dict[str, Any] = {
+    **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no"),
+    **dict.fromkeys(("eval_on_start", "auto_find_batch_size"), False),
     "report_to": "none",
     "max_steps": 1000,
     "disable_tqdm": True,
     "resume_from_checkpoint": None,
-    "auto_find_batch_size": False,
     "dataloader_num_workers": 0,
 }
 

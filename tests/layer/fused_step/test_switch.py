@@ -130,7 +130,7 @@ def test_a_library_that_is_not_known_costs_one_part_alone(
 ) -> None:
     part = GradientClip()
     monkeypatch.setattr(GradientClip, "patches", {"torch:clip_gradients_of_tomorrow": "_norm"})
-    catalogue = Catalogue("step", {"torch": ("gradient-clip",)}, PARTS.home, lambda module, name: part)
+    catalogue = Catalogue("step", {"torch": "gradient-clip"}, PARTS.home, lambda module, name: part)
     Registry(catalogue).start()
     part.devices = frozenset({"mps"})
     assert not part.on

@@ -57,10 +57,8 @@ def forward(
 
         if isinstance(attention_mask, UnmadeMask):
             attention_mask = attention_mask.indexed.whole(query.device)
-        settings = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
-        done: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, **settings, **named
-        )
+        named |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal, "position_bias": position_bias}
+        done: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **named)
         return done
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen, bias = _mask_and_bias(attention_mask, is_causal and query.shape[2] > 1)
@@ -85,42 +83,28 @@ def _mask_and_bias(given: Tensor | None, is_causal: bool) -> tuple[Mask | None, 
     return (Given(given), None) if given.dtype == torch.bool else (None, given)
 
 
-def mask(
-    batch_size: int,
-    q_length: int | None = None,
-    kv_length: int | None = None,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    mask_function: Any = None,
-    attention_mask: Tensor | None = None,
-    local_size: int | None = None,
-    allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool = False,
-    use_vmap: bool = False,
-    device: Any = None,
-    **named: Any,
-) -> Tensor | None:
+def mask(batch_size: int, q_length: int | None = None, kv_length: int | None = None, **named: Any) -> Tensor | None:
     """The mask of a forward pass, which is never made whole: an `UnmadeMask`, or None where the layer's own rule says
-    it all.
+    it all. The arguments are those of transformers' `sdpa_mask`, given by their names.
 
     Whether a padding mask masks anything is not looked at: that would wait for the device. Functions that are not of
     indices (`use_vmap`), caches of fixed size and releases that name the queries otherwise (`cache_position` in 5.3)
     get the tensor of `sdpa_mask`.
     """
-    given = dict(locals())
-    if q_length is None or kv_length is None or use_vmap or isinstance(q_offset, Tensor):
+    q_offset, kv_offset, padding = named.get("q_offset", 0), named.get("kv_offset", 0), named.get("attention_mask")
+    if q_length is None or kv_length is None or named.get("use_vmap") or isinstance(q_offset, Tensor):
         from transformers.masking_utils import sdpa_mask
 
-        given |= given.pop("named")
-        made: Tensor | None = sdpa_mask(**{name: value for name, value in given.items() if value is not None})
+        named |= {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
+        made: Tensor | None = sdpa_mask(**{name: value for name, value in named.items() if value is not None})
         return made
-    is_local = local_size is not None and kv_length >= local_size
-    if attention_mask is None and not is_local:
-        if allow_is_bidirectional_skip or (allow_is_causal_skip and q_length == kv_length and q_offset == kv_offset):
+    size = named.get("local_size")
+    if padding is None and (size is None or kv_length < size):
+        begins_alike = q_length == kv_length and q_offset == kv_offset
+        if named.get("allow_is_bidirectional_skip") or (named.get("allow_is_causal_skip", True) and begins_alike):
             return None
-    elif attention_mask is not None and attention_mask.shape[-1] < kv_length + kv_offset:
-        missing = kv_length + kv_offset - attention_mask.shape[-1]
-        attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
-    device = torch.device(device if device is not None else "cpu")
-    described = {"q_offset": q_offset, "kv_offset": kv_offset, "attention_mask": attention_mask}
-    return UnmadeMask(Indexed(mask_function, (batch_size, q_length, kv_length), **described), device)
+    elif padding is not None and padding.shape[-1] < kv_length + kv_offset:
+        padding = torch.nn.functional.pad(padding, (0, kv_length + kv_offset - padding.shape[-1]))
+    device = torch.device(named.get("device") or "cpu")
+    described = {"q_offset": q_offset, "kv_offset": kv_offset, "attention_mask": padding}
+    return UnmadeMask(Indexed(named["mask_function"], (batch_size, q_length, kv_length), **described), device)

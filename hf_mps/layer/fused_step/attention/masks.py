@@ -208,9 +208,8 @@ class UnmadeMask(Tensor):
     @staticmethod
     def __new__(cls, indexed: Indexed, device: torch.device) -> UnmadeMask:
         batch, queries, keys = indexed.shape
-        made: UnmadeMask = Tensor._make_wrapper_subclass(
-            cls, (batch, 1, queries, keys), dtype=torch.bool, device=device
-        )
+        shape = (batch, 1, queries, keys)
+        made: UnmadeMask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
         made.indexed = indexed
         return made
 

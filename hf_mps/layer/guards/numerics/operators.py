@@ -292,9 +292,8 @@ class MixedDtypes(Guard):
             expected = torch.layer_norm(x, (4,), weight, weight)
             found = torch.layer_norm(x.half().to("mps"), (4,), weight.to("mps"), weight.to("mps"))
         norm = "a layer norm of float32 weights over float16"
-        return tried(
-            not torch.allclose(found.cpu().float(), expected, atol=0.01), f"{norm} is wrong", f"{norm} is right"
-        )
+        right = torch.allclose(found.cpu().float(), expected, atol=0.01)
+        return tried(not right, f"{norm} is wrong", f"{norm} is right")
 
     def _look(self, parameters: list[Any]) -> None:
 
