@@ -48,15 +48,11 @@ class Form(NamedTuple):
     device: torch.device
     view: bool
     state: dict[str, Any]
-    """The attributes of the fake tensor but for its mode, and NUMBER."""
+    """The attributes of the fake tensor but for its mode."""
 
 
 _KNOWN: dict[tuple[Any, ...], Known | None] = {}
 """What calls return, by operator and arguments, a tensor as its form; None where the next such call is made anew."""
-_NUMBERS: dict[tuple[Any, ...], int] = {}
-"""A number for each shape, stride, dtype, device and sign: what is equal of two tensors but for `requires_grad`."""
-NUMBER = "hf_mps_number"
-"""The attribute that keeps that number in a tensor that `made` made, until an operator changes its form in place."""
 
 
 def answered(func: Any, args: Any, kwargs: Any) -> tuple[Any, Known | None]:
@@ -66,22 +62,17 @@ def answered(func: Any, args: Any, kwargs: Any) -> tuple[Any, Known | None]:
     where the result depends on values.
     """
     scalars, unknown, tensors = FakeScalars.active, _unknown(func), list[FakeTensor]()
-    key: list[Any] = [id(func), torch.get_default_dtype()]  # an operator's own hash is a call in Python
-    if unknown is None and torch.Tag.inplace_view in func.tags:
-        for each in args:
-            getattr(each, "__dict__", {}).pop(NUMBER, None)
+    key: list[Any] = [func, torch.get_default_dtype()]
     if scalars is None or unknown is None or not _described((*args, *kwargs, *kwargs.values()), key, tensors):
         return func(*args, **kwargs), None
     if not tensors or not scalars.lacks(tensors, unknown):
         return func(*args, **kwargs), None
     name, shift = tuple(key), _shift(*args) if func in _PLACED else None
-    if (known := _KNOWN.get(name)) is not None:
-        return made(known.result, tensors), known
+    if shift is not None and name not in _KNOWN and (known := _KNOWN.get(name[:-1])) is not None:
+        _KNOWN[name] = Known(known.result._replace(offset=known.result.offset + shift))
     if name in _KNOWN:
-        return func(*args, **kwargs), None
-    if shift is not None and (known := _KNOWN.get(name[:-1])) is not None:
-        known = _KNOWN[name] = Known(known.result._replace(offset=known.result.offset + shift))
-        return made(known.result, tensors), known
+        known = _KNOWN[name]
+        return (func(*args, **kwargs) if known is None else made(known.result, tensors)), known
     result, known = func(*args, **kwargs), None
     with suppress(LookupError):
         known = Known(_forms(result, tensors))
@@ -119,11 +110,8 @@ def _described(values: Any, key: list[Any], tensors: list[FakeTensor]) -> bool:
     """Add to `key` what makes a call's arguments equal to others, and to `tensors` their tensors; False: of no use."""
     for value in values:
         kind = type(value)
-        if kind is FakeTensor and (number := value.__dict__.get(NUMBER)) is not None:
-            key += (number, value.requires_grad)
-            tensors.append(value)
-        elif kind is FakeTensor and value.constant is None and value.layout is torch.strided and not value.is_conj():
-            key += (_number(value), value.requires_grad)
+        if kind is FakeTensor and value.constant is None and value.layout is torch.strided and not value.is_conj():
+            key += (value.shape, value.stride(), value.dtype, value.fake_device, value.requires_grad, value.is_neg())
             tensors.append(value)
         elif isinstance(value, torch.Tensor):
             return False
@@ -134,11 +122,6 @@ def _described(values: Any, key: list[Any], tensors: list[FakeTensor]) -> bool:
             if not _described(value, key, tensors):
                 return False
     return True
-
-
-def _number(tensor: Any) -> int:
-    what = (tensor.shape, tensor.stride(), tensor.dtype, tensor.fake_device, tensor.is_neg())
-    return _NUMBERS.setdefault(what, len(_NUMBERS))
 
 
 def _forms(result: Any, tensors: list[FakeTensor]) -> Any:
@@ -166,9 +149,7 @@ def _forms(result: Any, tensors: list[FakeTensor]) -> Any:
 
 def form_of(tensor: Any) -> Form:
     """Return the form of a fake tensor in new memory."""
-    state = {name: value for name, value in vars(tensor).items() if name not in ("fake_mode", NUMBER)}
-    if not tensor.is_neg() and not tensor.is_conj() and tensor.constant is None:
-        state[NUMBER] = _number(tensor)
+    state = {name: value for name, value in vars(tensor).items() if name != "fake_mode"}
     return Form(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.fake_device, False, state)
 
 
@@ -180,12 +161,10 @@ def made(form: Any, tensors: Sequence[Any]) -> Any:
         return None if form is None else type(form)(made(each, tensors) for each in form)
     # Below all dispatch modes, which would see operators of the step in it.
     with torch._C._DisableTorchDispatch():
+        empty = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device="meta")
         if form.view:
-            empty = torch.empty(0, dtype=form.dtype, device="meta")
             begin = tensors[0].storage_offset()
             empty.set_(tensors[0].untyped_storage(), begin + form.offset, form.shape, form.stride)
-        else:
-            empty = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device="meta")
         # As FakeTensor(mode, empty, device) does, which takes ten times as long.
         where: Any = {"dispatch_device": True, "device_for_backend_keys": form.device}
         new: Any = torch.Tensor._make_subclass(FakeTensor, empty, False, **where)
