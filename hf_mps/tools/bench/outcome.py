@@ -59,7 +59,9 @@ class Outcome:
         fastest, slowest, repetitions, rows_per_second, memory_bytes, memory_is; or failure}), and `over_cpu`.
         """
         return {
-            **{"schema": SCHEMA, "kind": "bench", "quick": self.asked.quick},
+            "schema": SCHEMA,
+            "kind": "bench",
+            "quick": self.asked.quick,
             **provenance(self.asked.command, self.device),
             "measured": self.asked.settings,
             "cases": [{**row, "over_cpu": self.speedup(row)} for row in self.rows],
@@ -108,7 +110,9 @@ def provenance(command: str, device: str) -> dict[str, Any]:
         "device": device,
         "simulated": simulated(device),
         "machine": {
-            **{"chip": found.chip, "cores": found.cores, "memory_bytes": found.memory},
+            "chip": found.chip,
+            "cores": found.cores,
+            "memory_bytes": found.memory,
             "processor": machine.real().chip,
             "system": f"macOS {found.macos}" if found.macos else platform.system(),
         },

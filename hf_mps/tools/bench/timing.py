@@ -65,7 +65,11 @@ def timed(
         return {"failure": "its memory is too small for this batch"}
     median = statistics.median(steps)
     return {
-        **{"seconds": round(median, 6), "fastest": round(min(steps), 6), "slowest": round(max(steps), 6)},
-        **{"repetitions": len(steps), "rows_per_second": round(batch / median, 3)},
-        **{"memory_bytes": peak.result.value, "memory_is": peak.result.reason},
+        "seconds": round(median, 6),
+        "fastest": round(min(steps), 6),
+        "slowest": round(max(steps), 6),
+        "repetitions": len(steps),
+        "rows_per_second": round(batch / median, 3),
+        "memory_bytes": peak.result.value,
+        "memory_is": peak.result.reason,
     }

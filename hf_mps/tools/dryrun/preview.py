@@ -63,8 +63,10 @@ def show(resolved: ResolvedRecipe, *, fresh: bool = False, as_json: bool = False
         fused = plan.choices["fused_step"].value != switch.OFF
         plan.choices.update(_traced(as_made, run.device.value, fused) | sharded)
     content = {
-        **{"name": resolved.name, "recipe": resolved.recipe.model_dump(exclude_none=True)},
-        **{"simulated": simulated(run.device.value), "choices": plan.shown()},
+        "name": resolved.name,
+        "recipe": resolved.recipe.model_dump(exclude_none=True),
+        "simulated": simulated(run.device.value),
+        "choices": plan.shown(),
         "parameters": {"trainable": counts[1], "frozen": counts[0]},
         "buckets": list(getattr(plan.choices["lengths"].value, "shapes", ())) if "lengths" in plan.choices else [],
     }

@@ -124,10 +124,17 @@ def _record(
     if job.options.lengths is not None:
         command += f" --lengths {','.join(map(str, job.options.lengths))}"
     return {
-        **{"schema": SCHEMA, "format": form.name, "model": job.name, "architecture": job.architecture},
-        **{"command": command, "choices": job.choices, "comparison": comparison},
+        "schema": SCHEMA,
+        "format": form.name,
+        "model": job.name,
+        "architecture": job.architecture,
+        "command": command,
+        "choices": job.choices,
+        "comparison": comparison,
         "texts": [list(next(iter(batch.values())).shape) for batch in job.batches],
-        **{"files": sizes(stage), "seconds": round(seconds, 1), "versions": versions() | _versions(form.packages)},
+        "files": sizes(stage),
+        "seconds": round(seconds, 1),
+        "versions": versions() | _versions(form.packages),
     }
 
 
