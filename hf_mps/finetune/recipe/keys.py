@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -43,7 +43,8 @@ def of_recipe(recipe: str) -> list[Key]:
     task = recipe if recipe in tasks.names() else read_yaml(catalogue.find(recipe).path).values.get("task")
     if task not in tasks.names():
         raise UserError(f"{recipe} has no task")
-    return [*of_class(tasks.find(task).recipe_class), *training(task)]
+    found = [*of_class(tasks.find(task).recipe_class), *training(task)]
+    return [replace(key, kind=task) if key.name == "task" else key for key in found]
 
 
 def of_class(kind: type[BaseModel], prefix: str = "") -> Iterator[Key]:

@@ -9,6 +9,7 @@ Finding a task imports its file, which must not import torch: a recipe is valida
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from hf_mps.finetune.tasks._base import Task
 
@@ -48,13 +49,13 @@ def names() -> list[str]:
     return list(TASKS)
 
 
-def find(name: str) -> type[Task]:
+def find(name: str) -> type[Task[Any]]:
     """Return the class of the task `name`, one of `names()`."""
     module, _, kind = TASKS[name].partition(".")
-    found: type[Task] = getattr(import_module(f"{__name__}.{module}"), kind)
+    found: type[Task[Any]] = getattr(import_module(f"{__name__}.{module}"), kind)
     return found
 
 
-def every() -> list[type[Task]]:
+def every() -> list[type[Task[Any]]]:
     """Return the classes of all tasks."""
     return [find(name) for name in TASKS]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import yaml
 
@@ -38,10 +38,12 @@ Shape = Literal["decoder", "encoder", "seq2seq", "choices", "image", "sound"]
 Input = Literal["text", "image", "sound", "image and text", "image and mask", "image and boxes"]
 Words = Literal["wordpiece", "sentence", "bytes", "chat", "pieces", ""]
 """How a tokenizer makes words; empty where the model reads none."""
+R = TypeVar("R", bound=Any)
+"""The class that validates a task's recipes."""
 
 
-class Task:
-    """A kind of training. A subclass declares what it can do, and makes and answers rows.
+class Task(Generic[R]):
+    """A kind of training. A subclass, of `Task[Recipe]`, declares what it can do, and makes and answers rows.
 
     An instance belongs to one recipe, its checkpoint and a device: either `prepare` makes it ready to train, or `open`
     makes a saved model ready to answer.
@@ -105,7 +107,7 @@ class Task:
     keep: ClassVar[Any] = None
     """Trainer's `preprocess_logits_for_metrics`: what is kept of the outputs for metrics and answers."""
 
-    recipe: Any
+    recipe: R
     trainer_settings: dict[str, Any]
     trainer: Any = None
     arguments: type[Any] | None = None
@@ -114,13 +116,17 @@ class Task:
     model: Any = None
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for kind in get_args(vars(cls).get("__orig_bases__", (None,))[0]):
+            if isinstance(kind, type):
+                cls.recipe_class = kind
         # A class that tasks share, such as TextTask, has no name.
         if "name" in vars(cls):
             cls.pipeline_tag = cls.pipeline_tag or cls.name
             if not hasattr(cls, "auto_class"):
                 cls.auto_class = f"AutoModel{cls.architectures[0]}"
 
-    def __init__(self, recipe: Any, checkpoint: Checkpoint, device: str = "cpu") -> None:
+    def __init__(self, recipe: R, checkpoint: Checkpoint, device: str = "cpu") -> None:
         self.recipe, self.checkpoint, self.device = recipe, checkpoint, device
         self.snippet = snippets().get(self.name)
         self.choices: dict[str, Choice[Any]] = {}
@@ -219,7 +225,7 @@ class Prepared:
     numbers.
     """
 
-    task: Task
+    task: Task[Any]
     model: Any
     processing_class: Any
     collator: Callable[[list[Any]], Any] | None

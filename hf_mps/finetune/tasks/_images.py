@@ -8,10 +8,10 @@ from typing import Any
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.tasks._base import Prepared, Task
+from hf_mps.finetune.tasks._base import Prepared, R, Task
 
 
-class ImageTask(Task):
+class ImageTask(Task[R]):
     """A task whose model tells the classes `names` apart."""
 
     names: Sequence[str]

@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._base import Dataset, Input, Prepared, Shape, Task
+from hf_mps.finetune.tasks._base import Dataset, Input, Prepared, R, Shape, Task
 from hf_mps.finetune.text import chat, tokens
 from hf_mps.finetune.text.padding import IGNORED
 from hf_mps.metrics.selection import Chosen
@@ -23,7 +23,7 @@ Asked = tuple[list[dict[str, Any]], str | None]
 """The messages before an answer, and the answer in the data where it is known."""
 
 
-class LanguageTask(Task):
+class LanguageTask(Task[R]):
     """A task of a model that writes text."""
 
     auto_class = language.AUTO_CLASS
@@ -31,7 +31,6 @@ class LanguageTask(Task):
     metrics: ClassVar[tuple[str, ...] | None] = ("perplexity", "accuracy")
     shape: ClassVar[Shape | None] = "decoder"
     family: ClassVar[tuple[str, Input]] = ("qwen2", "text")
-    recipe: language.Recipe
     loaded: language.Loaded
 
     def begin(self) -> None:
@@ -79,13 +78,12 @@ class LanguageTask(Task):
         return super().made(predicted, **(saved | parts))
 
 
-class ChatTask(LanguageTask):
+class ChatTask(LanguageTask[R]):
     """A task whose saved model answers conversations."""
 
     chats = True
     at_a_time = 64  # answers take long, and each should be there soon
     batch = language.PROMPTS
-    recipe: language.Decoder
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         self.begin()

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.tasks._base import Prepared, Task
+from hf_mps.finetune.tasks._base import Prepared, R, Task
 from hf_mps.finetune.text import lengths, tokens
 
 
-class TextTask(Task):
+class TextTask(Task[R]):
     """A task of an encoder; `inputs` makes features of one tokenizer, which a collator of transformers pads."""
 
     collator_class: ClassVar[str] = "DataCollatorWithPadding"

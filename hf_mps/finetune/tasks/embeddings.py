@@ -26,7 +26,7 @@ from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.models.embeddings import WHOLE, Span
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, Task
+from hf_mps.finetune.tasks._base import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, R, Task
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import choose
 
@@ -39,7 +39,7 @@ INNER, COST = "SparseMultipleNegativesRankingLoss", "FlopsLoss"
 """The loss inside SpladeLoss, and its own regularizer."""
 
 
-class SentenceTask(Task):
+class SentenceTask(Task[R]):
     """A task that sentence-transformers trains."""
 
     library = SENTENCE_TRANSFORMERS
@@ -48,7 +48,6 @@ class SentenceTask(Task):
     unsharded = CALLS_PARTS
     # Of a saved model: `prepare` names the trainer that trains. Static, or Python would bind the function to the task.
     trainer = staticmethod(embeddings.apart)
-    recipe: Any
     length: Choice[lengths.Lengths]
 
     def begin(self, opened: tuple[Any, Choice[str]], chosen: Mapping[str, Any] | None = None) -> None:
@@ -69,7 +68,7 @@ class SentenceTask(Task):
         self.length = lengths.decide(self.recipe, flat, self.longest, grouped=False)
 
 
-class EmbeddingTask(SentenceTask):
+class EmbeddingTask(SentenceTask[R]):
     """A task whose model makes a vector of each text."""
 
     batch = embeddings.BATCH
@@ -183,8 +182,6 @@ class Data(schema.Data):
 class Recipe(lengths.Padded):
     """Adds the loss."""
 
-    task: Literal["sentence-embeddings"]
-    """What the model learns to do."""
     data: Data
     loss: Loss | None = None
     """sentence-transformers' loss; by default the one that suits the columns."""
@@ -198,15 +195,13 @@ class Recipe(lengths.Padded):
         return self
 
 
-class SentenceEmbeddings(EmbeddingTask):
+class SentenceEmbeddings(EmbeddingTask[Recipe]):
     """Learns vectors whose cosine is the similarity of texts. A saved model compares pairs, and embeds texts alone."""
 
     name = "sentence-embeddings"
-    recipe_class = Recipe
     auto_class = "SentenceTransformer"
     pipeline_tag = "sentence-similarity"
     truth = ("negative", "score")
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, library = self.recipe, embeddings.library(self.name)
@@ -293,8 +288,6 @@ class SparseData(schema.Data):
 class SparseRecipe(lengths.Padded):
     """Adds what a dimension costs in the loss: more makes sparser embeddings."""
 
-    task: Literal["sparse-embeddings"]
-    """What the model learns to do."""
     data: SparseData
     document_regularizer: float = Field(default=3e-5, gt=0)
     """How much each dimension of a document costs."""
@@ -302,16 +295,14 @@ class SparseRecipe(lengths.Padded):
     """How much each dimension of a query costs."""
 
 
-class SparseEmbeddings(EmbeddingTask):
+class SparseEmbeddings(EmbeddingTask[SparseRecipe]):
     """Learns weights of words by which texts are found. A saved model scores pairs, and weighs the words of texts."""
 
     name = "sparse-embeddings"
-    recipe_class = SparseRecipe
     auto_class = "SparseEncoder"
     pipeline_tag = "feature-extraction"
     metrics = ("sparse_retrieval", "active_dims")
     truth = ("negative",)
-    recipe: SparseRecipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, library = self.recipe, embeddings.library(self.name)

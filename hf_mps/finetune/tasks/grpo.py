@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -87,8 +87,6 @@ class Recipe(language.Chat):
 
     TYPED_ALONE: ClassVar[tuple[str, ...]] = (choose.AGREEMENT,)
 
-    task: Literal["grpo"]
-    """What the model learns to do."""
     data: Data
     rewards: list[choose.Reward] = Field(min_length=1)
     """What scores the completions."""
@@ -122,11 +120,10 @@ class Recipe(language.Chat):
         return self
 
 
-class GRPO(ChatTask):
+class GRPO(ChatTask[Recipe]):
     """Learns from rewards for its own answers. A saved model answers prompts."""
 
     name = "grpo"
-    recipe_class = Recipe
     metrics = ("reward", "completions/mean_length", "completions/clipped_ratio", "kl")
     truth = ("answer",)
     arguments_source = ("trl/trainer/grpo_config.py", "GRPOConfig")
@@ -135,7 +132,6 @@ class GRPO(ChatTask):
     in_groups = True
     shows = "texts"
     smoke_arguments: ClassVar[Mapping[str, Any]] = SMOKE
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         self.refuse_without_trl()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from PIL import Image
 
@@ -38,17 +38,14 @@ class Data(schema.Labelled):
 class Recipe(labels.Overridden):
     """Adds how training images are varied."""
 
-    task: Literal["image-classification"]
-    """What the model learns to do."""
     data: Data
     augmentation: images.Augmentation | None = images.Augmentation()
 
 
-class ImageClassification(ImageTask):
+class ImageClassification(ImageTask[Recipe]):
     """Learns the class of an image."""
 
     name = "image-classification"
-    recipe_class = Recipe
     truth = ("label",)
     at_a_time = 128  # decoded images are large
     has_probabilities = True
@@ -56,7 +53,6 @@ class ImageClassification(ImageTask):
     shape = "image"
     keep = staticmethod(classification.keep_logits)
     family = ("vit", "image")
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe = self.recipe

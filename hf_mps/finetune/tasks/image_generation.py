@@ -76,8 +76,6 @@ class Recipe(schema.Recipe):
     middle. `snr_gamma` is usually 5.
     """
 
-    task: Literal["image-generation"]
-    """What the model learns to do."""
     data: Data
     lora: Lora = Lora()
     prompt: str | None = Field(default=None, min_length=1)
@@ -103,11 +101,10 @@ class Recipe(schema.Recipe):
         return self
 
 
-class ImageGeneration(Task):
+class ImageGeneration(Task[Recipe]):
     """Learns a style or a subject. A saved model makes a picture of each prompt."""
 
     name = "image-generation"
-    recipe_class = Recipe
     auto_class = "DiffusionPipeline"
     pipeline_tag = "text-to-image"
     library = "diffusers"
@@ -119,7 +116,6 @@ class ImageGeneration(Task):
     unsharded = "diffusers' models name no layers at which they could be divided"
     family = ("stable-diffusion", "text")
     shows = "pictures"
-    recipe: Recipe
     _encoders: Any = None
 
     @classmethod

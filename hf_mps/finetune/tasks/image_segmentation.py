@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy
 from PIL import Image
@@ -57,19 +57,16 @@ class Recipe(labels.Overridden):
     `data.labels` may be left out where the checkpoint segments already.
     """
 
-    task: Literal["image-segmentation"]
-    """What the model learns to do."""
     data: Data
     augmentation: images.Augmentation | None = images.Augmentation(crop=[0.25, 1.0])
     reduce_labels: bool = False
     """true where class 0 of the masks means no class."""
 
 
-class ImageSegmentation(ImageTask):
+class ImageSegmentation(ImageTask[Recipe]):
     """Learns the class of every pixel."""
 
     name = "image-segmentation"
-    recipe_class = Recipe
     metrics = ("mean_iou",)
     truth = ("mask",)
     at_a_time = 16  # their logits are held: 10 MB for 150 classes at 128 x 128
@@ -77,7 +74,6 @@ class ImageSegmentation(ImageTask):
     keep = staticmethod(classification.keep_logits)
     family = ("segformer", "image and mask")
     shows = "pictures"
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, config = self.recipe, self.checkpoint.config()

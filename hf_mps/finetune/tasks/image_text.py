@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -37,8 +37,6 @@ class Recipe(language.Recipe):
     adapters.
     """
 
-    task: Literal["image-text"]
-    """What the model learns to do."""
     data: Data
     prompt: str | None = Field(default=None, min_length=1)
     """The words that ask for the answer, before the question of a row."""
@@ -49,11 +47,10 @@ class Recipe(language.Recipe):
     generate: language.Generate = language.Generate()
 
 
-class ImageText(LanguageTask):
+class ImageText(LanguageTask[Recipe]):
     """Learns the assistant's words about images."""
 
     name = "image-text"
-    recipe_class = Recipe
     auto_class = vision_language.AUTO_CLASS
     pipeline_tag = "image-text-to-text"
     shape = None
@@ -66,7 +63,6 @@ class ImageText(LanguageTask):
     )
     family = ("idefics3", "image and text")
     shows = "texts"
-    recipe: Recipe
 
     def begin(self) -> None:
         """Open processor and configuration, with the size of images and the chat template that the recipe asks for."""

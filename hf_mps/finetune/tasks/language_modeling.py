@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.cache import code_digest
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared, R
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import blocks, lengths, tokens
 
@@ -22,16 +22,13 @@ from hf_mps.finetune.text import blocks, lengths, tokens
 class CausalRecipe(language.Decoder):
     """`max_length` is the length of a block in tokens."""
 
-    task: Literal["causal-lm"]
-    """What the model learns to do."""
     data: blocks.Data
 
 
-class BlockTask(LanguageTask):
+class BlockTask(LanguageTask[R]):
     """A task that learns from texts, joined and cut into blocks."""
 
     at_a_time = blocks.ROWS_AT_A_TIME
-    recipe: Any
 
     @property
     def around(self) -> blocks.SpecialTokens:
@@ -107,14 +104,12 @@ class BlockTask(LanguageTask):
         return {recipe.data.columns.text: " ".join(synthetic.sentences(made.draw, 8))}
 
 
-class CausalLM(BlockTask):
+class CausalLM(BlockTask[CausalRecipe]):
     """Learns to continue texts."""
 
     name = "causal-lm"
-    recipe_class = CausalRecipe
     architectures = ("ForCausalLM", "LMHeadModel")
     family = ("gpt2", "text")
-    recipe: CausalRecipe
 
     @property
     def around(self) -> blocks.SpecialTokens:
@@ -125,8 +120,6 @@ class CausalLM(BlockTask):
 class MaskedRecipe(lengths.Padded):
     """Adds the share of tokens that are masked."""
 
-    task: Literal["masked-lm"]
-    """What the model learns to do."""
     data: blocks.Data
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)
     """The share of tokens that are masked."""
@@ -143,18 +136,16 @@ class MaskingCollator:
         return self.kept(features) if "labels" in features[0] else self.drawn(features)
 
 
-class MaskedLM(BlockTask):
+class MaskedLM(BlockTask[MaskedRecipe]):
     """Learns to fill masked tokens."""
 
     name = "masked-lm"
-    recipe_class = MaskedRecipe
     auto_class = "AutoModelForMaskedLM"
     pipeline_tag = "fill-mask"
     architectures = ("ForMaskedLM",)
     shape = "encoder"
     family = ("bert", "text")
     words = "wordpiece"  # whose tokenizers have a mask
-    recipe: MaskedRecipe
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         made = super().open(chosen)

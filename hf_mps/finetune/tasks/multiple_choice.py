@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import model_validator
 
@@ -59,23 +59,19 @@ class Data(schema.Data):
 class Recipe(labels.Overridden, lengths.Padded):
     """Adds `config_overrides`."""
 
-    task: Literal["multiple-choice"]
-    """What the model learns to do."""
     data: Data
 
 
-class MultipleChoice(TextTask):
+class MultipleChoice(TextTask[Recipe]):
     """Learns which of a few continuations or answers fits a context."""
 
     name = "multiple-choice"
-    recipe_class = Recipe
     truth = ("label",)
     architectures = ("ForMultipleChoice",)
     shape = "choices"
     keep = staticmethod(classification.keep_logits)
     collator_class = "DataCollatorForMultipleChoice"
     has_probabilities = True
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, load.Rows]) -> Prepared:
         recipe, count = self.recipe, _count(rows["train"])

@@ -57,8 +57,6 @@ class Recipe(labels.Overridden):
     Images become squares; boxes are in pixels, `xywh` as COCO's. predictions.csv has those of at least `threshold`.
     """
 
-    task: Literal["object-detection"]
-    """What the model learns to do."""
     data: Data
     image_size: int = Field(default=512, ge=32)
     """The longest side of an image in pixels."""
@@ -70,18 +68,16 @@ class Recipe(labels.Overridden):
     """The least probability of an answer."""
 
 
-class ObjectDetection(ImageTask):
+class ObjectDetection(ImageTask[Recipe]):
     """Learns the boxes around objects, and their classes."""
 
     name = "object-detection"
-    recipe_class = Recipe
     metrics = ("map",)
     truth = ("objects",)
     at_a_time = 64
     architectures = ("ForObjectDetection",)
     family = ("yolos", "image and boxes")
     shows = "pictures"
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         from hf_mps.finetune.models.detection_trainer import unfilled

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
@@ -18,7 +18,7 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks._base import Dataset, Prepared, R
 from hf_mps.finetune.tasks._language import ChatTask, asked, left_out, mapped
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
@@ -35,7 +35,7 @@ SINGLE, PAIR = ("prompt", "completion", "label"), ("chosen", "rejected")
 KEPT = "each prompt is paired with another answer of its batch; leave it out"
 
 
-class PreferenceTask(ChatTask):
+class PreferenceTask(ChatTask[R]):
     """Learns to prefer answers over others. A saved model rewards answers, or answers prompts alone."""
 
     asked: ClassVar[Mapping[str, str]] = {"prompt": "prompt"}
@@ -188,7 +188,7 @@ class PairRecipe(language.Chat):
     data: PairData
 
 
-class PairTask(PreferenceTask):
+class PairTask(PreferenceTask[R]):
     """Learns to prefer one of two answers. A saved model rewards pairs of answers, or answers prompts alone."""
 
     metrics = ("rewards/accuracies", "rewards/margins")
@@ -240,15 +240,11 @@ def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str
 class DPORecipe(PairRecipe):
     """`training` takes DPOConfig's `beta`, `loss_type` and so on."""
 
-    task: Literal["dpo"]
-    """What the model learns to do."""
 
-
-class DPO(PairTask):
+class DPO(PairTask[DPORecipe]):
     """Learns to prefer one of two answers, from its start on."""
 
     name = "dpo"
-    recipe_class = DPORecipe
     arguments_source = ("trl/trainer/dpo_config.py", "DPOConfig")
     settled: ClassVar[Mapping[str, str]] = {
         **SETTLED,
@@ -271,15 +267,11 @@ class DPO(PairTask):
 class ORPORecipe(PairRecipe):
     """`training` takes ORPOConfig's `beta`."""
 
-    task: Literal["orpo"]
-    """What the model learns to do."""
 
-
-class ORPO(PairTask):
+class ORPO(PairTask[ORPORecipe]):
     """Learns one of two answers, and to prefer it to the other."""
 
     name = "orpo"
-    recipe_class = ORPORecipe
     arguments_source = ("trl/experimental/orpo/orpo_config.py", "ORPOConfig")
     settled: ClassVar[Mapping[str, str]] = {
         **SETTLED,
@@ -332,8 +324,6 @@ class AnswerData(schema.Data):
 class KTORecipe(language.Chat):
     """`training` takes KTOConfig's `beta`, `desirable_weight` and so on."""
 
-    task: Literal["kto"]
-    """What the model learns to do."""
     data: AnswerData
 
     @model_validator(mode="after")
@@ -344,11 +334,10 @@ class KTORecipe(language.Chat):
         return self
 
 
-class KTO(PreferenceTask):
+class KTO(PreferenceTask[KTORecipe]):
     """Learns which answers are wanted. A saved model rewards answers, or answers prompts alone."""
 
     name = "kto"
-    recipe_class = KTORecipe
     metrics = ("rewards/margins",)
     truth = ("label",)
     optional = ("prompt", "completion", *PAIR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -66,8 +66,6 @@ class Recipe(lengths.Padded):
     training rows decide.
     """
 
-    task: Literal["question-answering"]
-    """What the model learns to do."""
     data: Data
     doc_stride: int = Field(default=128, ge=0)
     """The tokens that neighbouring windows of a long text share."""
@@ -90,11 +88,10 @@ class Recipe(lengths.Padded):
         return self.doc_stride if self.doc_stride < longest else longest // 3
 
 
-class QuestionAnswering(TextTask):
+class QuestionAnswering(TextTask[Recipe]):
     """Learns the piece of a text that answers a question."""
 
     name = "question-answering"
-    recipe_class = Recipe
     truth = ("answers",)
     optional = ("id",)
     architectures = ("ForQuestionAnswering",)
@@ -102,7 +99,6 @@ class QuestionAnswering(TextTask):
     outputs = ("start_logits", "end_logits")
     longest_default = 384
     """As many as transformers' run_qa.py has."""
-    recipe: Recipe
     measured: metrics.Metrics | None
 
     @staticmethod

@@ -69,8 +69,6 @@ class Data(schema.Data):
 class Recipe(labels.Overridden, lengths.Padded):
     """Adds the loss, and `config_overrides`."""
 
-    task: Literal["rerank"]
-    """What the model learns to do."""
     data: Data
     loss: Loss | None = None
     """sentence-transformers' loss; by default the one that suits the columns."""
@@ -83,11 +81,10 @@ class Recipe(labels.Overridden, lengths.Padded):
         return self
 
 
-class Rerank(SentenceTask):
+class Rerank(SentenceTask[Recipe]):
     """Learns how relevant a document is to a query. A saved model scores documents, and ranks those of a row."""
 
     name = "rerank"
-    recipe_class = Recipe
     auto_class = "CrossEncoder"
     pipeline_tag = "text-ranking"
     truth = ("label", "negative")
@@ -96,7 +93,6 @@ class Rerank(SentenceTask):
         "batch_sampler": "a row has its own documents, and none of another row is one of its wrong ones; leave it out",
         "prompts": "a cross-encoder reads query and document as they are; leave it out",
     }
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, library = self.recipe, embeddings.library(self.name)

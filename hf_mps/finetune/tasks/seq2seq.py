@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,7 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
+from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared, R
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.texts import sentences
@@ -50,7 +50,7 @@ class Seq2SeqRecipe(language.Recipe):
     """The tokens that a target is cut to."""
 
 
-class Seq2SeqTask(LanguageTask):
+class Seq2SeqTask(LanguageTask[R]):
     """Learns to write a text from another one."""
 
     auto_class = "AutoModelForSeq2SeqLM"
@@ -65,7 +65,6 @@ class Seq2SeqTask(LanguageTask):
     unsharded = GENERATES
     untrained: ClassVar[tuple[str, Callable[[str], str]]]
     """The baseline in words, and its answer to a source."""
-    recipe: Seq2SeqRecipe
 
     @property
     def prefix_key(self) -> str:
@@ -202,16 +201,13 @@ class SummarizationData(schema.Data):
 class SummarizationRecipe(Seq2SeqRecipe):
     """`source_prefix` is `summarize: ` for the first T5 models."""
 
-    task: Literal["summarization"]
-    """What the model learns to do."""
     data: SummarizationData
 
 
-class Summarization(Seq2SeqTask):
+class Summarization(Seq2SeqTask[SummarizationRecipe]):
     """Learns to write a short text that says what a document says."""
 
     name = "summarization"
-    recipe_class = SummarizationRecipe
     architectures = ("ForConditionalGeneration",)
     metrics = ("rouge",)
     untrained = (
@@ -235,8 +231,6 @@ class TranslationData(schema.Data):
 class TranslationRecipe(Seq2SeqRecipe):
     """Adds languages as the tokenizers of multilingual models name them (`en_XX`, `ron_Latn`)."""
 
-    task: Literal["translation"]
-    """What the model learns to do."""
     data: TranslationData
     src_lang: str | None = None
     """The source's language, for a model that knows many."""
@@ -250,16 +244,14 @@ class TranslationRecipe(Seq2SeqRecipe):
         return self
 
 
-class Translation(Seq2SeqTask):
+class Translation(Seq2SeqTask[TranslationRecipe]):
     """Learns to write a text in another language."""
 
     name = "translation"
-    recipe_class = TranslationRecipe
     architectures = ("MTModel", "M2M100ForConditionalGeneration")
     default_columns: ClassVar[Mapping[str, str]] = {"source": "source", "target": "target"}
     metrics = ("sacrebleu", "chrf", "bleu")
     untrained = ("answers with the source itself", str)
-    recipe: TranslationRecipe
 
     @property
     def prefix_key(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -68,25 +68,21 @@ class Data(schema.Data):
 class Recipe(language.Chat):
     """Adds predictions, and `packing`: none of the conversations in a row sees another."""
 
-    task: Literal["sft"]
-    """What the model learns to do."""
     data: Data
     generate: language.Generate = language.Generate()
     packing: bool | None = None
     """Whether several examples share a row; by default where that saves padding."""
 
 
-class SFT(ChatTask):
+class SFT(ChatTask[Recipe]):
     """Learns the assistant's words in conversations."""
 
     name = "sft"
-    recipe_class: ClassVar[type[Recipe]] = Recipe
     truth = ("output",)
     optional = ("input", "system")
     architectures: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
     needs_template = True
     shows = "texts"
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe = self.recipe
@@ -153,8 +149,6 @@ class DistillRecipe(Recipe):
     `packing` is for rows whose prompts the model does not answer itself (`distillation.lmbda: 0`).
     """
 
-    task: Literal["distill"]  # type: ignore[assignment]
-    """What the model learns to do."""
     teacher: str
     """The model that is learned from: a hub id or a folder, with the same vocabulary."""
     distillation: Distillation = Distillation()

@@ -34,8 +34,6 @@ class Recipe(labels.Overridden):
     `vocabulary` is by default the checkpoint's if it was fine-tuned for recognition, else that of the training texts.
     """
 
-    task: Literal["speech-recognition"]
-    """What the model learns to do."""
     data: _speech.Data
     vocabulary: Literal["data", "checkpoint"] | None = None
     """The letters: those of the training texts, or the checkpoint's."""
@@ -49,16 +47,14 @@ class Recipe(labels.Overridden):
     """true keeps the layers that read the waveform as they are."""
 
 
-class SpeechRecognition(_speech.SpeechTask):
+class SpeechRecognition(_speech.SpeechTask[Recipe]):
     """Learns to write down sound, letter by letter."""
 
     name = "speech-recognition"
-    recipe_class = Recipe
     at_a_time = 128  # decoded sound is large
     architectures = ("ForCTC",)
     shape = "sound"
     family = ("wav2vec2", "sound")
-    recipe: Recipe
 
     @staticmethod
     def keep(logits: Any, labels: Any) -> Any:

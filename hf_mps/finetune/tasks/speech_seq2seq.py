@@ -41,8 +41,6 @@ class Recipe(labels.Overridden):
     `normalizer` is Whisper's `english` or `basic`, or `none`; by default what suits the texts.
     """
 
-    task: Literal["speech-seq2seq"]
-    """What the model learns to do."""
     data: _speech.Data
     language: str | None = None
     """The language of the sound, for a model that knows many."""
@@ -60,18 +58,16 @@ class Recipe(labels.Overridden):
     """true keeps the encoder as it is."""
 
 
-class SpeechSeq2Seq(_speech.SpeechTask):
+class SpeechSeq2Seq(_speech.SpeechTask[Recipe]):
     """Learns to write down what is said, or its English translation."""
 
     name = "speech-seq2seq"
-    recipe_class = Recipe
     auto_class = "AutoModelForSpeechSeq2Seq"
     at_a_time = 64  # half a minute of decoded sound is a megabyte
     architectures = ("WhisperForConditionalGeneration",)
     arguments_source = SOURCE
     settled = SETTLED
     family = ("whisper", "sound")
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe = self.recipe

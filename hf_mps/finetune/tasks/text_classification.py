@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -76,8 +76,6 @@ class Recipe(labels.Overridden, lengths.Padded):
     Where rows have several labels, one is answered from the probability `threshold` on (0.5).
     """
 
-    task: Literal["text-classification"]
-    """What the model learns to do."""
     data: Data
     problem_type: labels.ProblemType | None = None
     """One class a row, several labels, or a number; by default what the labels look like."""
@@ -96,16 +94,14 @@ class Recipe(labels.Overridden, lengths.Padded):
         return self
 
 
-class TextClassification(TextTask):
+class TextClassification(TextTask[Recipe]):
     """Learns the class, the labels or the number of a text or a pair of texts."""
 
     name = "text-classification"
-    recipe_class = Recipe
     truth = ("label",)
     architectures = ("ForSequenceClassification",)
     shape = "encoder"
     keep = staticmethod(classification.keep_logits)
-    recipe: Recipe
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, train = self.recipe, rows["train"]

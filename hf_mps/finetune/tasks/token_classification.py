@@ -40,22 +40,18 @@ class Data(schema.Labelled):
 class Recipe(labels.Overridden, lengths.Padded):
     """Adds `config_overrides`. Each word has one tag."""
 
-    task: Literal["token-classification"]
-    """What the model learns to do."""
     data: Data
 
 
-class TokenClassification(TextTask):
+class TokenClassification(TextTask[Recipe]):
     """Learns a tag for each word."""
 
     name = "token-classification"
-    recipe_class = Recipe
     truth = ("tags",)
     architectures = ("ForTokenClassification",)
     shape = "encoder"
     collator_class = "DataCollatorForTokenClassification"
     has_probabilities = True
-    recipe: Recipe
 
     @staticmethod
     def keep(logits: Any, labels: Any) -> tuple[Any, Any, Any]:

@@ -102,7 +102,7 @@ class SavedRun:
         return self.recipe.model_copy(update=said)
 
     @property
-    def task_class(self) -> type[tasks.Task]:
+    def task_class(self) -> type[tasks.Task[Any]]:
         """The class of its task."""
         return tasks.find(self.task.value)
 
