@@ -11,7 +11,7 @@ from hf_mps.cli.options import RecipeName, Version, deferred
 from hf_mps.core.errors import UserError
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+    from hf_mps.finetune.features.machine import MemoryAdjustments
     from hf_mps.finetune.run.stages import PreparedRun
 
 

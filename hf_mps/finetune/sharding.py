@@ -20,7 +20,7 @@ from hf_mps.distributed.world import World
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
+    from hf_mps.finetune.tasks import Prepared
 
 KEY = "sharding"
 WITHOUT = "next: the same recipe without training.fsdp, which trains a whole model on each rank"

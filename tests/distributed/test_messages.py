@@ -16,7 +16,7 @@ from hf_mps.core.errors import RunError
 from hf_mps.distributed import ranks
 from hf_mps.distributed.ranks import Failure, Ranks
 from hf_mps.distributed.world import World
-from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+from hf_mps.finetune.features.machine import MemoryAdjustments
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run.run_dir import RunDir
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
 
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 
 TEXTS = (
     "Lily saw a big red ball in the park.",
@@ -21,8 +21,8 @@ TEXTS = (
 
 def recipe(**values: Any) -> Any:
     """The validated recipe of these values."""
+    from hf_mps.finetune.recipe.catalogue import Document
     from hf_mps.finetune.recipe.resolve import validate
-    from hf_mps.finetune.recipe.yaml import Document
 
     return validate(Document(values, overridden=frozenset(values)))  # as if all of it were typed
 

@@ -66,9 +66,9 @@ def smol(place: Path, kind: str = "idefics3") -> Path:
 
 def painter(place: Path) -> Path:
     """A Stable Diffusion, and its VAE and text encoder."""
-    from hf_mps.finetune.models import diffusion, known_configs
+    from hf_mps.finetune.models import checkpoint, diffusion
 
-    diffusion.write_tiny(known_configs.KNOWN["stable-diffusion-v1-5/stable-diffusion-v1-5"][1], place, 1)
+    diffusion.write_tiny(checkpoint.KNOWN["stable-diffusion-v1-5/stable-diffusion-v1-5"][1], place, 1)
     return place
 
 

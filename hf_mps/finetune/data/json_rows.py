@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.core.text import first_line
 from hf_mps.finetune.data import formats
-from hf_mps.finetune.data.cache import ROWS, Tables
+from hf_mps.finetune.data.rows import ROWS, Tables
 
 if TYPE_CHECKING:
     import pyarrow

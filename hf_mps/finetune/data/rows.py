@@ -1,14 +1,25 @@
-"""The rows of one split, and where a person finds each of them."""
+"""The rows of one split, where a person finds each of them, and what was read once.
+
+That is cached below the user's HF_HOME as Arrow, under a digest of the file and how it was read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, brief
 
 if TYPE_CHECKING:
+    import pyarrow
     from datasets import Dataset
 
     from hf_mps.finetune.stream.streamed import Stream
@@ -79,3 +90,94 @@ class Rows:
         except (OSError, ValueError, RuntimeError) as error:  # a path with a NUL; the home of ~nobody
             why = getattr(error, "strerror", None) or error
             raise UserError(f"{where}: {role}: {brief(name)}: cannot be read: {why}; allowed: a file's path") from error
+
+
+# Rows of one table: enough for Arrow to be fast, few enough to be held as Python objects.
+ROWS = 10_000
+BLOCK = 1 << 20
+
+Tables = Iterator["pyarrow.Table"]
+
+
+def in_tables(
+    rows: Iterable[Sequence[Any]],
+    columns: Mapping[str, Any],
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Tables:
+    """Yield `rows`, each with a value for every one of `columns` ({name: Arrow's type, None for text}), as tables.
+
+    There is at least one table. A table's rows are read within `around`.
+    """
+    import pyarrow
+
+    schema = pyarrow.schema([(name, kind or pyarrow.string()) for name, kind in columns.items()])
+    rows = iter(rows)
+    while True:
+        with around():
+            some = list(islice(rows, ROWS))
+        values = zip(*some, strict=True) if some else ([] for _ in schema)
+        yield pyarrow.table([pyarrow.array(*one) for one in zip(values, schema.types, strict=True)], schema=schema)
+        if len(some) < ROWS:
+            return
+
+
+def cached(path: Path, read_options: Sequence[Any], make: Callable[[], Tables]) -> Dataset:
+    """Return the rows of the file `path` as `make` reads them; `make` runs only for content that was not yet read so.
+
+    `read_options` is all that `make` depends on beside its code and the file's content, as plain values. Raises OSError
+    for a full disk, and what `make` raises; neither leaves a file behind.
+    """
+    from datasets import Dataset, config
+
+    content = hashlib.sha256(repr((code_digest(make), *read_options)).encode())
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            content.update(block)
+    digest = content.hexdigest()[:32]
+    rows_file = Path(config.HF_DATASETS_CACHE) / "hf_mps" / digest / "rows.arrow"
+    if not rows_file.is_file():
+        _write(rows_file, make())
+    dataset = Dataset.from_file(str(rows_file))
+    # Named by content: what a task makes of the rows is found again wherever the file is.
+    dataset._fingerprint = digest
+    return dataset
+
+
+def code_digest(function: Callable[..., Any]) -> str:
+    """Hash the sources of the package that `function` belongs to: a cache of its results has to be keyed by its code.
+
+    All of them, so that whatever the function calls is in it. `datasets.fingerprint.Hasher` would pickle an imported
+    helper by its name, and its code may change. The digest is the same wherever the package is installed.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    return _package_digest(function.__module__.partition(".")[0])
+
+
+@functools.cache
+def _package_digest(package: str) -> str:
+    file = getattr(sys.modules[package], "__file__", None)
+    if file is None:  # typed at the prompt
+        return ""
+    folder, content = Path(file).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return content.hexdigest()
+
+
+def _write(path: Path, chunks: Tables) -> None:
+    """Write Arrow's stream format, which `datasets` memory-maps. A table without rows gives it the column names."""
+    import pyarrow
+
+    tables, root = iter(chunks), path.parent.parent
+    first = next(tables)
+    root.mkdir(parents=True, exist_ok=True)
+    # A folder that no other process has: two may read one file at once; the last to finish wins, with equal rows.
+    with tempfile.TemporaryDirectory(dir=root) as folder:
+        hidden = Path(folder, path.name)
+        with pyarrow.OSFile(str(hidden), "wb") as sink, pyarrow.ipc.new_stream(sink, first.schema) as writer:
+            writer.write_table(first)
+            for table in tables:
+                writer.write_table(table)
+        path.parent.mkdir(exist_ok=True)
+        hidden.replace(path)

@@ -23,7 +23,7 @@ from hf_mps.core import extras
 from hf_mps.core.errors import UserError, brief
 from hf_mps.core.text import counted, first_line
 from hf_mps.finetune.data import formats
-from hf_mps.finetune.data.cache import Tables, in_tables
+from hf_mps.finetune.data.rows import Tables, in_tables
 
 SEPARATORS = {"csv": (",", ";", "\t", "|"), "tsv": ("\t",)}
 # Where there is no header, the separator is chosen by so many rows.

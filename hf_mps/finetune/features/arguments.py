@@ -11,7 +11,7 @@ from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
 from hf_mps.finetune.recipe.expect import LOSS
 from hf_mps.finetune.stream import pace
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.metrics.table import LOWER_IS_BETTER
 
 LOGGED_ROWS = 50

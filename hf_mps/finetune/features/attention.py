@@ -14,7 +14,7 @@ from hf_mps.core.text import first_line
 from hf_mps.finetune.features.base import Draft, Feature, Plan
 from hf_mps.finetune.models.checkpoint import text_config
 from hf_mps.finetune.recipe.schema import Recipe
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.layer.fused_step.attention import NAME
 
 KEY, AUTO = "attention", "auto"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 
 if TYPE_CHECKING:
-    from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+    from hf_mps.finetune.features.machine import MemoryAdjustments
     from hf_mps.finetune.recipe.resolve import ResolvedRecipe
     from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
+    from hf_mps.finetune.tasks import Prepared
 
 SAID = "the recipe says so"
 

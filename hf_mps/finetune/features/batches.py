@@ -13,7 +13,7 @@ from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.stream import pace
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.finetune.text import buckets
 
 SIZE = "per_device_train_batch_size"

@@ -12,7 +12,7 @@ from hf_mps.finetune.features import early_steps
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.trainer import trainer_class
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 
 KEY = "cuda_graphs"
 ON, OFF = "on", "off"

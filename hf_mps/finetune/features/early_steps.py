@@ -13,7 +13,7 @@ from hf_mps.distributed.world import World
 from hf_mps.finetune.features.base import SAID, Draft, Feature, Plan, value_of
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.trainer import StepMethod
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.metal.device import precision
 
 KEY, WEIGHTS, HALVES = "step_in_backward", "weights", "bfloat16"

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED
 from hf_mps.metal.training_kernels import trial
 from hf_mps.metal.training_kernels.cross_entropy import losses_in_place
 from hf_mps.metal.training_kernels.library import ordinary

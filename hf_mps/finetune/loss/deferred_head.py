@@ -20,7 +20,7 @@ from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.loss.chunked import TiedEmbedding, TiedGradient, is_tied
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.logging import errors_only
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED
 
 CHUNKS = "cross-entropy in chunks"
 PLAIN = "the model's own"

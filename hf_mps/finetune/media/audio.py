@@ -23,7 +23,7 @@ from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.text import buckets, lengths
-from hf_mps.finetune.text.padding import IGNORED, PadToBucket
+from hf_mps.finetune.text.lengths import IGNORED, PadToBucket
 
 # Samples a second that a recording may have. A damaged header says anything, and resampling from one sample a second to
 # 16,000 would fill any memory.

@@ -16,7 +16,7 @@ from hf_mps.finetune.models.language import LABELLED, Labelled, generated
 from hf_mps.finetune.models.vision_language import Reader
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.text import chat, tokens
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED
 
 IMAGE = {"type": "image"}
 # An image's place in the text of a message, as LLaVA's files and LLaMA-Factory's have it.

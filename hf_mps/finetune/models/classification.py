@@ -72,9 +72,9 @@ def by_name(shares: Any, names: Sequence[str]) -> Row:
 
 def confusion(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:
     """Return the picture of a confusion matrix of the rows of predictions.csv."""
-    from hf_mps.finetune.report import classes
+    from hf_mps.finetune.report import pictures
 
-    return classes.confusion([(row["label"], row["prediction"]) for row in predicted], names)
+    return pictures.confusion([(row["label"], row["prediction"]) for row in predicted], names)
 
 
 def threshold(asked: float | None, chosen: Mapping[str, Any] | None = None) -> Choice[float]:

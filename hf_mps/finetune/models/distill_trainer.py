@@ -22,7 +22,7 @@ from hf_mps.core import notices
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.models.token_trainer import TokenTrainer
 from hf_mps.finetune.run.logging import errors_only
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED
 
 with notices.ignoring(TRLExperimentalWarning):  # the recipe asks for it by its task
     from trl.experimental.gkd import GKDTrainer

@@ -14,8 +14,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import in_batch, trainer_mixins
 from hf_mps.finetune.text import buckets, tokens
-from hf_mps.finetune.text.lengths import Lengths
-from hf_mps.finetune.text.padding import PadToBucket, pad_values
+from hf_mps.finetune.text.lengths import Lengths, PadToBucket, pad_values
 from hf_mps.metrics import Baseline, Metrics
 from hf_mps.metrics.selection import Chosen
 

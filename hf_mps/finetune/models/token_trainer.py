@@ -15,7 +15,7 @@ from transformers import Trainer
 
 from hf_mps.finetune.loss import chunked, deferred_head
 from hf_mps.finetune.models.trainer_mixins import MeasuredBefore
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED
 from hf_mps.metrics.selection import Chosen
 
 

@@ -9,7 +9,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import nearest
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe.schema import Recipe
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.metrics import seqeval
 from hf_mps.metrics.table import REPORTS
 

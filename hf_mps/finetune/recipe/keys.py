@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue, training_section
+from hf_mps.finetune.recipe.catalogue import read_yaml
 from hf_mps.finetune.recipe.training_section import TRAINING_ARGUMENTS
-from hf_mps.finetune.recipe.yaml import read_yaml
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import yaml
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe.catalogue import DEEPEST, SHOWN, Document, Values, plain, problem
 from hf_mps.finetune.recipe.schema import SHORT, SOURCES
-from hf_mps.finetune.recipe.yaml import DEEPEST, SHOWN, Document, Values, plain, problem
 
 # Keys that belong to a data source and are dropped where an override names another. A folder's columns have the task's
 # own names too.

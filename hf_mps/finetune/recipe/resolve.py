@@ -17,9 +17,9 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue, overrides, training_section
+from hf_mps.finetune.recipe.catalogue import SHOWN, Document, read_yaml
 from hf_mps.finetune.recipe.overrides import Overrides
 from hf_mps.finetune.recipe.schema import SHORT, Recipe, map_paths
-from hf_mps.finetune.recipe.yaml import SHOWN, Document, read_yaml
 
 # pydantic's kinds of error (docs.pydantic.dev, "Validation Errors") in words of YAML, with the bound that each carries.
 ALLOWED = {

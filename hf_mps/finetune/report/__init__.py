@@ -10,8 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.finetune.recipe.expect import Expectation
 from hf_mps.finetune.report.predictions import FILE, Written
-from hf_mps.finetune.report.results import SCHEMA, RunRecord, results, versions, without_paths
-from hf_mps.finetune.report.verdict import doubt
+from hf_mps.finetune.report.results import SCHEMA, RunRecord, doubt, results, versions, without_paths
 from hf_mps.finetune.run import failures
 from hf_mps.metrics import Baseline
 

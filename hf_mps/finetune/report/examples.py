@@ -17,7 +17,7 @@ from hf_mps.core.files import write_atomic
 from hf_mps.finetune.features.early_steps import undone
 from hf_mps.finetune.report import predictions
 from hf_mps.finetune.run import failures
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 
 FOLDER, NAME = "examples", "step-{:06}"
 ROWS = 4

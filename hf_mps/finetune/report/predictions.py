@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hf_mps.core.files import plain, write_atomic
-from hf_mps.finetune.report.verdict import only_answer
 from hf_mps.finetune.run import failures
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 
 FILE = "predictions.csv"
 
@@ -48,6 +47,16 @@ def take_part(prepared: Prepared, trainer: Any) -> None:
             # Answers are computed as they are taken.
             for _ in prepared.predict(trainer):
                 pass
+
+
+def only_answer(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the only answer in `rows` of predictions.csv; None where answers differ, or where all truths are equal."""
+
+    def distinct(*names: str) -> set[str]:
+        return {str(row[name]) for row in rows for name in names if name in row}
+
+    answers, truths = distinct("prediction", "generated"), distinct("label", "truth", "reference")
+    return answers.pop() if len(rows) > 1 and len(answers) == 1 and len(truths) != 1 else None
 
 
 def text(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import platform
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib import metadata
@@ -12,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
+from hf_mps.core.errors import brief
 from hf_mps.core.files import plain
 from hf_mps.finetune.models.checkpoint import HUB_ID
 from hf_mps.finetune.recipe.expect import Expectation
@@ -71,7 +74,7 @@ class RunRecord:
     versions: dict[str, str] = field(default_factory=lambda: versions())
     expectation: Expectation | None = None
     doubt: str | None = None
-    """Why the run seems to have learnt nothing (`report.verdict`); None where all is well."""
+    """Why the run seems to have learnt nothing (`doubt`); None where all is well."""
     dataset: str | None = None
     """The data's hub id (`nyu-mll/glue`); None where it is the user's own or generated."""
     dataset_config: str | None = None
@@ -207,3 +210,50 @@ def _mapped(value: Any, change: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{of.name: _mapped(getattr(value, of.name), change) for of in fields(value)})
     return change(str(value)) if isinstance(value, Path) else value
+
+
+LONGER = "next: more training.num_train_epochs, another training.learning_rate, or more rows"
+
+
+def doubt(record: RunRecord, answer: str | None = None) -> str | None:
+    """Return why a run seems to have learnt nothing, or lost what it had learnt, and what to try; None if all is well.
+
+    `answer` is that of `only_answer`. A smoke run, whose scores do not count, raises no doubt.
+    """
+    if "smoke" in record.choices:
+        return None
+    name, greater = record.main_metric, record.greater_is_better
+    rewards = _finite(entry.get("reward") for entry in record.log_history)
+    if rewards and not any(rewards):
+        return "every reward was 0; next: easier prompts, a larger model, or a reward that some answers get"
+    if answer is not None:
+        shown = repr(brief(answer)) if answer else "nothing"
+        return f"all rows have one answer, {shown}: the model has learnt nothing; {LONGER}"
+    came, base = record.metrics.get(name), record.baseline.metrics.get(name) if record.baseline else None
+    if came is None or not math.isfinite(came):
+        return None
+
+    def above(one: float, other: float) -> bool:
+        one, other = round(one, 4), round(other, 4)  # as they are shown: equal does not read as better
+        return one > other if greater else one < other
+
+    if base is not None and not above(came, base):
+        what = record.baseline.what if record.baseline else ""
+        return f"{name} {came:.4f} is no better than the baseline ({base:.4f}), which {what}; {LONGER}"
+    steps = [entry for entry in record.log_history if _finite([entry.get(f"eval_{name}")])]
+    best = (max if greater else min)(steps, key=lambda entry: entry[f"eval_{name}"], default=None)
+    if best is None or not above(best[f"eval_{name}"], came):
+        return None
+    earlier = f"{best[f'eval_{name}']:.4f} at step {best['step']}"
+    return f"{name} was better before: {earlier}; next: training.load_best_model_at_end=true, or fewer epochs"
+
+
+def closing_line(record: RunRecord) -> str | None:
+    """Return the run's doubt, or that it beats its baseline; None where there is nothing to compare."""
+    base, name = record.baseline.metrics if record.baseline else {}, record.main_metric
+    compared = name in base and math.isfinite(record.metrics.get(name, math.nan)) and "smoke" not in record.choices
+    return record.doubt or (f"{name} is better than the baseline's" if compared else None)
+
+
+def _finite(values: Iterable[Any]) -> list[float]:
+    return [value for value in values if isinstance(value, (int, float)) and math.isfinite(value)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from hf_mps.core import status
 from hf_mps.core.text import aligned, duration, memory
-from hf_mps.finetune.report.verdict import closing_line
+from hf_mps.finetune.report.results import closing_line
 
 if TYPE_CHECKING:
     from rich.console import Console

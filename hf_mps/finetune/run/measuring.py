@@ -14,7 +14,7 @@ from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.run import checks
 from hf_mps.finetune.run.stages import one_gpu, refusals_told
 from hf_mps.finetune.run.trainer import recipe_trainer
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 
 # Beginnings of arguments that say how weights change and what is kept of them: nothing here does either.
 OF_TRAINING = (

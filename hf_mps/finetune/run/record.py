@@ -23,7 +23,7 @@ from hf_mps.metrics.selection import is_metric
 if TYPE_CHECKING:
     from hf_mps.finetune.features.base import Plan
     from hf_mps.finetune.run.stages import Trained
-    from hf_mps.finetune.tasks._base import Prepared
+    from hf_mps.finetune.tasks import Prepared
 
 # Names that would make the header's first column wider than all others do.
 SHORT_NAMES = {"logging_nan_inf_filter": "NaN filter"}

@@ -15,8 +15,7 @@ from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.finetune import report
 from hf_mps.finetune.features import batches
-from hf_mps.finetune.features.machine import awake
-from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+from hf_mps.finetune.features.machine import MemoryAdjustments, awake
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.report import screen

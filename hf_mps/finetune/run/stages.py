@@ -30,7 +30,7 @@ from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.features import FEATURES
 from hf_mps.finetune.features.base import Draft, Plan
-from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+from hf_mps.finetune.features.machine import MemoryAdjustments
 from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import expect
@@ -43,7 +43,7 @@ from hf_mps.finetune.run.run_dir import RunDir, Splits, digest_rows
 from hf_mps.finetune.run.trainer import recipe_trainer
 from hf_mps.finetune.sharding import save_whole
 from hf_mps.finetune.stream import pace
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.finetune.text import tokens
 from hf_mps.layer.guards import resume
 from hf_mps.metal import kernels

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import tasks
 from hf_mps.finetune.models import checkpoint
-from hf_mps.finetune.models.known_configs import model_type
+from hf_mps.finetune.models.checkpoint import model_type
 from hf_mps.finetune.recipe.overrides import OF_A_SOURCE
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import SOURCES, Recipe

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.tasks._base import Input, Words
+from hf_mps.finetune.tasks import Input, Words
 
 # Names and formats are data: processors.yaml says whose they are.
 FACTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))

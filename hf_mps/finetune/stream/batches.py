@@ -10,7 +10,7 @@ from typing import Any
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.stream.endless import BYTES, Filling, Tally, Windows
-from hf_mps.finetune.stream.readers import Broken, Row
+from hf_mps.finetune.stream.files import Broken, Row
 from hf_mps.finetune.text import buckets, packing
 
 Example = dict[str, Any]

@@ -12,9 +12,8 @@ from itertools import islice
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.stream import readers
-from hf_mps.finetune.stream.files import Assignment, File, FileSlice, assign, cut
-from hf_mps.finetune.stream.readers import Broken, Raw, Row
+from hf_mps.finetune.stream import files
+from hf_mps.finetune.stream.files import Assignment, Broken, File, FileSlice, Raw, Row, assign, cut
 
 # How many draws between sources are made at once.
 DRAWS = 1024
@@ -48,7 +47,7 @@ class Corpus:
     def where(self, number: int, behind: int) -> str:
         """Return for a person where the row of slice `number` is that ends at the place `behind`."""
         piece = self.slices[number]
-        return readers.place_of(self.files[piece.file], piece, behind)
+        return files.place_of(self.files[piece.file], piece, behind)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Reading:
         """Return a row's values by their roles, or what is wrong with it."""
         if isinstance(raw, Broken):
             return raw
-        picked = readers.pick(raw, self.columns)
+        picked = files.pick(raw, self.columns)
         if isinstance(picked, Broken):
             return picked
         for role in self.texts:
@@ -82,7 +81,7 @@ class Reading:
     def rows(self, corpus: Corpus) -> Iterator[Row | Broken]:
         """Yield every row of a source in the order of its files, once."""
         for piece in corpus.slices:
-            for _, raw in readers.read(corpus.files[piece.file], piece, None, tuple(self.columns.values())):
+            for _, raw in files.read(corpus.files[piece.file], piece, None, tuple(self.columns.values())):
                 yield self.row(raw)
 
     def held(self, row: Row) -> bool:
@@ -201,7 +200,7 @@ class Reader:
 
     def _slice(self, corpus: Corpus, number: int, assigned: Assignment, place: Place) -> Iterator[Row]:
         piece, columns = corpus.slices[number], tuple(self.reading.columns.values())
-        for behind, raw in readers.read(corpus.files[piece.file], piece, place.position, columns):
+        for behind, raw in files.read(corpus.files[piece.file], piece, place.position, columns):
             place.position, place.row = behind, place.row + 1
             if (place.row - 1) % assigned.readers != assigned.remainder:
                 continue

@@ -15,7 +15,7 @@ from hf_mps.finetune.text import buckets
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.stream.dataset import Streamed
+    from hf_mps.finetune.stream.loader import Streamed
 
 EVALUATIONS = 3
 """Evaluations, and checkpoints, of a run whose recipe does not say."""

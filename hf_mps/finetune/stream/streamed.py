@@ -14,7 +14,7 @@ from hf_mps.core.text import counted
 from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.stream import endless, files, readers
+from hf_mps.finetune.stream import endless, files
 from hf_mps.finetune.stream.files import File
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load(data: schema.Data, seed: int, texts: Sequence[str], splits: Sequence[st
     corpora = {split: _corpora(data, split) for split in splits}
     asked = tuple(role for role in columns if role in texts)
     reading = endless.Reading(corpora["train"], columns, asked, seed, data.hold_out, data.max_bad_row_fraction)
-    sample: list[readers.Row] = []
+    sample: list[files.Row] = []
     for corpus in reading.corpora:  # as many rows of each source
         rows = list(islice(_usable(reading, corpus), -(-SAMPLE // len(reading.corpora))))
         if not rows:
@@ -125,14 +125,14 @@ def _corpora(data: schema.Data, split: str) -> tuple[endless.Corpus, ...]:
     return tuple(corpora)
 
 
-def _usable(reading: endless.Reading, corpus: endless.Corpus) -> Iterator[readers.Row]:
+def _usable(reading: endless.Reading, corpus: endless.Corpus) -> Iterator[files.Row]:
     """Yield the rows of a source that are trained on, until SAMPLE rows of it were broken."""
     broken = 0
     for row in reading.rows(corpus):
-        broken += isinstance(row, readers.Broken)
+        broken += isinstance(row, files.Broken)
         if broken > SAMPLE:
             return
-        if not isinstance(row, readers.Broken) and not reading.held(row):
+        if not isinstance(row, files.Broken) and not reading.held(row):
             yield row
 
 
@@ -140,18 +140,18 @@ def _unusable(reading: endless.Reading, corpus: endless.Corpus) -> str:
     """Say why no row of a source can be used: a column that none has, or what is wrong with the first."""
     piece = corpus.slices[0]
     file = corpus.files[piece.file]
-    every = readers.read(file, piece, None, _schema(file).names if file.kind == "parquet" else ())
-    first = next((row for _, row in every if not isinstance(row, readers.Broken)), None)
+    every = files.read(file, piece, None, _schema(file).names if file.kind == "parquet" else ())
+    first = next((row for _, row in every if not isinstance(row, files.Broken)), None)
     available = list(first or ())
     for role, column in reading.columns.items():
-        if first is not None and isinstance(readers.pick(first, {role: column}), readers.Broken):
+        if first is not None and isinstance(files.pick(first, {role: column}), files.Broken):
             known = ", ".join(map(brief, available))
             way_on = nearest(column, available) or f"; next: name the one that it is with data.columns.{role}"
             told = f"there is no column '{column}' for data.columns.{role}; the columns are {known}"
             return f"{corpus.name}: {told}{way_on}"
-    for behind, raw in readers.read(file, piece, None, tuple(reading.columns.values())):
+    for behind, raw in files.read(file, piece, None, tuple(reading.columns.values())):
         row = reading.row(raw)
-        if isinstance(row, readers.Broken):
+        if isinstance(row, files.Broken):
             return f"{corpus.where(0, behind)} {row.why}, and no row can be used; next: correct it there"
     return f"{corpus.name}: holds no rows; allowed: at least one"
 
@@ -167,7 +167,7 @@ def _dataset(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, Any]) -> Dat
     return Dataset.from_list([dict(row) for row in rows], features=Features(kinds))
 
 
-def _evaluated(rows: Sequence[readers.Row], kinds: Mapping[str, Any], where: str, most: int, textual: bool) -> Rows:
+def _evaluated(rows: Sequence[files.Row], kinds: Mapping[str, Any], where: str, most: int, textual: bool) -> Rows:
     """Return the rows of a split that is measured. Raises UserError where there is none."""
     if not rows:
         raise UserError(f"{where}: holds no rows; allowed: at least one; next: a larger data.hold_out, or more rows")

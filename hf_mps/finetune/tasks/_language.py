@@ -12,9 +12,9 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._base import Dataset, Input, Prepared, R, Shape, Task
+from hf_mps.finetune.tasks import Dataset, Input, Prepared, R, Shape, Task
 from hf_mps.finetune.text import chat, tokens
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED
 from hf_mps.metrics.selection import Chosen
 
 Conversation = Callable[[Mapping[str, Any]], list[dict[str, Any]]]

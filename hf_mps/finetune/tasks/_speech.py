@@ -14,7 +14,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import GENERATES, R, Task
+from hf_mps.finetune.tasks import GENERATES, R, Task
 from hf_mps.finetune.text import tokens
 from hf_mps.metrics.texts import cer, wer
 

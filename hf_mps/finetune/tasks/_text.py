@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.tasks._base import Prepared, R, Task
+from hf_mps.finetune.tasks import Prepared, R, Task
 from hf_mps.finetune.text import lengths, tokens
 
 

@@ -26,7 +26,7 @@ from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.models.embeddings import WHOLE, Span
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, R, Task
+from hf_mps.finetune.tasks import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, R, Task
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import choose
 

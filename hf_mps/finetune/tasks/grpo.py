@@ -20,7 +20,7 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.rewards import choose
-from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared
+from hf_mps.finetune.tasks import GENERATES, Dataset, Prepared
 from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out, mapped, readable
 from hf_mps.finetune.tasks.preferences import RATE, RATE_OF_ADAPTERS
 from hf_mps.finetune.text import chat, lengths, tokens

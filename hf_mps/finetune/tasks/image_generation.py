@@ -13,11 +13,11 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import latents
-from hf_mps.finetune.models import diffusion, known_configs, language, lora
+from hf_mps.finetune.models import checkpoint, diffusion, language, lora
 from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import Picture, Prepared, Task, snippets
+from hf_mps.finetune.tasks import Picture, Prepared, Task, snippets
 
 # Sides of the images of a smoke run, in pixels, and the most rows of a split.
 SMOKE_SIZE, MADE_UP = (160, 128), 8
@@ -122,16 +122,16 @@ class ImageGeneration(Task[Recipe]):
     def size(cls, recipe: Any) -> tuple[Any, Choice[str]]:
         """Return the configuration of the UNet or transformer in its real size, and where it comes from."""
         source = resolve(recipe.model)
-        kind = known_configs.model_type(recipe.model, recipe.model_type, {}) or cls.family[0]
+        kind = checkpoint.model_type(recipe.model, recipe.model_type, {}) or cls.family[0]
         if source.local:
             size = diffusion.stored_size(source.source)
             return size, Choice(recipe.model, f"the {diffusion.part_of(size)} of the model itself, without its weights")
-        kinds = {name: other for name, (other, _) in known_configs.KNOWN.items() if other.startswith(cls.family[0])}
+        kinds = {name: other for name, (other, _) in checkpoint.KNOWN.items() if other.startswith(cls.family[0])}
         names = [name for name, other in kinds.items() if other == kind]
         if not names:
             raise UserError(f"model_type is {kind}; allowed: {', '.join(dict.fromkeys(kinds.values()))}")
         named = recipe.model if recipe.model in names else names[0]
-        size = dict(known_configs.KNOWN[named][1])
+        size = dict(checkpoint.KNOWN[named][1])
         return size, Choice(recipe.model, f"a {diffusion.part_of(size)} in the size of {named}, without weights")
 
     @classmethod

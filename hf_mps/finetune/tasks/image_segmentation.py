@@ -18,8 +18,8 @@ from hf_mps.finetune.media import images
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import Picture, Prepared
-from hf_mps.finetune.tasks._images import ImageTask
+from hf_mps.finetune.tasks import Picture, Prepared
+from hf_mps.finetune.tasks.image_classification import ImageTask
 from hf_mps.metrics import Baseline, pixels
 
 # Classes that a palette of 8 bits has colours for.

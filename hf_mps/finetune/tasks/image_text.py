@@ -14,7 +14,7 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import image_chats
 from hf_mps.finetune.models import language, vision_language
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Prepared, snippets
+from hf_mps.finetune.tasks import Prepared, snippets
 from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, learned, readable
 from hf_mps.finetune.text import chat, lengths, tokens
 

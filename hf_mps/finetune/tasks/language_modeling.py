@@ -11,10 +11,10 @@ from pydantic import Field
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
-from hf_mps.finetune.data.cache import code_digest
 from hf_mps.finetune.data.load import Rows
+from hf_mps.finetune.data.rows import code_digest
 from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks._base import Dataset, Prepared, R
+from hf_mps.finetune.tasks import Dataset, Prepared, R
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import blocks, lengths, tokens
 

@@ -13,7 +13,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
 

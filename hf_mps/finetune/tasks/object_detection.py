@@ -17,8 +17,8 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import Prepared
-from hf_mps.finetune.tasks._images import ImageTask
+from hf_mps.finetune.tasks import Prepared
+from hf_mps.finetune.tasks.image_classification import ImageTask
 from hf_mps.metrics.boxes import average_precision
 
 Format = Literal["xywh", "xyxy"]

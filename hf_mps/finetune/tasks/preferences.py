@@ -18,7 +18,7 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import Dataset, Prepared, R
+from hf_mps.finetune.tasks import Dataset, Prepared, R
 from hf_mps.finetune.tasks._language import ChatTask, asked, left_out, mapped
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline

@@ -15,7 +15,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import buckets, lengths, tokens, windows
 from hf_mps.metrics.selection import choose

@@ -18,7 +18,7 @@ from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import embeddings, in_batch, reranking
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks.embeddings import SentenceTask
 from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.metrics.selection import choose

@@ -14,7 +14,7 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._base import GENERATES, Dataset, Prepared, R
+from hf_mps.finetune.tasks import GENERATES, Dataset, Prepared, R
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.texts import sentences

@@ -18,11 +18,11 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.stream.batches import Encoded, Making
-from hf_mps.finetune.stream.readers import Broken
-from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.stream.files import Broken
+from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, learned, mapped
 from hf_mps.finetune.text import chat, lengths, packing, tokens
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED
 
 ALPACA = ("instruction", "input", "output", "system")
 ASK = "Say it in other words: "
@@ -233,7 +233,7 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
     """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
     if rows.stream is None:
         return sample
-    from hf_mps.finetune.stream import dataset
+    from hf_mps.finetune.stream import loader
 
     tokenizer, longest = loaded.tokenizer, loaded.longest
 
@@ -252,4 +252,4 @@ def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool)
         return [[examples[place] for place in row] for row in fitted]
 
     making = Making(encode, longest, pack=pack if packed else None, filler=tokenizer.pad_token_id)
-    return dataset.train(rows, sample, making)
+    return loader.train(rows, sample, making)

@@ -19,8 +19,7 @@ from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks import _speech
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared, _speech
 from hf_mps.finetune.text import tokens
 
 DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"

@@ -13,8 +13,8 @@ from hf_mps.finetune.data import label_sets, labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import classes
-from hf_mps.finetune.tasks._base import Dataset, Prepared, snippets
+from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks import Dataset, Prepared, snippets
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import of_sets
@@ -185,7 +185,7 @@ class TextClassification(TextTask[Recipe]):
         """Return the features to train on: `sample`, or the stream of all rows where they have one."""
         if rows.stream is None:
             return sample
-        from hf_mps.finetune.stream import batches, dataset  # which import six modules that only streams need
+        from hf_mps.finetune.stream import batches, loader  # which import modules that only streams need
 
         roles, classes, tokenizer, longest = _texts(rows), self.classes, self.tokenizer, self.longest
 
@@ -195,13 +195,13 @@ class TextClassification(TextTask[Recipe]):
                 raise UserError(f"{told}; next: data.labels")
             return _encoded(tokenizer, longest, classes, [batch[role] for role in roles], classes.raw(batch))
 
-        return dataset.train(rows, sample, batches.Making(batches.by_rows(encode), longest))
+        return loader.train(rows, sample, batches.Making(batches.by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
         pairs, names = [(row["label"], row["prediction"]) for row in predicted], self.classes.names
         if isinstance(self.classes, label_sets.LabelSets):
-            return classes.by_label(pairs, names)
-        return classes.confusion(pairs, names) if names else classes.scatter(*zip(*pairs, strict=True))
+            return pictures.by_label(pairs, names)
+        return pictures.confusion(pairs, names) if names else pictures.scatter(*zip(*pairs, strict=True))
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:

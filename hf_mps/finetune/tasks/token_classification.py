@@ -11,11 +11,11 @@ from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import classes
-from hf_mps.finetune.tasks._base import Dataset, Prepared
+from hf_mps.finetune.report import pictures
+from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED
 from hf_mps.metrics import seqeval
 from hf_mps.metrics.selection import of_tags
 
@@ -140,7 +140,7 @@ class TokenClassification(TextTask[Recipe]):
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
         pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
-        return classes.confusion(pairs, self.tags.names, of="words")
+        return pictures.confusion(pairs, self.tags.names, of="words")
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:

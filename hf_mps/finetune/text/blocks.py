@@ -85,7 +85,7 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
     """
     if rows.stream is None:
         return sample
-    from hf_mps.finetune.stream import dataset
+    from hf_mps.finetune.stream import loader
 
     tokenizer, separator = loaded.tokenizer, _separator(data, loaded.tokenizer)
 
@@ -93,7 +93,7 @@ def streamed(data: Data, rows: Rows, sample: Dataset, loaded: Loaded, special: S
         return [[{"input_ids": ids}] for ids in _ids(tokenizer, separator, [row["text"] for row in some])]
 
     making = Making(encode, loaded.longest, joined=True, before=special.before, after=special.after)
-    return dataset.train(rows, sample, making)
+    return loader.train(rows, sample, making)
 
 
 def _separator(data: Data, tokenizer: Any) -> str:

@@ -18,7 +18,7 @@ from hf_mps.distributed.world import World
 
 if TYPE_CHECKING:
     from hf_mps.finetune.recipe.schema import Recipe
-    from hf_mps.finetune.tasks._base import Prepared
+    from hf_mps.finetune.tasks import Prepared
 
 BUCKETED = "like length together"
 RANDOM = "random"

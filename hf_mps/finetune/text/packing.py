@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import buckets
-from hf_mps.finetune.text.lengths import SHAPES, STEP, Lengths
-from hf_mps.finetune.text.padding import IGNORED
+from hf_mps.finetune.text.lengths import IGNORED, SHAPES, STEP, Lengths
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data.cache import code_digest
+from hf_mps.finetune.data.rows import code_digest
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
 
     from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.tasks._base import Prepared
+    from hf_mps.finetune.tasks import Prepared
 
 TEXT = ("string", "large_string")
 # The columns of tokens that tasks and TRL make.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 
 IDS, SOUND, PIXELS = "input_ids", "input_values", "pixel_values"
 # What an encoder-decoder model reads and writes on its decoder's side.

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
-from hf_mps.finetune.models import checkpoint, diffusion, known_configs, quantization
+from hf_mps.finetune.models import checkpoint, diffusion, quantization
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.smoke import processors, tiny_model
 
@@ -44,7 +44,7 @@ class MetaCheckpoint(Checkpoint):
 
     def beside(self, name: str) -> Checkpoint:
         """Return another model in its real size, with the tiny one's tokenizer."""
-        return replace(self, name=name, size=known_configs.of_name(name)[0])
+        return replace(self, name=name, size=checkpoint.of_name(name)[0])
 
     def tokenizer(self, **settings: Any) -> Any:
         """Return the tiny model's tokenizer, which takes rows as long as the real model's."""

@@ -21,7 +21,7 @@ from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.logging import errors_only, no_bars
 from hf_mps.finetune.run.stages import PreparedRun, prepare_run
 from hf_mps.finetune.smoke import smoke_recipe
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.tools.dryrun import batch
 from hf_mps.tools.dryrun.meta_model import MetaCheckpoint
 from hf_mps.tools.dryrun.resolve import Target

@@ -27,7 +27,7 @@ from hf_mps.finetune.run.callbacks import Stopwatch
 from hf_mps.finetune.run.stages import PreparedRun, make_plan, make_trainer
 from hf_mps.finetune.run.trainer import StepMethod
 from hf_mps.finetune.smoke.fake import FakeScalars
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
 from hf_mps.tools.dryrun.meta_model import ignore_moves, make_fake

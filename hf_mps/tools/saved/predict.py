@@ -21,7 +21,7 @@ from hf_mps.core.text import counted, duration
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.report.predictions import cell
 from hf_mps.finetune.run import measuring
-from hf_mps.finetune.tasks._base import Picture, Prepared
+from hf_mps.finetune.tasks import Picture, Prepared
 from hf_mps.tools.saved import on_device, rows
 from hf_mps.tools.saved.run import SavedRun
 

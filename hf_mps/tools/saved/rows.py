@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.errors import UserError, brief, user_path
-from hf_mps.finetune.data import formats, load, sources
+from hf_mps.finetune.data import formats, load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.text import tokens
@@ -93,11 +93,11 @@ class Input:
             if len(needed) != 1:
                 named = ", ".join(map(brief, needed))
                 raise UserError(f"{self.name}: a line of text is one column, a row has {named}; allowed: csv, jsonl")
-            for table in sources.reading(self.data, self.path, self.name, self.kind).make():
+            for table in load.reading(self.data, self.path, self.name, self.kind).make():
                 yield table.rename_columns(needed)
         else:
             named_columns = (*self.columns.values(), *self.keep)
-            yield from sources.reading(self.data, self.path, self.name, self.kind, named_columns).make()
+            yield from load.reading(self.data, self.path, self.name, self.kind, named_columns).make()
 
     def _rows(self, table: pyarrow.Table, first: int) -> Rows:
         from datasets import Dataset
@@ -106,8 +106,8 @@ class Input:
         # A random fingerprint: the default hashes the rows, and nothing looks them up again.
         dataset = Dataset(InMemoryTable(table), fingerprint=secrets.token_hex(8))
         numbers = tuple(range(first, first + len(dataset)))
-        textual, folder = self.kind in sources.TEXTUAL, self.folder or self.path.parent
-        return Rows(sources.undecoded(dataset), self.name, textual=textual, numbers=numbers, folder=folder)
+        textual, folder = self.kind in load.TABLES, self.folder or self.path.parent
+        return Rows(load.undecoded(dataset), self.name, textual=textual, numbers=numbers, folder=folder)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], dat
     if path.is_dir():
         if not alone:
             raise UserError(f"{name} is a folder; allowed: a file of rows ({formats.allowed()}), or - for stdin")
-        column, files = sources.media(path)
+        column, files = load.media(path)
         if column != media[0]:
             raise UserError(f"{name} holds files of {column}; allowed: {media[0]}")
         return Input(path, name, "", columns, optional, data, tuple(files))

@@ -246,14 +246,14 @@ def test_texts_that_are_empty_are_told_of_and_refused_where_all_are() -> None:
 
 
 def test_rows_are_read_once_and_again_where_the_file_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.data import cache
+    from hf_mps.finetune.data import rows
 
     Path("a.csv").write_text(PLAIN, encoding="utf-8")
     first = loaded(both("a.csv"), TWO)["train"].dataset
     Path("moved").mkdir()
     Path("a.csv").rename("moved/b.csv")
     with monkeypatch.context() as patched:
-        patched.setattr(cache, "_write", None)
+        patched.setattr(rows, "_write", None)
         again = loaded(both("moved/b.csv"), TWO)["train"].dataset
     assert again[:] == first[:]
     assert again._fingerprint == first._fingerprint

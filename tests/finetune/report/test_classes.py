@@ -13,7 +13,7 @@ from matplotlib import image
 from matplotlib.colors import to_rgba
 from PIL import Image
 
-from hf_mps.finetune.report import classes, pictures
+from hf_mps.finetune.report import pictures
 
 pytestmark = pytest.mark.usefixtures("rendered")
 
@@ -34,7 +34,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_each_cell_counts_its_pair_in_the_order_of_the_classes(drawn: list[Any]) -> None:
     pairs = [("bad", "bad")] * 3 + [("bad", "good")] + [("good", "good")] * 2
-    png = classes.confusion(pairs, ["bad", "good", "odd"])["confusion_matrix.png"]
+    png = pictures.confusion(pairs, ["bad", "good", "odd"])["confusion_matrix.png"]
     (axes,) = drawn
     assert [text.get_text() for text in axes.texts] == ["3", "1", "0", "0", "2", "0", "0", "0", "0"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["bad", "good", "odd"]
@@ -45,7 +45,7 @@ def test_each_cell_counts_its_pair_in_the_order_of_the_classes(drawn: list[Any])
 def test_of_many_classes_those_with_the_most_mistakes_are_shown(drawn: list[Any]) -> None:
     names = [f"class {number}" for number in range(40)]
     pairs = [(name, name) for name in names] + [(names[number], names[number + 1]) for number in range(10, 33)]
-    classes.confusion(pairs, names)
+    pictures.confusion(pairs, names)
     (axes,) = drawn
     assert axes.get_title(loc="left") == snapshot(
         "Validation rows by class: the 24 of 40 classes with the most mistakes"
@@ -56,14 +56,14 @@ def test_of_many_classes_those_with_the_most_mistakes_are_shown(drawn: list[Any]
 
 def test_names_with_dollars_and_of_any_length_are_drawn(drawn: list[Any]) -> None:
     names = ["$5 or $6", "a" * 200, "ünïcode 名"]
-    assert classes.confusion([(names[0], names[1])], names)["confusion_matrix.png"].startswith(b"\x89PNG")
+    assert pictures.confusion([(names[0], names[1])], names)["confusion_matrix.png"].startswith(b"\x89PNG")
     labels = drawn[0].get_yticklabels()
     assert [len(label.get_text()) for label in labels] == [8, 24, 9]
     assert not any(label.get_parse_math() for label in labels)
 
 
 def test_values_lie_over_their_truths(drawn: list[Any]) -> None:
-    png = classes.scatter([0.0, 1.0, 5.0], [0.5, 1.5, 4.0])["values.png"]
+    png = pictures.scatter([0.0, 1.0, 5.0], [0.5, 1.5, 4.0])["values.png"]
     assert png.startswith(b"\x89PNG")
     assert drawn[0].collections[0].get_offsets().tolist() == [[0.0, 0.5], [1.0, 1.5], [5.0, 4.0]]
 

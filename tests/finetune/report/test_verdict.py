@@ -10,8 +10,8 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import report
-from hf_mps.finetune.report.predictions import Written
-from hf_mps.finetune.report.verdict import doubt, only_answer
+from hf_mps.finetune.report.predictions import Written, only_answer
+from hf_mps.finetune.report.results import doubt
 from tests.finetune.records import a_record
 
 

@@ -9,7 +9,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+from hf_mps.finetune.features.machine import MemoryAdjustments
 from hf_mps.tools.dryrun.memory import adjust
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
 from hf_mps.tools.dryrun.memory.machine import Machine

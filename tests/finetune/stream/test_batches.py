@@ -13,7 +13,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.finetune.stream.batches import Arranging, Batches, Making
 from hf_mps.finetune.stream.endless import Reader, Windows
-from hf_mps.finetune.stream.readers import Broken
+from hf_mps.finetune.stream.files import Broken
 from hf_mps.finetune.text import packing
 from tests.finetune.stream import corpora
 

@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.stream import files, readers
+from hf_mps.finetune.stream import files
 from hf_mps.finetune.stream.files import WHOLE, FileSlice
 from tests.distributed.agents import Agent, Ranks
 from tests.distributed.test_faults import faulty
@@ -142,7 +142,7 @@ def test_a_connection_that_stays_broken_ends_the_run_in_one_line(monkeypatch: py
 
     monkeypatch.setattr(files.File, "opened", broken)
     with pytest.raises(UserError) as error:
-        next(readers.read(files.File(url, "jsonl", 100, ""), FileSlice(0, 0, WHOLE), None, ("text",)))
+        next(files.read(files.File(url, "jsonl", 100, ""), FileSlice(0, 0, WHOLE), None, ("text",)))
     assert str(error.value) == (
         f"{url}: cannot be read: peer closed connection without sending complete message body; next: the same command"
     )

@@ -12,8 +12,7 @@ import pytest
 from hf_mps.core import notices
 from hf_mps.distributed.world import World
 from hf_mps.finetune.stream.batches import Arranging
-from hf_mps.finetune.stream.dataset import Message, ReaderState
-from hf_mps.finetune.stream.loader import StreamLoader, deal
+from hf_mps.finetune.stream.loader import Message, ReaderState, StreamLoader, deal
 
 
 def everybody(readers: list[ReaderState], size: int, workers: int) -> list[ReaderState]:

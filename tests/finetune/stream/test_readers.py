@@ -11,8 +11,8 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.stream import files, readers
-from hf_mps.finetune.stream.readers import Broken
+from hf_mps.finetune.stream import files
+from hf_mps.finetune.stream.files import Broken
 from tests.finetune.stream import corpora
 
 KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
@@ -32,10 +32,10 @@ def test_each_piece_of_a_file_goes_on_from_behind_any_row(
     assert len(pieces) > 1 or kind in ("csv", "tsv")
     texts = []
     for piece in pieces:
-        rows = list(readers.read(file, piece, None, ["text"]))
+        rows = list(files.read(file, piece, None, ["text"]))
         texts += [row["text"] for _, row in rows if not isinstance(row, Broken)]
         for number, (place, _) in enumerate(rows):
-            assert list(readers.read(file, piece, place, ["text"])) == rows[number + 1 :]
+            assert list(files.read(file, piece, place, ["text"])) == rows[number + 1 :]
     assert texts == [f"row {number}" for number in range(30)]
 
 
@@ -47,7 +47,7 @@ def test_lines_of_any_length_belong_to_one_piece(tmp_path: Path) -> None:
     for size in range(1, file.size + 1):
         edges = [*range(0, file.size, size), file.size]
         pieces = [files.FileSlice(0, *edge) for edge in pairwise(edges)]
-        read: list[Any] = [row for piece in pieces for _, row in readers.read(file, piece, None, ())]
+        read: list[Any] = [row for piece in pieces for _, row in files.read(file, piece, None, ())]
         assert [row["text"] for row in read] == lines
 
 
@@ -56,18 +56,18 @@ def test_a_packed_file_is_one_piece(tmp_path: Path) -> None:
     packed = tmp_path / "packed.jsonl.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     file, (piece,) = opened(packed)
-    rows = list(readers.read(file, piece, None, ()))
+    rows = list(files.read(file, piece, None, ()))
     assert [row["n"] for _, row in rows if not isinstance(row, Broken)] == [0, 1, 2, 3, 4]
-    assert list(readers.read(file, piece, rows[2][0], ())) == rows[3:]
+    assert list(files.read(file, piece, rows[2][0], ())) == rows[3:]
 
 
 def test_a_text_in_quotation_marks_may_have_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('text;n\n"a\nb; ""c""";1\nd;2\n', encoding="utf-8")
     file, (piece,) = opened(path)
-    rows = list(readers.read(file, piece, None, ()))
+    rows = list(files.read(file, piece, None, ()))
     assert [row for _, row in rows] == [{"text": 'a\nb; "c"', "n": "1"}, {"text": "d", "n": "2"}]
-    assert list(readers.read(file, piece, rows[0][0], ())) == rows[1:]
+    assert list(files.read(file, piece, rows[0][0], ())) == rows[1:]
 
 
 def test_broken_rows_are_told_with_their_line(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_broken_rows_are_told_with_their_line(tmp_path: Path) -> None:
     told = []
     for path in (jsonl, table, text):
         file, (piece,) = opened(path)
-        for place, row in readers.read(file, piece, None, ()):
+        for place, row in files.read(file, piece, None, ()):
             if isinstance(row, Broken):
-                told.append(f"{Path(readers.place_of(file, piece, place)).name} {row.why}")
+                told.append(f"{Path(files.place_of(file, piece, place)).name} {row.why}")
     assert told == snapshot(
         [
             "rows.jsonl: line 2 is no JSON: Expecting value (column 9)",
@@ -97,8 +97,8 @@ def test_broken_rows_are_told_with_their_line(tmp_path: Path) -> None:
 
 def test_a_role_reaches_into_a_column_of_dicts() -> None:
     row = {"translation": {"en": "a", "de": "b"}, "x.y": "c"}
-    assert readers.pick(row, {"source": "translation.en", "other": "x.y"}) == {"source": "a", "other": "c"}
-    assert readers.pick(row, {"source": "translation.fr"}) == Broken("has no translation.fr")
+    assert files.pick(row, {"source": "translation.en", "other": "x.y"}) == {"source": "a", "other": "c"}
+    assert files.pick(row, {"source": "translation.fr"}) == Broken("has no translation.fr")
 
 
 def test_what_cannot_be_streamed_is_refused_in_a_line(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_cannot_be_streamed_is_refused_in_a_line(tmp_path: Path) -> None:
         lines.append(str(refused.value).replace(str(tmp_path), "."))
     with pytest.raises(UserError) as refused:
         list(
-            readers.read(
+            files.read(
                 files.of_pattern(str(tmp_path / "wrong.parquet"), "data")[0], files.FileSlice(0, 0, -1), None, ()
             )
         )

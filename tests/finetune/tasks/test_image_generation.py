@@ -36,10 +36,10 @@ SMALL = ("image_size=64", "generate.num_inference_steps=2", "generate.rows=1")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny pipeline of each kind; that of SD3 is a small 3.5 medium, whose first blocks attend twice."""
-    from hf_mps.finetune.models import diffusion, known_configs
+    from hf_mps.finetune.models import checkpoint, diffusion
 
     place = tmp_path_factory.mktemp("diffusion")
-    for kind, size in known_configs.KNOWN.values():
+    for kind, size in checkpoint.KNOWN.values():
         if kind.startswith("stable-diffusion") and not (place / kind).exists():
             diffusion.write_tiny(size, place / kind, 0)
     return place

@@ -10,7 +10,7 @@ import pytest
 
 import hf_mps
 from hf_mps.finetune import tasks
-from hf_mps.finetune.tasks._base import Task
+from hf_mps.finetune.tasks import Task
 
 PACKAGE = Path(hf_mps.__file__).parent
 # `rerank` is a metric too, and datasets names its own tasks (`load_dataset(…, task=…)`).

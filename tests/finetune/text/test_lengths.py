@@ -19,8 +19,7 @@ from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import buckets, lengths
 from hf_mps.finetune.text.buckets import BucketSampler
-from hf_mps.finetune.text.lengths import Lengths, Padded
-from hf_mps.finetune.text.padding import PadToBucket
+from hf_mps.finetune.text.lengths import Lengths, Padded, PadToBucket
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
 

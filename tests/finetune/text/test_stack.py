@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BatchEncoding, DataCollatorWithPadding
 
-from hf_mps.finetune.text.padding import PadToBucket, pad_values, stack, stackable
+from hf_mps.finetune.text.lengths import PadToBucket, pad_values, stack, stackable
 from tests.finetune import tiny
 
 

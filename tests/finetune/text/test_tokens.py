@@ -13,7 +13,7 @@ from datasets import Dataset
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import cache
+from hf_mps.finetune.data import rows
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.text import tokens
 
@@ -144,7 +144,7 @@ def test_features_are_made_anew_by_other_code_or_another_tokenizer_and_by_nothin
         """The features as a new process would make them, and how often they were made up to now."""
         for name in ("lab", "lab.task", "lab.helper"):
             sys.modules.pop(name, None)
-        cache._package_digest.cache_clear()
+        rows._package_digest.cache_clear()
         made = importlib.import_module("lab.task").sizes()
         return made, len((desk / "calls").read_text(encoding="utf-8"))
 

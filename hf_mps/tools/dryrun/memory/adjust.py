@@ -14,7 +14,7 @@ from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.features import early_steps
-from hf_mps.finetune.features.memory_fit import MemoryAdjustments, at_most
+from hf_mps.finetune.features.machine import MemoryAdjustments, at_most
 from hf_mps.finetune.run.stages import PreparedRun
 from hf_mps.layer.fused_step.attention import NAME
 from hf_mps.tools.dryrun import metal_device, prepare

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import ExitStack
 
 from hf_mps.core.choice import Choice
-from hf_mps.finetune.features.memory_fit import MemoryAdjustments
+from hf_mps.finetune.features.machine import MemoryAdjustments
 from hf_mps.tools.dryrun import launches, metal_device, prepare
 from hf_mps.tools.dryrun.memory import adjust
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING, MemoryPlan, least, ranked

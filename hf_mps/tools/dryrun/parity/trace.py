@@ -17,7 +17,7 @@ from transformers import set_seed
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.text import summary
-from hf_mps.finetune.tasks._base import Prepared
+from hf_mps.finetune.tasks import Prepared
 from hf_mps.tools.dryrun.step import TrainingStep, models_of
 
 INPUT, FORWARD, BACKWARD, GRADIENT, UPDATE = "input", "forward", "backward", "gradient", "update"

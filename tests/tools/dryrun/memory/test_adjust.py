@@ -11,7 +11,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.features.memory_fit import at_most
+from hf_mps.finetune.features.machine import at_most
 from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.memory import adjust
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
