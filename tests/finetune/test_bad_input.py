@@ -21,8 +21,7 @@ from hf_mps.finetune.data import label_sets, labels, load
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.stream.endless import Reader, TooManyBroken
-from hf_mps.finetune.tasks import text_classification
-from hf_mps.finetune.text import blocks
+from hf_mps.finetune.tasks import language_modeling, text_classification
 from tests.finetune import strategies
 from tests.finetune.strategies import cases
 from tests.remedies import KEYS, complaint
@@ -85,7 +84,7 @@ def one_file(folder: Path, drawn: tuple[tuple[str, bytes], list[str], bool, bool
     roles = dict(zip(("text",) if streamed else ("text", "label"), columns, strict=False))
     said: dict[str, Any] = {"files": {"train": name}, "hold_out": 0.5, "columns": roles, "header": header}
     try:
-        data: Any = (blocks.Data if streamed else text_classification.Data).model_validate(
+        data: Any = (language_modeling.Data if streamed else text_classification.Data).model_validate(
             {**said, "streaming": streamed}
         )
     except ValueError:

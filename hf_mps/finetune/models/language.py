@@ -1,22 +1,19 @@
-"""What the tasks of decoder language models share: the recipe's keys, and the model with its adapters and its loss."""
+"""What the tasks of language models share: the recipe's keys, labels and how answers are generated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import Field, model_validator
 
-from hf_mps.core.choice import Choice
-from hf_mps.finetune.models import quantization
-from hf_mps.finetune.models.checkpoint import Checkpoint, resolve, text_config
-from hf_mps.finetune.models.lora import Lora, apply, save, snippet
+from hf_mps.finetune.models.checkpoint import resolve, text_config
+from hf_mps.finetune.models.lora import Lora
 from hf_mps.finetune.models.quantization import Kind
-from hf_mps.finetune.recipe import schema, training_section
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.run.logging import errors_only
-from hf_mps.finetune.text import chat, lengths, tokens
+from hf_mps.finetune.text import chat, lengths
 from hf_mps.metrics import Baseline
 
 AUTO_CLASS = "AutoModelForCausalLM"
@@ -70,85 +67,6 @@ class Generate(schema.Section):
     """How many validation rows the model answers in predictions.csv."""
     max_new_tokens: int = Field(default=128, ge=1)
     """The most tokens of an answer."""
-
-
-@dataclass
-class Loaded:
-    """An opened checkpoint: its tokenizer and configuration; the weights are loaded later."""
-
-    tokenizer: Any
-    config: Any
-    longest: int
-    content: str
-    choices: dict[str, Choice[Any]] = field(default_factory=dict)
-
-
-def load(recipe: lengths.Padded, checkpoint: Checkpoint) -> Loaded:
-    """Open tokenizer and configuration, with a padding token. Raises UserError where there is none, or for the
-    length.
-    """
-    tokenizer, config = checkpoint.tokenizer(), checkpoint.config()
-    longest = lengths.limit(recipe, tokenizer, config, MAX_LENGTH)
-    lent = tokens.set_pad_token(tokenizer, config)
-    return Loaded(tokenizer, config, longest, tokens.digest(tokenizer), dict(lent))
-
-
-def model(
-    recipe: Recipe,
-    checkpoint: Checkpoint,
-    loaded: Loaded,
-    auto_class: str = AUTO_CLASS,
-    *,
-    chunks: bool = True,
-    only: Callable[[Any], tuple[str, Choice[str]]] | None = None,
-    device: str = "cpu",
-) -> Any:
-    """Load the model, with adapters where the recipe says `lora`, and with its loss in chunks where `chunks` and it
-    allow.
-
-    `only` freezes all of a model but one part and returns that part's name, which alone gets the adapters, and a
-    choice that says so. Quantized weights are multiplied as `device` does it best. Adds to the choices what was loaded,
-    what trains, and how the loss is computed. Raises UserError for a checkpoint that cannot be used and for layers that
-    it does not have.
-    """
-    from hf_mps.finetune.loss import deferred_head
-
-    if isinstance(recipe, Decoder) and recipe.quantization is not None:
-        computed = quantization.compute_dtype(recipe.training, recipe.weights, device)
-        how = (recipe.quantization, computed.value)
-        model_, loaded.choices["model"] = quantization.load(checkpoint, auto_class, *how, config=loaded.config)
-        loaded.choices |= quantization.choices(model_, recipe.quantization, computed, device)
-    else:
-        model_, loaded.choices["model"] = checkpoint.model(auto_class, config=loaded.config)
-    part = None
-    if only is not None:
-        part, loaded.choices["trained"] = only(model_)
-    if (adapters := saved_as(recipe)) is not None:
-        checkpointed = bool(recipe.training.get(training_section.checkpointing()))
-        model_, told = apply(model_, adapters, TASK_TYPES[auto_class], checkpointed=checkpointed, part=part)
-        if adapters is not recipe.lora:
-            merged = "merged, weights would be rounded again; next, for whole ones"
-            told = Choice(told.value, f"{told.reason}: {merged}: {quantization.MERGE}")
-        loaded.choices["lora"] = told
-    if chunks:
-        loaded.choices["loss"] = deferred_head.decide(recipe, model_)
-    return model_
-
-
-def saved_as(recipe: Recipe) -> Lora | None:
-    """Return the recipe's `lora`; over quantized weights with `export: adapter`, whatever it says."""
-    if recipe.lora is None or getattr(recipe, quantization.KEY, None) is None:
-        return recipe.lora
-    return recipe.lora.model_copy(update={"export": "adapter"})
-
-
-def saved(recipe: Recipe, auto_class: str = AUTO_CLASS) -> dict[str, Any]:
-    """Return `save` and `snippet` of Prepared where adapters need others than Trainer's."""
-    adapters = saved_as(recipe)
-    if adapters is None:
-        return {}
-    needed = snippet(adapters, auto_class, getattr(recipe, quantization.KEY, None))
-    return {"save": partial(save, lora=adapters), **({} if needed is None else {"snippet": needed})}
 
 
 def untrained(recipe: schema.Recipe) -> tuple[dict[str, Any], Baseline | None]:

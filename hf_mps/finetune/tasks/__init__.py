@@ -57,7 +57,8 @@ class Task(Generic[R]):
     makes a saved model ready to answer.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
+    """Its name in a recipe; a class that tasks share has none."""
     recipe_class: ClassVar[type[schema.Recipe]]
     """The class that validates its recipes: the keys, and the columns of the data by their roles."""
     auto_class: ClassVar[str]

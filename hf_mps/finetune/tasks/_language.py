@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -11,8 +12,10 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import language
-from hf_mps.finetune.tasks import Dataset, Input, Prepared, R, Shape, Task
+from hf_mps.finetune.models import language, lora, quantization
+from hf_mps.finetune.recipe import training_section
+from hf_mps.finetune.tasks import Dataset, Input, Prepared, R, Shape
+from hf_mps.finetune.tasks._text import TokenTask
 from hf_mps.finetune.text import chat, tokens
 from hf_mps.finetune.text.lengths import IGNORED
 from hf_mps.metrics.selection import Chosen
@@ -23,7 +26,7 @@ Asked = tuple[list[dict[str, Any]], str | None]
 """The messages before an answer, and the answer in the data where it is known."""
 
 
-class LanguageTask(Task[R]):
+class LanguageTask(TokenTask[R]):
     """A task of a model that writes text."""
 
     auto_class = language.AUTO_CLASS
@@ -31,21 +34,60 @@ class LanguageTask(Task[R]):
     metrics: ClassVar[tuple[str, ...] | None] = ("perplexity", "accuracy")
     shape: ClassVar[Shape | None] = "decoder"
     family: ClassVar[tuple[str, Input]] = ("qwen2", "text")
-    loaded: language.Loaded
+    longest_default = language.MAX_LENGTH
+
+    def open_tokenizer(self) -> None:
+        """Open tokenizer and configuration, with a padding token. Raises UserError where there is none."""
+        self.read_by(self.checkpoint.tokenizer(), self.checkpoint.config())
+        self.choices |= tokens.set_pad_token(self.tokenizer, self.config)
 
     def begin(self) -> None:
         """Open tokenizer and configuration, with the chat template where the recipe has the key."""
-        self.loaded = loaded = language.load(self.recipe, self.checkpoint)
+        self.open_tokenizer()
         # Only recipes of conversations have the key.
         if hasattr(self.recipe, "chat_template"):
-            loaded.choices["chat_template"] = chat.template(loaded.tokenizer, self.recipe.chat_template)
-            loaded.content = tokens.digest(loaded.tokenizer)  # anew: the template is part of it
-        self.processing_class, self.choices = loaded.tokenizer, loaded.choices
+            self.choices["chat_template"] = chat.template(self.tokenizer, self.recipe.chat_template)
+        self.content = tokens.digest(self.tokenizer)
 
-    def load_language(self, **settings: Any) -> None:
-        """Load the model as `language.model` does with these settings."""
-        settings = {"device": self.device, "auto_class": self.auto_class, **settings}
-        self.model = language.model(self.recipe, self.checkpoint, self.loaded, **settings)
+    def load_language(
+        self, *, chunks: bool = True, only: Callable[[Any], tuple[str, Choice[str]]] | None = None
+    ) -> None:
+        """Load the model, with adapters where the recipe says `lora`, and with its loss in chunks where `chunks` and it
+        allow.
+
+        `only` freezes all of a model but one part and returns that part's name, which alone gets the adapters, and a
+        choice that says so. Adds to the choices what was loaded, what trains, and how the loss is computed. Raises
+        UserError for a checkpoint that cannot be used and for layers that it does not have.
+        """
+        from hf_mps.finetune.loss import deferred_head
+
+        recipe, choices, part = self.recipe, self.choices, None
+        if (kind := getattr(recipe, quantization.KEY, None)) is not None:
+            computed = quantization.compute_dtype(recipe.training, recipe.weights, self.device)
+            how = (self.checkpoint, self.auto_class, kind, computed.value)
+            self.model, choices["model"] = quantization.load(*how, config=self.config)
+            choices |= quantization.choices(self.model, kind, computed, self.device)
+        else:
+            self.load(self.config)
+        if only is not None:
+            part, choices["trained"] = only(self.model)
+        if (adapters := self.adapters()) is not None:
+            checkpointed = bool(recipe.training.get(training_section.checkpointing()))
+            task_type = language.TASK_TYPES[self.auto_class]
+            self.model, told = lora.apply(self.model, adapters, task_type, checkpointed=checkpointed, part=part)
+            if adapters is not recipe.lora:
+                merged = f"merged, weights would be rounded again; next, for whole ones: {quantization.MERGE}"
+                told = Choice(told.value, f"{told.reason}: {merged}")
+            choices["lora"] = told
+        if chunks:
+            choices["loss"] = deferred_head.decide(recipe, self.model)
+
+    def adapters(self) -> lora.Lora | None:
+        """Return the recipe's `lora`; over quantized weights with `export: adapter`, whatever it says."""
+        said: lora.Lora | None = getattr(self.recipe, "lora", None)
+        if said is None or getattr(self.recipe, quantization.KEY, None) is None:
+            return said
+        return said.model_copy(update={"export": "adapter"})
 
     def by_token(self, chosen: Chosen) -> dict[str, Any]:
         """Return the parts of `Prepared` for a training that is measured by token, before its first step too."""
@@ -61,6 +103,26 @@ class LanguageTask(Task[R]):
             "trainer_settings": {"untrained": baseline},
         }
 
+    def mapped(self, rows: Rows, key: Sequence[Any], kinds: Mapping[str, Any], make: Made, empty: str) -> Dataset:
+        """Return the columns `kinds` that `make` returns of each row, without the rows for which it returns None.
+
+        Raises UserError, naming the row, where `make` raises ConversationError, and with `empty` where no row is left.
+        """
+
+        def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+            usable: dict[str, list[Any]] = {name: [] for name in kinds}
+            for place, index in enumerate(indices):
+                with chat.of_row(rows, index):
+                    made = make({role: column[place] for role, column in batch.items()})
+                for name, value in (made or {}).items():
+                    usable[name].append(value)
+            return usable
+
+        features = tokens.map_cached(rows, encode, content=self.content, key=key, features=kinds)
+        if len(features) == 0:
+            raise UserError(f"{rows.where}: {empty}")
+        return features
+
     def refuse_without_trl(self) -> None:
         """Raise UserError where TRL is not installed."""
         if find_spec("trl") is None:
@@ -74,8 +136,10 @@ class LanguageTask(Task[R]):
         return (lambda trainer: self.answers(trainer, some, asked(some, messages, answered=True))) if count else None
 
     def made(self, predicted: tuple[Rows, Any] | None = None, **parts: Any) -> Prepared:
-        saved = language.saved(self.recipe, self.auto_class) if hasattr(self.recipe, "lora") else {}
-        return super().made(predicted, **(saved | parts))
+        if (adapters := self.adapters()) is not None:  # which need other ways than Trainer's
+            needed = lora.snippet(adapters, self.auto_class, getattr(self.recipe, quantization.KEY, None))
+            parts = {"save": partial(lora.save, lora=adapters), **({"snippet": needed} if needed else {}), **parts}
+        return super().made(predicted, **parts)
 
 
 class ChatTask(LanguageTask[R]):
@@ -96,8 +160,8 @@ class ChatTask(LanguageTask[R]):
         prompts = []
         for index, (messages, _) in enumerate(inputs):
             with chat.of_row(rows, index):
-                prompts.append(chat.render(self.loaded.tokenizer, messages, prompt=True, **kwargs))
-        written = language.answers(trainer, self.loaded.tokenizer, prompts, self.generates(), self.at_once(trainer))
+                prompts.append(chat.render(self.tokenizer, messages, prompt=True, **kwargs))
+        written = language.answers(trainer, self.tokenizer, prompts, self.generates(), self.at_once(trainer))
         for (messages, truth), text in zip(inputs, written, strict=True):
             yield {"prompt": readable(messages), **({} if truth is None else {"reference": truth}), "generated": text}
 
@@ -162,26 +226,3 @@ def left_out(rows: Mapping[str, Rows], features: Mapping[str, Any], why: str, wh
     """Describe how many rows each split has, and how many were left out because they are `why`."""
     out = _left_out(rows, features, why) or "no row is left out"
     return Choice(" + ".join(str(len(some)) for some in features.values()), f"{what}{out}")
-
-
-def mapped(
-    rows: Rows, loaded: language.Loaded, key: Sequence[Any], kinds: Mapping[str, Any], make: Made, empty: str
-) -> Dataset:
-    """Return the columns `kinds` that `make` returns of each row, without the rows for which it returns None.
-
-    Raises UserError, naming the row, where `make` raises ConversationError, and with `empty` where no row is left.
-    """
-
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        usable: dict[str, list[Any]] = {name: [] for name in kinds}
-        for place, index in enumerate(indices):
-            with chat.of_row(rows, index):
-                made = make({role: column[place] for role, column in batch.items()})
-            for name, value in (made or {}).items():
-                usable[name].append(value)
-        return usable
-
-    features = tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
-    if len(features) == 0:
-        raise UserError(f"{rows.where}: {empty}")
-    return features

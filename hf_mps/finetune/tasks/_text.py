@@ -1,4 +1,4 @@
-"""What the tasks share whose encoder reads a text: one tokenizer, rows padded to a few lengths, and one model."""
+"""What the tasks share that read texts: one tokenizer, rows padded to a few lengths; and of encoders one model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,35 @@ from hf_mps.finetune.tasks import Prepared, R, Task
 from hf_mps.finetune.text import lengths, tokens
 
 
-class TextTask(Task[R]):
+class TokenTask(Task[R]):
+    """A task whose rows are tokens."""
+
+    longest_default: ClassVar[int] = lengths.DEFAULT
+    """The most tokens of a row where the recipe does not say."""
+    tokenizer: Any
+    config: Any
+    longest: int
+    content: str
+    """The tokenizer's digest."""
+    length: Choice[lengths.Lengths]
+
+    def read_by(self, tokenizer: Any, config: Any, chosen: Mapping[str, Any] | None = None) -> None:
+        """Take the tokenizer, and settle the longest length of a row: that of `chosen` for a saved model.
+
+        Raises UserError for a length that the model has not.
+        """
+        self.tokenizer, self.config, self.processing_class = tokenizer, config, tokenizer
+        if chosen is None:
+            self.longest = lengths.limit(self.recipe, tokenizer, config, self.longest_default)
+        else:
+            self.length = lengths.kept(self.recipe, chosen, tokenizer, config)
+            self.longest = self.length.value.longest
+
+
+class TextTask(TokenTask[R]):
     """A task of an encoder; `inputs` makes features of one tokenizer, which a collator of transformers pads."""
 
     collator_class: ClassVar[str] = "DataCollatorWithPadding"
-    longest_default: ClassVar[int] = lengths.DEFAULT
-    """The most tokens of a row where the recipe does not say."""
-    length: Choice[lengths.Lengths]
 
     def tokenizer_of(self) -> Any:
         """Return the checkpoint's tokenizer."""
@@ -25,16 +47,10 @@ class TextTask(Task[R]):
 
     def begin(self, config: Any, chosen: Mapping[str, Any] | None = None) -> None:
         """Open the tokenizer, and settle the longest length of a row: that of `chosen` for a saved model."""
-        self.config, self.tokenizer = config, self.tokenizer_of()
-        if chosen is None:
-            self.longest = lengths.limit(self.recipe, self.tokenizer, config, self.longest_default)
-        else:
-            self.length = lengths.kept(self.recipe, chosen, self.tokenizer, config)
-            self.longest = self.length.value.longest
+        self.read_by(self.tokenizer_of(), config, chosen)
         self.choices |= tokens.set_pad_token(self.tokenizer, config)
         # Before the tokenizer's first call, whose padding and truncation would be part of it.
         self.content = tokens.digest(self.tokenizer)
-        self.processing_class = self.tokenizer
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         config = self.checkpoint.config()

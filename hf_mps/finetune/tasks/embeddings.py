@@ -26,7 +26,8 @@ from hf_mps.finetune.models import embeddings, in_batch
 from hf_mps.finetune.models.embeddings import WHOLE, Span
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, R, Task
+from hf_mps.finetune.tasks import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, R
+from hf_mps.finetune.tasks._text import TokenTask
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.selection import choose
 
@@ -39,7 +40,7 @@ INNER, COST = "SparseMultipleNegativesRankingLoss", "FlopsLoss"
 """The loss inside SpladeLoss, and its own regularizer."""
 
 
-class SentenceTask(Task[R]):
+class SentenceTask(TokenTask[R]):
     """A task that sentence-transformers trains."""
 
     library = SENTENCE_TRANSFORMERS
@@ -48,18 +49,11 @@ class SentenceTask(Task[R]):
     unsharded = CALLS_PARTS
     # Of a saved model: `prepare` names the trainer that trains. Static, or Python would bind the function to the task.
     trainer = staticmethod(embeddings.apart)
-    length: Choice[lengths.Lengths]
 
     def begin(self, opened: tuple[Any, Choice[str]], chosen: Mapping[str, Any] | None = None) -> None:
         """Take the opened model and its description, and settle the longest length: that of `chosen` where saved."""
         self.model, self.choices["model"] = opened
-        self.tokenizer = self.processing_class = self.model.tokenizer
-        config = self.checkpoint.config()
-        if chosen is None:
-            self.longest = lengths.limit(self.recipe, self.tokenizer, config)
-        else:
-            self.length = lengths.kept(self.recipe, chosen, self.tokenizer, config)
-            self.longest = self.length.value.longest
+        self.read_by(self.model.tokenizer, self.checkpoint.config(), chosen)
         self.model.max_seq_length = self.longest  # what sentence-transformers itself cuts texts to
 
     def choose_lengths(self, counts: Mapping[str, Sequence[Sequence[int]]]) -> None:

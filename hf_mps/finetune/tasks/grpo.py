@@ -21,7 +21,7 @@ from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.rewards import choose
 from hf_mps.finetune.tasks import GENERATES, Dataset, Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out, mapped, readable
+from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out, readable
 from hf_mps.finetune.tasks.preferences import RATE, RATE_OF_ADAPTERS
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import selection
@@ -140,9 +140,9 @@ class GRPO(ChatTask[Recipe]):
         recipe = self.recipe
         self.measures()  # refuses an unknown one before the rows are read
         self.begin()
-        loaded = self.loaded
-        drawn = self.drawn = groups_of(recipe.training, loaded.longest, adapters=recipe.lora is not None)
-        features = {split: _prompts(rows[split], loaded, recipe, drawn) for split in rows}
+        longest, tokenizer = self.longest, self.tokenizer
+        drawn = self.drawn = groups_of(recipe.training, longest, adapters=recipe.lora is not None)
+        features = {split: self._prompts(some) for split, some in rows.items()}
         train = features["train"]
         tried = train.select(range(min(TRIED, len(train)))).remove_columns("prompt_ids").to_list()
         scores, told = choose.choose(recipe.rewards, tried, agreed=recipe.trust_reward_code)
@@ -153,7 +153,7 @@ class GRPO(ChatTask[Recipe]):
         origin = copy.deepcopy(self.model) if drawn.beta and recipe.lora is None else None
         defaults, baseline = language.untrained(recipe)
         counts, padded = tokens.counts(features["train"], "prompt_ids"), self._padding()
-        room = loaded.longest - drawn.longest
+        room = longest - drawn.longest
         reason = f"a prompt of up to {room}, a completion of up to {drawn.longest}; {padded.reason}"
         return self.made(
             splits=features,
@@ -162,10 +162,10 @@ class GRPO(ChatTask[Recipe]):
             baseline=baseline,
             choices={
                 "lengths": Choice(
-                    lengths.Lengths(loaded.longest, "longest", multiple=padded.value),
+                    lengths.Lengths(longest, "longest", multiple=padded.value),
                     f"{reason}; {lengths.summary(counts, room)}",
                 ),
-                **loaded.choices,
+                **self.choices,
                 "prompts": left_out(rows, features, "longer than max_length leaves for a prompt"),
                 "rewards": told,
                 **drawn.choices(origin is not None),
@@ -180,20 +180,47 @@ class GRPO(ChatTask[Recipe]):
             },
             trainer_settings={"rewards": scores, "ref_model": origin, "untrained": baseline},
             before_training=lambda: choose.try_out(recipe.rewards, scores, tried),
-            token_counts=[min(count + drawn.longest, loaded.longest) for count in counts],
+            token_counts=[min(count + drawn.longest, longest) for count in counts],
             epoch=lambda training: drawn.epoch(training, len(features["train"])),
             # Prompts alone, which are made as long as prompt and completion.
-            dryrun_batch=lambda some: loaded.tokenizer.pad(
+            dryrun_batch=lambda some: tokenizer.pad(
                 {"input_ids": [row["prompt_ids"] for row in some]}, padding_side="left", return_tensors="pt"
             ),
             predicted=(rows["validation"], features["validation"]),
         )
 
+    def _prompts(self, rows: Rows) -> Dataset:
+        """Return a split's prompts as messages and ids, with their answers; prompts that leave no room are dropped."""
+
+        recipe, tokenizer, most = self.recipe, self.tokenizer, self.drawn.longest
+        room = self.longest - most
+        settings = dict(recipe.training.get("chat_template_kwargs") or {})
+        kinds: dict[str, Any] = {"prompt": ({"role": "string", "content": "string"},), "prompt_ids": ("int32",)}
+        if recipe.data.columns.answer is not None:
+            kinds["answer"] = "string"
+
+        def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
+            prompt = conversation(row, recipe.system_prompt)
+            rendered = chat.render(tokenizer, prompt, prompt=True, **settings)
+            made: dict[str, Any] = {"prompt": prompt}
+            if "answer" in kinds:
+                answer = row["answer"]
+                if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+                    raise chat.ConversationError("has no answer; allowed: a text or a number in every row")
+                made["answer"] = str(answer)
+            made["prompt_ids"] = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
+            return made if len(made["prompt_ids"]) <= room else None
+
+        key = ("grpo", room, recipe.system_prompt, sorted(settings.items()), sorted(kinds))
+        left = f"which max_length {self.longest} leaves beside completions of {most}"
+        empty = f"every prompt has more than {room} tokens, {left}; give a longer max_length"
+        return self.mapped(rows, key, kinds, make, empty)
+
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         from hf_mps.finetune.models.group_trainer import Arguments
 
         made = super().open(chosen)
-        self.drawn = groups_of(self.recipe.training, self.loaded.longest, adapters=False)
+        self.drawn = groups_of(self.recipe.training, self.longest, adapters=False)
         made.arguments, made.arguments_defaults = Arguments, dict(self.drawn.arguments)
         return made
 
@@ -271,33 +298,6 @@ def conversation(row: Mapping[str, Any], system_prompt: str | None = None) -> li
     if prompt[0]["role"] == "system":
         raise chat.ConversationError("has a system message beside system_prompt; leave system_prompt out")
     return [{"role": "system", "content": system_prompt}, *prompt]
-
-
-def _prompts(rows: Rows, loaded: language.Loaded, recipe: Recipe, drawn: Groups) -> Dataset:
-    """Return one split's prompts as messages and ids, with their answers; prompts that leave no room are dropped."""
-
-    tokenizer, room = loaded.tokenizer, loaded.longest - drawn.longest
-    settings = dict(recipe.training.get("chat_template_kwargs") or {})
-    kinds: dict[str, Any] = {"prompt": ({"role": "string", "content": "string"},), "prompt_ids": ("int32",)}
-    if recipe.data.columns.answer is not None:
-        kinds["answer"] = "string"
-
-    def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
-        prompt = conversation(row, recipe.system_prompt)
-        rendered = chat.render(tokenizer, prompt, prompt=True, **settings)
-        made: dict[str, Any] = {"prompt": prompt}
-        if "answer" in kinds:
-            answer = row["answer"]
-            if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-                raise chat.ConversationError("has no answer; allowed: a text or a number in every row")
-            made["answer"] = str(answer)
-        made["prompt_ids"] = tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
-        return made if len(made["prompt_ids"]) <= room else None
-
-    key = ("grpo", room, recipe.system_prompt, sorted(settings.items()), sorted(kinds))
-    left = f"which max_length {loaded.longest} leaves beside completions of {drawn.longest}"
-    empty = f"every prompt has more than {room} tokens, {left}; give a longer max_length"
-    return mapped(rows, loaded, key, kinds, make, empty)
 
 
 @dataclass(frozen=True)

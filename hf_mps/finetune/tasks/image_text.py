@@ -58,6 +58,7 @@ class ImageText(LanguageTask[Recipe]):
     optional = ("question",)
     at_a_time = 64  # answers take long, and each should be there soon
     batch = 4  # their images fill memory
+    longest_default = MAX_LENGTH
     architectures = tuple(
         f"{name}ForConditionalGeneration" for name in ("Idefics3", "SmolVLM", "VL", "Llava", "InternVL")
     )
@@ -69,42 +70,41 @@ class ImageText(LanguageTask[Recipe]):
         recipe, config = self.recipe, self.checkpoint.config()
         self.reader = reader = vision_language.Reader(self.checkpoint.processor(config))
         processor, tokenizer, text = reader.processor, reader.tokenizer, config.get_text_config()
-        choices = {"images": vision_language.budget(reader, recipe.max_image_tokens)}
+        self.choices["images"] = vision_language.budget(reader, recipe.max_image_tokens)
         if recipe.chat_template is None and not processor.chat_template:
             told = f"model {recipe.model}: its processor has no chat template; next: chat_template=FILE, a Jinja file"
             other = "a model that was trained on conversations (its name often ends with Instruct)"
             raise UserError(f"{told}, or {other}")
         # `chat.template` looks at the tokenizer's, and the processor, which renders, keeps another.
         tokenizer.chat_template = processor.chat_template
-        choices["chat_template"] = chat.template(tokenizer, recipe.chat_template)
+        self.choices["chat_template"] = chat.template(tokenizer, recipe.chat_template)
         processor.chat_template = tokenizer.chat_template
-        longest = lengths.limit(recipe, tokenizer, text, MAX_LENGTH)
-        choices |= tokens.set_pad_token(tokenizer, text)
-        content = f"{tokens.digest(tokenizer)} {type(processor).__name__} {processor.image_processor.to_dict()}"
-        self.loaded = language.Loaded(tokenizer, config, longest, content, choices)
-        self.processing_class, self.choices = processor, choices
+        self.read_by(tokenizer, text)
+        self.choices |= tokens.set_pad_token(tokenizer, text)
+        self.content = f"{tokens.digest(tokenizer)} {type(processor).__name__} {processor.image_processor.to_dict()}"
+        self.config, self.processing_class = config, processor
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe = self.recipe
         chosen = self.measures()
         self.begin()
-        reader, loaded = self.reader, self.loaded
-        how = (reader, loaded.longest, recipe.prompt, loaded.content)
+        reader = self.reader
+        how = (reader, self.longest, recipe.prompt, self.content)
         tables = {split: image_chats.tokenised(some, *how) for split, some in rows.items()}
         counts = {split: tokens.counts(table) for split, table in tables.items()}
-        loaded.choices["learned"] = learned(rows, tables)
+        self.choices["learned"] = learned(rows, tables)
         self.load_language(only=vision_language.language_part)
         seen = reader.processor.image_processor
         splits = {split: image_chats.ImageChats(rows[split], tables[split], seen) for split in rows}
         joining = self._joining()
         image_chats.refuse_unlike(reader, splits["train"], joining, self._takes(), recipe.prompt)
-        length = lengths.decide(recipe, counts, loaded.longest)
+        length = lengths.decide(recipe, counts, self.longest)
         if recipe.lora is not None and recipe.lora.export == "adapter":
             self.snippet = snippets()[f"{self.name} adapter"].format(base=recipe.model)
         return self.made(
             splits=splits,
             collator=length.value.collator(joining, reader.tokenizer, filled={image_chats.KINDS: 0}),
-            choices={"lengths": length, **loaded.choices},
+            choices={"lengths": length, **self.choices},
             token_counts=counts["train"],
             snippet=self.snippet,
             predict=self.answers_to(
@@ -115,7 +115,7 @@ class ImageText(LanguageTask[Recipe]):
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         self.begin()
-        self.load(self.loaded.config)
+        self.load(self.config)
         return self.made()
 
     def inputs(self, rows: Rows) -> list[Asked]:

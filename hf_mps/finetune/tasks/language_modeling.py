@@ -14,43 +14,75 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.data.rows import code_digest
 from hf_mps.finetune.models import language
+from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.stream.batches import Making
 from hf_mps.finetune.tasks import Dataset, Prepared, R
 from hf_mps.finetune.tasks._language import LanguageTask
-from hf_mps.finetune.text import blocks, lengths, tokens
+from hf_mps.finetune.text import lengths, tokens
+
+# Rows joined at a time. Each batch ends in one short block, so that no token is dropped.
+ROWS_AT_A_TIME = 10_000
+
+
+class Columns(schema.Columns):
+    """The column that holds the texts."""
+
+    text: str = "text"
+    """The column of the text."""
+
+
+class Data(schema.Data):
+    """Adds the column, and `end_of_text`: the tokenizer's end token after each row, for rows that are whole texts.
+
+    Without it rows are lines of one text, joined by line breaks.
+    """
+
+    STREAMS = True
+
+    columns: Columns = Columns()
+    end_of_text: bool = False
+    """true ends each row with the tokenizer's end token, for rows that are whole texts."""
 
 
 class CausalRecipe(language.Decoder):
     """`max_length` is the length of a block in tokens."""
 
-    data: blocks.Data
+    data: Data
 
 
 class BlockTask(LanguageTask[R]):
     """A task that learns from texts, joined and cut into blocks."""
 
-    at_a_time = blocks.ROWS_AT_A_TIME
+    at_a_time = ROWS_AT_A_TIME
 
     @property
-    def around(self) -> blocks.SpecialTokens:
+    def around(self) -> tokens.SpecialTokens:
         """The special tokens at the beginning and the end of each block."""
-        return blocks.special_tokens(self.loaded.tokenizer)
+        return tokens.special_tokens(self.tokenizer)
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
-        recipe, chosen = self.recipe, self.measures()
+        recipe, data, chosen = self.recipe, self.recipe.data, self.measures()
         self.begin()
-        loaded = self.loaded
-        features = {split: self.blocks(rows[split]) for split in rows}
-        counts = {split: tokens.counts(features[split]) for split in features}
+        features = {split: self.blocks(some) for split, some in rows.items()}
+        counts = {split: tokens.counts(some) for split, some in features.items()}
         inputs = {split: self.evaluated(some) for split, some in features.items() if split != "train"}
-        length, loaded.choices["blocks"] = blocks.decide(recipe, recipe.data, counts, loaded.longest)
+        length = lengths.decide(recipe, counts, self.longest)
+        joined = "each row ended with the end token" if data.end_of_text else "rows joined by line breaks"
+        shown = " + ".join(f"{len(lengths_of):,}" for lengths_of in counts.values())
+        reason = f"{joined}, then cut every {self.longest} tokens, {sum(counts['train']):,} to train on"
+        told = Choice(f"{shown} blocks", f"{reason}; nothing is dropped")
+        if data.streaming:
+            reason = f"{joined} as they are read, cut every {self.longest} tokens"
+            reason += f"; the first rows made {len(counts['train']):,}"
+            told = Choice(f"streamed + {len(counts['validation']):,} blocks", reason)
+        self.choices["blocks"] = told
         self.load_model()
         parts = self.by_token(chosen)
         parts["trainer_settings"] |= self.trainer_settings
-        train = blocks.streamed(recipe.data, rows["train"], features["train"], loaded, self.around)
         return self.made(
-            splits=features | inputs | {"train": train},
-            collator=length.value.collator(self.labelling(), loaded.tokenizer),
-            choices={"lengths": length, **loaded.choices},
+            splits=features | inputs | {"train": self.streamed(rows["train"], features["train"])},
+            collator=length.value.collator(self.labelling(), self.tokenizer),
+            choices={"lengths": length, **self.choices},
             token_counts=counts["train"],
             predicted=(rows["validation"], inputs["validation"]),
             **parts,
@@ -60,10 +92,9 @@ class BlockTask(LanguageTask[R]):
         from hf_mps.finetune.models.token_trainer import TokenTrainer
 
         self.begin()
-        tokenizer = self.loaded.tokenizer
-        length = lengths.kept(self.recipe, chosen, tokenizer, self.loaded.config)
+        length = lengths.kept(self.recipe, chosen, self.tokenizer, self.config)
         self.load_model()
-        return self.made(collator=length.value.collator(self.labelling(), tokenizer), trainer=TokenTrainer)
+        return self.made(collator=length.value.collator(self.labelling(), self.tokenizer), trainer=TokenTrainer)
 
     def load_model(self) -> None:
         """Load the model."""
@@ -71,15 +102,55 @@ class BlockTask(LanguageTask[R]):
 
     def labelling(self) -> Any:
         """Return what gives the rows of a batch their labels."""
-        return language.Labelled(self.loaded.tokenizer)
+        return language.Labelled(self.tokenizer)
 
     def evaluated(self, features: Dataset) -> Dataset:
         """Return the blocks of an evaluated split with what is to be predicted in them."""
         return features
 
     def blocks(self, rows: Rows) -> Dataset:
-        """Return the blocks of `rows`."""
-        return blocks.make(self.recipe.data, rows, self.loaded, self.around)
+        """Return rows of `input_ids`, at most `longest` each. Raises UserError for rows without text or tokens."""
+        tokens.refuse_other_than_text(rows, ["text"])
+        tokenizer, longest, separator, around = self.tokenizer, self.longest, self.separator(), self.around
+        size = longest - len(around.before) - len(around.after)
+
+        def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+            texts = tokens.texts(rows, "text", batch, indices)
+            ids = [token for ids_of_text in _ids(tokenizer, separator, texts) for token in ids_of_text]
+            cut = (ids[at : at + size] for at in range(0, len(ids), size))
+            return {"input_ids": [[*around.before, *block, *around.after] for block in cut]}
+
+        key, kinds = ("blocks", longest, separator, *around), {"input_ids": ("int32",)}
+        how: dict[str, Any] = {"content": self.content, "batch_size": ROWS_AT_A_TIME}
+        features = tokens.map_cached(rows, encode, key=key, features=kinds, **how)
+        if len(features) == 0:
+            raise UserError(f"{rows.where}: the texts hold no token; allowed: at least one row with text")
+        return features
+
+    def streamed(self, rows: Rows, sample: Dataset) -> Any:
+        """Return the blocks to train on: `sample`, of the rows at hand, or the stream of all rows where they have one.
+
+        A stream's texts are joined on and on: only whole blocks are trained on, and none ends early.
+        """
+        if rows.stream is None:
+            return sample
+        from hf_mps.finetune.stream import loader
+
+        tokenizer, separator, around = self.tokenizer, self.separator(), self.around
+
+        def encode(some: Sequence[Mapping[str, Any]]) -> list[Any]:
+            return [[{"input_ids": ids}] for ids in _ids(tokenizer, separator, [row["text"] for row in some])]
+
+        making = Making(encode, self.longest, joined=True, before=around.before, after=around.after)
+        return loader.train(rows, sample, making)
+
+    def separator(self) -> str:
+        """Return the text between two rows. Raises UserError where the tokenizer has no end token to put there."""
+        if not self.recipe.data.end_of_text:
+            return "\n"
+        if self.tokenizer.eos_token is None:
+            raise UserError("data.end_of_text: the model's tokenizer has no end token; leave it out")
+        return str(self.tokenizer.eos_token)
 
     def inputs(self, rows: Rows) -> Dataset:
         return self.blocks(rows)
@@ -91,7 +162,7 @@ class BlockTask(LanguageTask[R]):
         for row, (total, count, right) in zip(inputs, trainer.predict(inputs).predictions.tolist(), strict=True):
             count = max(count, 1.0)
             yield {
-                "text": self.loaded.tokenizer.decode(row["input_ids"]),
+                "text": self.tokenizer.decode(row["input_ids"]),
                 "tokens": int(count),
                 "loss": total / count,
                 "perplexity": perplexity(total / count),
@@ -112,15 +183,15 @@ class CausalLM(BlockTask[CausalRecipe]):
     family = ("gpt2", "text")
 
     @property
-    def around(self) -> blocks.SpecialTokens:
+    def around(self) -> tokens.SpecialTokens:
         """The special tokens at the beginning of each block: a single text's end has no place within a longer one."""
-        return blocks.SpecialTokens(super().around.before, ())
+        return tokens.SpecialTokens(super().around.before, ())
 
 
 class MaskedRecipe(lengths.Padded):
     """Adds the share of tokens that are masked."""
 
-    data: blocks.Data
+    data: Data
     mlm_probability: float = Field(default=0.15, gt=0, lt=1)
     """The share of tokens that are masked."""
 
@@ -156,7 +227,7 @@ class MaskedLM(BlockTask[MaskedRecipe]):
         """Load the model."""
         from hf_mps.finetune.loss import deferred_head
 
-        self.load(self.loaded.config)
+        self.load(self.config)
         self.choices["loss"] = deferred_head.decide(self.recipe, self.model)
         reason = "drawn anew in each training epoch, and once for all evaluations, which stay comparable"
         self.choices["gaps"] = Choice(f"{self.recipe.mlm_probability:.0%} of the tokens", reason)
@@ -164,7 +235,7 @@ class MaskedLM(BlockTask[MaskedRecipe]):
 
     def labelling(self) -> MaskingCollator:
         """Return what masks the rows of a training batch."""
-        return MaskingCollator(self._drawing(), language.Labelled(self.loaded.tokenizer))
+        return MaskingCollator(self._drawing(), language.Labelled(self.tokenizer))
 
     def evaluated(self, features: Dataset) -> Dataset:
         """Return the blocks masked from the recipe's seed: its masks do not depend on the length of another split."""
@@ -176,7 +247,7 @@ class MaskedLM(BlockTask[MaskedRecipe]):
     def begin(self) -> None:
         """Open tokenizer and configuration. Raises UserError for a tokenizer without a mask."""
         super().begin()
-        if self.loaded.tokenizer.mask_token is None:
+        if self.tokenizer.mask_token is None:
             told = "its tokenizer has no mask token; allowed: a model such as BERT's"
             raise UserError(f"model {self.recipe.model}: {told}")
 
@@ -188,7 +259,7 @@ class MaskedLM(BlockTask[MaskedRecipe]):
         from transformers import DataCollatorForLanguageModeling
 
         probability = self.recipe.mlm_probability
-        return DataCollatorForLanguageModeling(self.loaded.tokenizer, mlm_probability=probability, seed=seed)
+        return DataCollatorForLanguageModeling(self.tokenizer, mlm_probability=probability, seed=seed)
 
     def _masked(self, features: Dataset, draw: Any) -> Dataset:
         """Return blocks masked by `draw` from the recipe's seed: equal in every evaluation and run."""
@@ -199,6 +270,13 @@ class MaskedLM(BlockTask[MaskedRecipe]):
             made = [draw([{"input_ids": ids}]) for ids in batch["input_ids"]]
             return {name: [one[name][0].tolist() for one in made] for name in ("input_ids", "labels")}
 
-        said = ("gaps", code_digest(gaps), self.recipe.mlm_probability, self.recipe.seed, self.loaded.content)
+        said = ("gaps", code_digest(gaps), self.recipe.mlm_probability, self.recipe.seed, self.content)
         mark = Hasher.hash((features._fingerprint, *said))
         return features.map(gaps, batched=True, features=tokens.typed(language.LABELLED), new_fingerprint=mark)
+
+
+def _ids(tokenizer: Any, separator: str, texts: Sequence[str]) -> list[list[int]]:
+    """Return each text's tokens, the separator's behind them."""
+    whole = [text if text.endswith(separator) else text + separator for text in texts]
+    # verbose=False: the tokenizer would warn of texts longer than the model's positions, and they are cut later.
+    return list(tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])

@@ -19,7 +19,7 @@ from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks import Dataset, Prepared, R
-from hf_mps.finetune.tasks._language import ChatTask, asked, left_out, mapped
+from hf_mps.finetune.tasks._language import ChatTask, asked, left_out
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
 
@@ -73,9 +73,9 @@ class PreferenceTask(ChatTask[R]):
     def begin(self) -> None:
         super().begin()
         self.arguments, self.trainer = self.kinds()
-        self.arguments_defaults = {"max_length": self.loaded.longest}
-        self.loaded.tokenizer.padding_side = "right"  # as TRL's collators pad
-        self.loaded.content = tokens.digest(self.loaded.tokenizer)
+        self.arguments_defaults = {"max_length": self.longest}
+        self.tokenizer.padding_side = "right"  # as TRL's collators pad
+        self.content = tokens.digest(self.tokenizer)
 
     def each(self, rows: Rows) -> Rows:
         """Return the rows with those of several answers apart, where the task learns from single ones."""
@@ -86,15 +86,15 @@ class PreferenceTask(ChatTask[R]):
         recipe = self.recipe
         chosen = self.measures()
         self.begin()
-        loaded = self.loaded
+        longest = self.longest
         rows = {split: self.each(some) for split, some in rows.items()}
         features = {split: self._tokenised(some) for split, some in rows.items()}
         sizes = {split: [tokens.counts(some, name) for name in self.ids] for split, some in features.items()}
         counts = {
-            split: [min(before + max(answers), loaded.longest) for before, *answers in zip(*some, strict=True)]
+            split: [min(before + max(answers), longest) for before, *answers in zip(*some, strict=True)]
             for split, some in sizes.items()
         }
-        length = lengths.decide(recipe, counts, loaded.longest)
+        length = lengths.decide(recipe, counts, longest)
         self.load_language(chunks=False)  # TRL takes its log-probabilities in chunks itself
         name, what = self.counted
         left = left_out(rows, features, "their prompt alone is max_length or longer", f"{what}; ")
@@ -104,7 +104,7 @@ class PreferenceTask(ChatTask[R]):
             metrics=chosen,
             compute_metrics=lambda evaluated: chosen.of(self.trainer.measured(evaluated)),
             baseline=self.baseline(sizes["validation"]),
-            choices={"lengths": length, **loaded.choices, name: self.told(left, features)},
+            choices={"lengths": length, **self.choices, name: self.told(left, features)},
             arguments_defaults={**self.arguments_defaults, "learning_rate": RATE_OF_ADAPTERS if recipe.lora else RATE},
             token_counts=counts["train"],
             predicted=(rows["validation"], features["validation"]),
@@ -117,7 +117,7 @@ class PreferenceTask(ChatTask[R]):
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         made = super().open(chosen)
         made.trainer = None  # it answers by Trainer itself
-        self.length = lengths.kept(self.recipe, chosen, self.loaded.tokenizer, self.loaded.config).value
+        self.length = lengths.kept(self.recipe, chosen, self.tokenizer, self.config)
         self._rewarding: Any = None
         return made
 
@@ -135,11 +135,14 @@ class PreferenceTask(ChatTask[R]):
         if not trained:  # a saved model's own trainer computes no rewards
             if self._rewarding is None:  # beside `trainer`, which has put the model on its device
                 reference = self.reference()
-                parts = {"data_collator": self.make_collator(self.length), "processing_class": trainer.processing_class}
+                parts = {
+                    "data_collator": self.make_collator(self.length.value),
+                    "processing_class": trainer.processing_class,
+                }
                 parts |= {} if reference is None else {"ref_model": reference}
                 self._rewarding = self.trainer(model=self.model, args=trainer.args, train_dataset=inputs, **parts)
             trainer = self._rewarding
-        decode = self.loaded.tokenizer.decode
+        decode = self.tokenizer.decode
         for row, reward in zip(inputs, trainer.predict(inputs).predictions.tolist(), strict=True):
             texts = {name.removesuffix("_ids"): decode(row[name], skip_special_tokens=True) for name in self.ids}
             rewards, right = self.rewarded(row, reward)
@@ -150,19 +153,19 @@ class PreferenceTask(ChatTask[R]):
         """Return prompt and answers of one split as ids, cut at their ends; rows whose prompt fills the length are
         dropped.
         """
-        loaded = self.loaded
+        tokenizer, longest = self.tokenizer, self.longest
         columns = {**dict.fromkeys(self.ids, ("int32",)), **dict.fromkeys(self.label, "bool")}
 
         def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
             prompt, answers = self.answered(row)
-            (before, *_), found = zip(*(_split(loaded.tokenizer, prompt, one) for one in answers), strict=True)
-            room = loaded.longest - len(before)
-            cut = room if self.alone else loaded.longest
+            (before, *_), found = zip(*(_split(tokenizer, prompt, one) for one in answers), strict=True)
+            room = longest - len(before)
+            cut = room if self.alone else longest
             values = (before, *(one[:cut] for one in found), *(wanted(row) for _ in self.label))
             return dict(zip(columns, values, strict=True)) if room > 0 else None
 
-        empty = f"every prompt is {loaded.longest} tokens or longer; give a longer max_length"
-        return mapped(rows, loaded, (self.name, loaded.longest), columns, make, empty)
+        empty = f"every prompt is {longest} tokens or longer; give a longer max_length"
+        return self.mapped(rows, (self.name, longest), columns, make, empty)
 
 
 class PairColumns(schema.Columns):
@@ -205,8 +208,8 @@ class PairTask(PreferenceTask[R]):
     def make_collator(self, length: lengths.Lengths) -> Any:
         from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-        inner = DataCollatorForPreference(self.loaded.tokenizer.pad_token_id)
-        return length.collator(inner, self.loaded.tokenizer, filled={"completion_mask": 0})
+        inner = DataCollatorForPreference(self.tokenizer.pad_token_id)
+        return length.collator(inner, self.tokenizer, filled={"completion_mask": 0})
 
     def baseline(self, sizes: Sequence[Sequence[int]]) -> Baseline:
         # The habit that preferences teach most easily.
@@ -386,8 +389,8 @@ class KTO(PreferenceTask[KTORecipe]):
     def make_collator(self, length: lengths.Lengths) -> Any:
         from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
-        inner = DataCollatorForUnpairedPreference(self.loaded.tokenizer.pad_token_id, max_length=self.loaded.longest)
-        return Mismatched(length.collator(inner, self.loaded.tokenizer, filled={"completion_mask": 0}))
+        inner = DataCollatorForUnpairedPreference(self.tokenizer.pad_token_id, max_length=self.longest)
+        return Mismatched(length.collator(inner, self.tokenizer, filled={"completion_mask": 0}))
 
     def baseline(self, sizes: Sequence[Sequence[int]]) -> Baseline:
         return Baseline("is the model before its first step, which rewards all alike", {"rewards/margins": 0.0})

@@ -79,11 +79,11 @@ class Seq2SeqTask(LanguageTask[R]):
         from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
         super().begin()
-        recipe, config = self.recipe, self.loaded.config
+        recipe, config = self.recipe, self.config
         positions = getattr(config, "max_position_embeddings", None) or 2**31  # T5 has no such limit
         self.longest_target = longest_target(recipe.max_target_length, positions, TARGET)
         # Before the features are made: the languages are part of each source.
-        self.settle(self.loaded.tokenizer, None)
+        self.settle(self.tokenizer, None)
         own = (getattr(config, "task_specific_params", None) or {}).get(self.prefix_key, {}).get("prefix")
         self.prefix, reason = "", "the recipe gives none, and neither does the checkpoint's configuration"
         if recipe.source_prefix is not None:
@@ -99,9 +99,9 @@ class Seq2SeqTask(LanguageTask[R]):
         chosen = self.measures()
         measured = metrics.load(chosen.names)
         self.begin()
-        tokenizer, (what, untrained) = self.loaded.tokenizer, self.untrained
+        tokenizer, (what, untrained) = self.tokenizer, self.untrained
         features = {split: self.inputs(some) for split, some in rows.items()}
-        sources = self._lengths(features, "input_ids", self.loaded.longest)
+        sources = self._lengths(features, "input_ids", self.longest)
         # A batch groups sources by length; its targets have any length.
         targets = self._lengths(features, "labels", self.longest_target, grouped=False, name="target_lengths")
         self._load(sources, labels=targets.value)
@@ -123,15 +123,15 @@ class Seq2SeqTask(LanguageTask[R]):
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         self.begin()
-        length = lengths.kept(self.recipe, chosen, self.loaded.tokenizer, self.loaded.config)
-        self.loaded.longest = length.value.longest
+        length = lengths.kept(self.recipe, chosen, self.tokenizer, self.config)
+        self.longest = length.value.longest
         self._load(length)
         return self.made()
 
     def _load(self, length: Choice[lengths.Lengths], **labels: Any) -> None:
         from transformers import DataCollatorForSeq2Seq
 
-        tokenizer = self.loaded.tokenizer
+        tokenizer = self.tokenizer
         self.load_language(chunks=False)
         self.settle(tokenizer, self.model)
         self.collator = length.value.collator(DataCollatorForSeq2Seq(tokenizer, model=self.model), tokenizer, **labels)
@@ -141,11 +141,29 @@ class Seq2SeqTask(LanguageTask[R]):
         return lengths.decide(self.recipe, counts, longest, **how)
 
     def inputs(self, rows: Rows) -> Dataset:
-        return _tokenised(rows, self.loaded, self.prefix, self.longest_target)
+        """Return sources with their prefix as ids and targets as labels, each cut to its longest length."""
+        labelled = "target" in rows.dataset.column_names
+        tokens.refuse_other_than_text(rows, ("source", "target") if labelled else ("source",))
+        tokenizer, longest, longest_target, prefix = self.tokenizer, self.longest, self.longest_target, self.prefix
+
+        def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+            sources = tokens.texts(rows, "source", batch, indices)
+            found = tokenizer([prefix + one for one in sources], truncation=True, max_length=longest)
+            # Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
+            labels = [[tokenizer.pad_token_id]] * len(sources)
+            if labelled:
+                targets = tokens.texts(rows, "target", batch, indices)
+                labels = tokenizer(text_target=targets, truncation=True, max_length=longest_target)["input_ids"]
+            return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"], "labels": labels}
+
+        languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
+        key = ("seq2seq", longest, longest_target, prefix, languages)
+        kinds = dict.fromkeys(("input_ids", "attention_mask", "labels"), ("int32",))
+        return tokens.map_cached(rows, encode, content=self.content, key=key, features=kinds)
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each row's source, its target where it has one, and what the model generates."""
-        texts = language.decoded(trainer.predict(inputs).predictions, self.loaded.tokenizer)
+        texts = language.decoded(trainer.predict(inputs).predictions, self.tokenizer)
         for row, text in zip(rows.dataset, texts, strict=True):
             truth = {"reference": row["target"]} if "target" in row else {}
             yield {"prompt": row["source"], **truth, "generated": text}
@@ -156,28 +174,6 @@ def longest_target(asked: int | None, positions: int, usual: int) -> int:
     if asked is not None and asked > positions:
         raise UserError(f"max_target_length is {asked}; allowed: at most {positions}, the positions of this model")
     return asked or min(usual, positions)
-
-
-def _tokenised(rows: Rows, loaded: language.Loaded, prefix: str, longest_target: int) -> Dataset:
-    """Return sources with their prefix as ids and targets as labels, each cut to its longest length."""
-    labelled = "target" in rows.dataset.column_names
-    tokens.refuse_other_than_text(rows, ("source", "target") if labelled else ("source",))
-    tokenizer, longest = loaded.tokenizer, loaded.longest
-
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        sources = tokens.texts(rows, "source", batch, indices)
-        found = tokenizer([prefix + one for one in sources], truncation=True, max_length=longest)
-        # Seq2SeqTrainer computes a loss behind each answer, and fails without labels.
-        labels = [[tokenizer.pad_token_id]] * len(sources)
-        if labelled:
-            targets = tokens.texts(rows, "target", batch, indices)
-            labels = tokenizer(text_target=targets, truncation=True, max_length=longest_target)["input_ids"]
-        return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"], "labels": labels}
-
-    languages = [getattr(tokenizer, name, None) for name in ("src_lang", "tgt_lang")]
-    key = ("seq2seq", longest, longest_target, prefix, languages)
-    kinds = dict.fromkeys(("input_ids", "attention_mask", "labels"), ("int32",))
-    return tokens.map_cached(rows, encode, content=loaded.content, key=key, features=kinds)
 
 
 LEAD = 3

@@ -20,7 +20,7 @@ from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.stream.batches import Encoded, Making
 from hf_mps.finetune.stream.files import Broken
 from hf_mps.finetune.tasks import Dataset, Prepared
-from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, learned, mapped
+from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, learned
 from hf_mps.finetune.text import chat, lengths, packing, tokens
 from hf_mps.finetune.text.lengths import IGNORED
 
@@ -88,31 +88,68 @@ class SFT(ChatTask[Recipe]):
         recipe = self.recipe
         chosen = self.measures()
         self.begin()
-        loaded, tokenizer = self.loaded, self.loaded.tokenizer
-        features = {split: _tokenised(rows[split], loaded) for split in rows}
+        tokenizer, longest = self.tokenizer, self.longest
+        features = {split: self._tokenised(some) for split, some in rows.items()}
         counts = {split: tokens.counts(features[split]) for split in features}
-        loaded.choices["learned"] = learned(rows, features)
+        self.choices["learned"] = learned(rows, features)
         self.load_language()
         parts = self.by_token(chosen)
         # After the model is loaded: it decides whether rows can be packed.
         train, trained = features["train"], counts["train"]
-        packed = packing.decide(recipe, recipe.packing, self.model, trained, loaded.longest)
+        packed = packing.decide(recipe, recipe.packing, self.model, trained, longest)
         if packed.value:
-            train = packing.Packed(train, trained, loaded.longest, tokenizer.pad_token_id)
-            trained = [loaded.longest] * len(train)
+            train = packing.Packed(train, trained, longest, tokenizer.pad_token_id)
+            trained = [longest] * len(train)
             parts["arguments_defaults"]["per_device_train_batch_size"] = train.batch(training_section.DEFAULT_BATCH)
         of, grouped = ("validation", False) if packed.value else ("train", None)
-        length = lengths.decide(recipe, counts, loaded.longest, of=of, grouped=grouped)
+        length = lengths.decide(recipe, counts, longest, of=of, grouped=grouped)
         if packed.value:
             length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
         return self.made(
-            splits={**features, "train": _streamed(rows["train"], train, loaded, packed=packed.value)},
+            splits={**features, "train": self._streamed(rows["train"], train, packed=packed.value)},
             collator=packing.Collator(length.value.collator(language.Labelled(tokenizer), tokenizer)),
-            choices={"packing": packed, "lengths": length, **loaded.choices},
+            choices={"packing": packed, "lengths": length, **self.choices},
             token_counts=trained,
             predict=self.answers_to(rows["validation"], recipe.generate.rows, conversation),
             **parts,
         )
+
+    def _tokenised(self, rows: Rows) -> Dataset:
+        """Return one split's conversations, with labels -100 for all but the assistant's words.
+
+        Rows are cut to the longest length; a row without any of the assistant's words left is dropped.
+        """
+        if not getattr(self.tokenizer, "is_fast", False):
+            told = "the model's tokenizer is no fast one (tokenizer.json), so words cannot be found in its tokens"
+            raise UserError(told)
+        make = partial(_encoded, self.tokenizer, self.longest)
+        empty = f"no row holds a word of the assistant within max_length {self.longest}; give a longer one"
+        return self.mapped(rows, ("sft", self.longest), language.LABELLED, make, empty)
+
+    def _streamed(self, rows: Rows, sample: Any, *, packed: bool) -> Any:
+        """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
+        if rows.stream is None:
+            return sample
+        from hf_mps.finetune.stream import loader
+
+        tokenizer, longest = self.tokenizer, self.longest  # not the task, whose model no worker needs
+
+        def encode(some: Sequence[Mapping[str, Any]]) -> list[Encoded]:
+            made: list[Encoded] = []
+            for row in some:
+                try:
+                    example = _encoded(tokenizer, longest, row)
+                    made.append([example] if example else [])
+                except chat.ConversationError as error:
+                    made.append(Broken(str(error)))
+            return made
+
+        def pack(examples: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+            fitted = packing.best_fit([len(one["input_ids"]) for one in examples], longest)
+            return [[examples[place] for place in row] for row in fitted]
+
+        making = Making(encode, longest, pack=pack if packed else None, filler=tokenizer.pad_token_id)
+        return loader.train(rows, sample, making)
 
     def inputs(self, rows: Rows) -> list[Asked]:
         # Rows to be answered need no `output`, and a conversation in columns is not one without it.
@@ -178,7 +215,7 @@ class Distill(SFT):
             self.recipe = recipe.model_copy(update={"packing": False})
         made = super().prepare(rows)
         source = self.checkpoint.beside(recipe.teacher)
-        if source.tokenizer().get_vocab() != self.loaded.tokenizer.get_vocab():
+        if source.tokenizer().get_vocab() != self.tokenizer.get_vocab():
             told = f"its tokenizer has other words than that of {recipe.model}, and they are compared word by word"
             raise UserError(f"teacher {recipe.teacher}: {told}; give a larger model of the same family: teacher=NAME")
         teacher, told_of = source.model(self.auto_class)
@@ -187,9 +224,9 @@ class Distill(SFT):
         made.trainer_settings |= {"ref_model": teacher, "distillation": recipe.distillation}
         return made
 
-    def load_language(self, **settings: Any) -> None:
+    def load_language(self, *, chunks: bool = False, **settings: Any) -> None:
         """Load the model with whole logits, which are compared."""
-        super().load_language(**{**settings, "chunks": False})
+        super().load_language(chunks=chunks, **settings)
 
 
 def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -205,20 +242,6 @@ def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
 
 
-def _tokenised(rows: Rows, loaded: language.Loaded) -> Dataset:
-    """Return one split's conversations, with labels -100 for all but the assistant's words.
-
-    Rows are cut to the longest length; a row without any of the assistant's words left is dropped.
-    """
-    tokenizer, longest = loaded.tokenizer, loaded.longest
-    if not getattr(tokenizer, "is_fast", False):
-        raise UserError("the model's tokenizer is no fast one (tokenizer.json), so words cannot be found in its tokens")
-
-    make = partial(_encoded, tokenizer, longest)
-    empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one"
-    return mapped(rows, loaded, ("sft", longest), language.LABELLED, make, empty)
-
-
 def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, list[int]] | None:
     """Return a row's tokens and labels; None where none of the assistant's words is within `longest`."""
     encoded = chat.encode(tokenizer, conversation(row))
@@ -227,29 +250,3 @@ def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, 
     if not any(mask[1:]):
         return None
     return {"input_ids": ids, "labels": [one if said else IGNORED for one, said in zip(ids, mask, strict=True)]}
-
-
-def _streamed(rows: Rows, sample: Any, loaded: language.Loaded, *, packed: bool) -> Any:
-    """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
-    if rows.stream is None:
-        return sample
-    from hf_mps.finetune.stream import loader
-
-    tokenizer, longest = loaded.tokenizer, loaded.longest
-
-    def encode(some: Sequence[Mapping[str, Any]]) -> list[Encoded]:
-        made: list[Encoded] = []
-        for row in some:
-            try:
-                example = _encoded(tokenizer, longest, row)
-                made.append([example] if example else [])
-            except chat.ConversationError as error:
-                made.append(Broken(str(error)))
-        return made
-
-    def pack(examples: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-        fitted = packing.best_fit([len(one["input_ids"]) for one in examples], longest)
-        return [[examples[place] for place in row] for row in fitted]
-
-    making = Making(encode, longest, pack=pack if packed else None, filler=tokenizer.pad_token_id)
-    return loader.train(rows, sample, making)

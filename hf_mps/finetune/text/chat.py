@@ -14,7 +14,7 @@ from hf_mps.core.errors import UserError, neighbour
 from hf_mps.core.text import first_line
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE
-from hf_mps.finetune.text.blocks import special_tokens
+from hf_mps.finetune.text.tokens import special_tokens
 
 Message = Mapping[str, Any]
 """{"role", "content"}; the content is a text, or a list of parts, {"type": "text", "text"} and {"type": "image"}."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -21,6 +21,20 @@ IDS = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids"
 # In how many rows unknown tokens are counted, and from which share on they are reported.
 SAMPLED_ROWS = 1000
 REPORTED_SHARE = 0.1
+
+
+class SpecialTokens(NamedTuple):
+    """The special tokens before and after a text."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+def special_tokens(tokenizer: Any) -> SpecialTokens:
+    """Return what a tokenizer puts around a text: [CLS] and [SEP] for BERT, <s> for Llama, nothing for GPT-2."""
+    bare, whole = tokenizer("a", add_special_tokens=False)["input_ids"], tokenizer("a")["input_ids"]
+    at = next((at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare), 0)
+    return SpecialTokens(tuple(whole[:at]), tuple(whole[at + len(bare) :]))
 
 
 def digest(tokenizer: Any) -> str:

@@ -6,16 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.notices import on_stderr
 from hf_mps.finetune.models import language
-from hf_mps.finetune.models.checkpoint import Checkpoint
-from hf_mps.finetune.text import tokens
-from hf_mps.finetune.text.chat import ConversationError, render, template
+from hf_mps.finetune.tasks._language import ChatTask
+from hf_mps.finetune.text.chat import ConversationError, render
 from hf_mps.tools.saved import on_device
 from hf_mps.tools.saved.run import Adapter, SavedRun
 
@@ -109,28 +108,29 @@ def voices(run: SavedRun, device: str, manner: Manner, *, base: bool) -> tuple[l
     The base of an adapter shares its weights; any other base is loaded as well. Returns the voices and the choices.
     Raises UserError for a model that cannot be used, and for a `base` that is missing.
     """
-    recipe = cast(language.Recipe, run.to_use)  # as those of all tasks that chat are
+    task = ChatTask[Any](run.to_use, run.checkpoint)
+    task.begin()
 
-    def placed(source: Checkpoint, loaded: language.Loaded) -> Any:
-        tokens.set_pad_token(loaded.tokenizer, loaded.config)
-        model = language.model(recipe, source, loaded, chunks=False)
-        return (model if getattr(model, "hf_quantizer", None) else model.to(device)).eval()
+    def voice(name: str, opened: ChatTask[Any], *within: Any) -> Voice:
+        model = opened.model
+        model = (model if getattr(model, "hf_quantizer", None) else model.to(device)).eval()
+        return Voice(name, model, opened.tokenizer, manner, *within)
 
-    loaded = language.load(recipe, run.checkpoint)
-    loaded.choices["chat_template"] = template(loaded.tokenizer, getattr(recipe, "chat_template", None))
-    model = placed(run.checkpoint, loaded)
-    own = Voice("saved", model, loaded.tokenizer, manner)
+    task.load_language(chunks=False)
+    own = voice("saved", task)
     if not base:
-        return [own], loaded.choices
+        return [own], task.choices
     if isinstance(run.checkpoint, Adapter):
-        return [own, Voice("base", model, loaded.tokenizer, manner, model.disable_adapter)], loaded.choices
+        return [own, voice("base", task, own.model.disable_adapter)], task.choices
     if run.base is None:
         named = f" {run.recipe.model}" if run.results is not None else ""
         raise UserError(f"{run.where}: its base model{named} is not here to compare with; leave --base out")
-    beside = language.load(recipe, run.base)
+    beside = ChatTask[Any](run.to_use, run.base)
+    beside.open_tokenizer()
     # The base model gets the chat template of the saved model.
-    beside.tokenizer.chat_template = loaded.tokenizer.chat_template
-    return [own, Voice("base", placed(run.base, beside), beside.tokenizer, manner)], loaded.choices
+    beside.tokenizer.chat_template = task.tokenizer.chat_template
+    beside.load_language(chunks=False)
+    return [own, voice("base", beside)], task.choices
 
 
 def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool = False) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.token_trainer import measured, perplexity, row_sums
-from hf_mps.finetune.text import blocks
+from hf_mps.finetune.text import tokens
 from tests.finetune import builders, tiny
 
 
@@ -141,8 +141,8 @@ def test_each_block_of_bert_is_framed_as_a_text(models: Path, files: dict[str, A
 
     place = builders.model(models, "bert")
     tokenizer = AutoTokenizer.from_pretrained(place)
-    around = blocks.special_tokens(tokenizer)
-    assert around == blocks.SpecialTokens((tokenizer.cls_token_id,), (tokenizer.sep_token_id,))
+    around = tokens.special_tokens(tokenizer)
+    assert around == tokens.SpecialTokens((tokenizer.cls_token_id,), (tokenizer.sep_token_id,))
     prepared = builders.prepare(task="masked-lm", model=str(place), data=files, max_length=24)
     for row in prepared.train["input_ids"]:
         assert (row[0], row[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
