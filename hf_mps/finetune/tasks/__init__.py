@@ -33,6 +33,35 @@ if TYPE_CHECKING:
 else:
     Dataset = Any  # a recipe is validated without the library
 
+# The name of each task in a recipe, its file and its class.
+TASKS = {
+    "causal-lm": "language_modeling.CausalLM",
+    "distill": "sft.Distill",
+    "dpo": "preferences.DPO",
+    "grpo": "grpo.GRPO",
+    "image-classification": "image_classification.ImageClassification",
+    "image-generation": "image_generation.ImageGeneration",
+    "image-segmentation": "image_segmentation.ImageSegmentation",
+    "image-text": "image_text.ImageText",
+    "kto": "preferences.KTO",
+    "masked-lm": "language_modeling.MaskedLM",
+    "multiple-choice": "multiple_choice.MultipleChoice",
+    "object-detection": "object_detection.ObjectDetection",
+    "orpo": "preferences.ORPO",
+    "question-answering": "question_answering.QuestionAnswering",
+    "rerank": "rerank.Rerank",
+    "sentence-embeddings": "embeddings.SentenceEmbeddings",
+    "sft": "sft.SFT",
+    "sparse-embeddings": "embeddings.SparseEmbeddings",
+    "speech-recognition": "speech_recognition.SpeechRecognition",
+    "speech-seq2seq": "speech_seq2seq.SpeechSeq2Seq",
+    "summarization": "seq2seq.Summarization",
+    "text-classification": "text_classification.TextClassification",
+    "token-classification": "token_classification.TokenClassification",
+    "translation": "seq2seq.Translation",
+}
+NAMES = {kind: name for name, kind in TASKS.items()}
+
 # Why some tasks cannot be sharded.
 GENERATES = "answers are generated between steps, token by token, and ranks would wait for each other's weights"
 CALLS_PARTS = "sentence-transformers' trainer calls the parts of a model by themselves"
@@ -58,7 +87,7 @@ class Task(Generic[R]):
     """
 
     name: ClassVar[str] = ""
-    """Its name in a recipe; a class that tasks share has none."""
+    """Its name in a recipe, as TASKS has it; a class that tasks share, such as TextTask, has none."""
     recipe_class: ClassVar[type[schema.Recipe]]
     """The class that validates its recipes: the keys, and the columns of the data by their roles."""
     auto_class: ClassVar[str]
@@ -129,8 +158,8 @@ class Task(Generic[R]):
         for kind in get_args(vars(cls).get("__orig_bases__", (None,))[0]):
             if isinstance(kind, type):
                 cls.recipe_class = kind
-        # A class that tasks share, such as TextTask, has no name.
-        if "name" in vars(cls):
+        cls.name = NAMES.get(f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}", "")
+        if cls.name:
             cls.pipeline_tag = cls.pipeline_tag or cls.name
             if not hasattr(cls, "auto_class"):
                 cls.auto_class = f"AutoModel{cls.architectures[0]}"
@@ -316,35 +345,6 @@ class Prepared:
         """Every number that a run reports, by the name that `expect` takes: `f1`, and `test_f1` for a further split."""
         own = self.metrics.reported
         return (*own, *(f"{split}_{number}" for split in self.further for number in own))
-
-
-# The name of each task in a recipe, its file and its class.
-TASKS = {
-    "causal-lm": "language_modeling.CausalLM",
-    "distill": "sft.Distill",
-    "dpo": "preferences.DPO",
-    "grpo": "grpo.GRPO",
-    "image-classification": "image_classification.ImageClassification",
-    "image-generation": "image_generation.ImageGeneration",
-    "image-segmentation": "image_segmentation.ImageSegmentation",
-    "image-text": "image_text.ImageText",
-    "kto": "preferences.KTO",
-    "masked-lm": "language_modeling.MaskedLM",
-    "multiple-choice": "multiple_choice.MultipleChoice",
-    "object-detection": "object_detection.ObjectDetection",
-    "orpo": "preferences.ORPO",
-    "question-answering": "question_answering.QuestionAnswering",
-    "rerank": "rerank.Rerank",
-    "sentence-embeddings": "embeddings.SentenceEmbeddings",
-    "sft": "sft.SFT",
-    "sparse-embeddings": "embeddings.SparseEmbeddings",
-    "speech-recognition": "speech_recognition.SpeechRecognition",
-    "speech-seq2seq": "speech_seq2seq.SpeechSeq2Seq",
-    "summarization": "seq2seq.Summarization",
-    "text-classification": "text_classification.TextClassification",
-    "token-classification": "token_classification.TokenClassification",
-    "translation": "seq2seq.Translation",
-}
 
 
 def names() -> list[str]:

@@ -192,7 +192,6 @@ class Recipe(lengths.Padded):
 class SentenceEmbeddings(EmbeddingTask[Recipe]):
     """Learns vectors whose cosine is the similarity of texts. A saved model compares pairs, and embeds texts alone."""
 
-    name = "sentence-embeddings"
     auto_class = "SentenceTransformer"
     pipeline_tag = "sentence-similarity"
     truth = ("negative", "score")
@@ -292,7 +291,6 @@ class SparseRecipe(lengths.Padded):
 class SparseEmbeddings(EmbeddingTask[SparseRecipe]):
     """Learns weights of words by which texts are found. A saved model scores pairs, and weighs the words of texts."""
 
-    name = "sparse-embeddings"
     auto_class = "SparseEncoder"
     pipeline_tag = "feature-extraction"
     metrics = ("sparse_retrieval", "active_dims")

@@ -123,7 +123,6 @@ class Recipe(language.Chat):
 class GRPO(ChatTask[Recipe]):
     """Learns from rewards for its own answers. A saved model answers prompts."""
 
-    name = "grpo"
     metrics = ("reward", "completions/mean_length", "completions/clipped_ratio", "kl")
     truth = ("answer",)
     arguments_source = ("trl/trainer/grpo_config.py", "GRPOConfig")

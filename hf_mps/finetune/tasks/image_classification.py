@@ -77,7 +77,6 @@ class Recipe(labels.Overridden):
 class ImageClassification(ImageTask[Recipe]):
     """Learns the class of an image."""
 
-    name = "image-classification"
     truth = ("label",)
     at_a_time = 128  # decoded images are large
     has_probabilities = True

@@ -104,7 +104,6 @@ class Recipe(schema.Recipe):
 class ImageGeneration(Task[Recipe]):
     """Learns a style or a subject. A saved model makes a picture of each prompt."""
 
-    name = "image-generation"
     auto_class = "DiffusionPipeline"
     pipeline_tag = "text-to-image"
     library = "diffusers"

@@ -66,7 +66,6 @@ class Recipe(labels.Overridden):
 class ImageSegmentation(ImageTask[Recipe]):
     """Learns the class of every pixel."""
 
-    name = "image-segmentation"
     metrics = ("mean_iou",)
     truth = ("mask",)
     at_a_time = 16  # their logits are held: 10 MB for 150 classes at 128 x 128

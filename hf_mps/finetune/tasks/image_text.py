@@ -50,7 +50,6 @@ class Recipe(language.Recipe):
 class ImageText(LanguageTask[Recipe]):
     """Learns the assistant's words about images."""
 
-    name = "image-text"
     auto_class = vision_language.AUTO_CLASS
     pipeline_tag = "image-text-to-text"
     shape = None

@@ -178,7 +178,6 @@ class BlockTask(LanguageTask[R]):
 class CausalLM(BlockTask[CausalRecipe]):
     """Learns to continue texts."""
 
-    name = "causal-lm"
     architectures = ("ForCausalLM", "LMHeadModel")
     family = ("gpt2", "text")
 
@@ -210,7 +209,6 @@ class MaskingCollator:
 class MaskedLM(BlockTask[MaskedRecipe]):
     """Learns to fill masked tokens."""
 
-    name = "masked-lm"
     auto_class = "AutoModelForMaskedLM"
     pipeline_tag = "fill-mask"
     architectures = ("ForMaskedLM",)

@@ -65,7 +65,6 @@ class Recipe(labels.Overridden, lengths.Padded):
 class MultipleChoice(TextTask[Recipe]):
     """Learns which of a few continuations or answers fits a context."""
 
-    name = "multiple-choice"
     truth = ("label",)
     architectures = ("ForMultipleChoice",)
     shape = "choices"

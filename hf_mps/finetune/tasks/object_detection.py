@@ -71,7 +71,6 @@ class Recipe(labels.Overridden):
 class ObjectDetection(ImageTask[Recipe]):
     """Learns the boxes around objects, and their classes."""
 
-    name = "object-detection"
     metrics = ("map",)
     truth = ("objects",)
     at_a_time = 64

@@ -247,7 +247,6 @@ class DPORecipe(PairRecipe):
 class DPO(PairTask[DPORecipe]):
     """Learns to prefer one of two answers, from its start on."""
 
-    name = "dpo"
     arguments_source = ("trl/trainer/dpo_config.py", "DPOConfig")
     settled: ClassVar[Mapping[str, str]] = {
         **SETTLED,
@@ -274,7 +273,6 @@ class ORPORecipe(PairRecipe):
 class ORPO(PairTask[ORPORecipe]):
     """Learns one of two answers, and to prefer it to the other."""
 
-    name = "orpo"
     arguments_source = ("trl/experimental/orpo/orpo_config.py", "ORPOConfig")
     settled: ClassVar[Mapping[str, str]] = {
         **SETTLED,
@@ -340,7 +338,6 @@ class KTORecipe(language.Chat):
 class KTO(PreferenceTask[KTORecipe]):
     """Learns which answers are wanted. A saved model rewards answers, or answers prompts alone."""
 
-    name = "kto"
     metrics = ("rewards/margins",)
     truth = ("label",)
     optional = ("prompt", "completion", *PAIR)

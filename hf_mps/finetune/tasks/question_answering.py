@@ -91,7 +91,6 @@ class Recipe(lengths.Padded):
 class QuestionAnswering(TextTask[Recipe]):
     """Learns the piece of a text that answers a question."""
 
-    name = "question-answering"
     truth = ("answers",)
     optional = ("id",)
     architectures = ("ForQuestionAnswering",)

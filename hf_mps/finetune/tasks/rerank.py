@@ -84,7 +84,6 @@ class Recipe(labels.Overridden, lengths.Padded):
 class Rerank(SentenceTask[Recipe]):
     """Learns how relevant a document is to a query. A saved model scores documents, and ranks those of a row."""
 
-    name = "rerank"
     auto_class = "CrossEncoder"
     pipeline_tag = "text-ranking"
     truth = ("label", "negative")

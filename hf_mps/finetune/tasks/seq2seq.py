@@ -203,7 +203,6 @@ class SummarizationRecipe(Seq2SeqRecipe):
 class Summarization(Seq2SeqTask[SummarizationRecipe]):
     """Learns to write a short text that says what a document says."""
 
-    name = "summarization"
     architectures = ("ForConditionalGeneration",)
     metrics = ("rouge",)
     untrained = (
@@ -243,7 +242,6 @@ class TranslationRecipe(Seq2SeqRecipe):
 class Translation(Seq2SeqTask[TranslationRecipe]):
     """Learns to write a text in another language."""
 
-    name = "translation"
     architectures = ("MTModel", "M2M100ForConditionalGeneration")
     default_columns: ClassVar[Mapping[str, str]] = {"source": "source", "target": "target"}
     metrics = ("sacrebleu", "chrf", "bleu")

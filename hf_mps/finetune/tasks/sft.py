@@ -77,7 +77,6 @@ class Recipe(language.Chat):
 class SFT(ChatTask[Recipe]):
     """Learns the assistant's words in conversations."""
 
-    name = "sft"
     truth = ("output",)
     optional = ("input", "system")
     architectures: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
@@ -201,7 +200,6 @@ class DistillRecipe(Recipe):
 class Distill(SFT):
     """Learns the teacher's probabilities of the assistant's words."""
 
-    name = "distill"
     recipe_class = DistillRecipe
     architectures: ClassVar[tuple[str, ...]] = ()  # a saved model is one of sft's
     unsharded = "its teacher would stay whole on every rank"

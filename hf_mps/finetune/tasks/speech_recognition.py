@@ -49,7 +49,6 @@ class Recipe(labels.Overridden):
 class SpeechRecognition(_speech.SpeechTask[Recipe]):
     """Learns to write down sound, letter by letter."""
 
-    name = "speech-recognition"
     at_a_time = 128  # decoded sound is large
     architectures = ("ForCTC",)
     shape = "sound"

@@ -60,7 +60,6 @@ class Recipe(labels.Overridden):
 class SpeechSeq2Seq(_speech.SpeechTask[Recipe]):
     """Learns to write down what is said, or its English translation."""
 
-    name = "speech-seq2seq"
     auto_class = "AutoModelForSpeechSeq2Seq"
     at_a_time = 64  # half a minute of decoded sound is a megabyte
     architectures = ("WhisperForConditionalGeneration",)

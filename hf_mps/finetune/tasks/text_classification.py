@@ -97,7 +97,6 @@ class Recipe(labels.Overridden, lengths.Padded):
 class TextClassification(TextTask[Recipe]):
     """Learns the class, the labels or the number of a text or a pair of texts."""
 
-    name = "text-classification"
     truth = ("label",)
     architectures = ("ForSequenceClassification",)
     shape = "encoder"

@@ -46,7 +46,6 @@ class Recipe(labels.Overridden, lengths.Padded):
 class TokenClassification(TextTask[Recipe]):
     """Learns a tag for each word."""
 
-    name = "token-classification"
     truth = ("tags",)
     architectures = ("ForTokenClassification",)
     shape = "encoder"
