@@ -10,14 +10,14 @@ import typer.main
 
 from hf_mps.cli.main import app
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe import keys, overrides
+from hf_mps.finetune.recipe import overrides, resolve
 
 REMEDIES = (
     *("there is no such", "allowed: ", "next: ", "next, ", "did you mean", "give ", "leave ", "in its place"),
     *("write it", "add it"),
 )
 COMMAND: Any = typer.main.get_command(app)
-KEYS = {task: [key.name for key in keys.of_recipe(task)] for task in tasks.names()}
+KEYS = {task: [key.name for key in resolve.keys_of_recipe(task)] for task in tasks.names()}
 SECTIONS = {name.partition(".")[0] for names in KEYS.values() for name in names}
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def _keys(ctx: typer.Context, incomplete: str) -> list[str]:
     """Keys of the recipe on the command line that begin so, each with its =, for the shell's completion."""
-    from hf_mps.finetune.recipe import keys
+    from hf_mps.finetune.recipe import resolve
 
     recipe = ctx.params.get("recipe")
     try:
-        known = keys.of_recipe(str(recipe)) if recipe else []
+        known = resolve.keys_of_recipe(str(recipe)) if recipe else []
     except UserError:
         return []
     return [f"{key.name}=" for key in known if key.name.startswith(incomplete)]

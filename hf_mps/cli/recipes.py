@@ -58,9 +58,9 @@ def recipe_keys(recipe: RecipeName) -> None:
 
     Example: `hf-mps recipes keys glue/mrpc`
     """
-    from hf_mps.finetune.recipe import keys
+    from hf_mps.finetune.recipe import resolve
 
-    rows = [(key.name, key.default, key.kind, key.meaning) for key in keys.of_recipe(recipe)]
+    rows = [(key.name, key.default, key.kind, key.meaning) for key in resolve.keys_of_recipe(recipe)]
     print(*aligned(rows), sep="\n")
 
 

@@ -135,12 +135,11 @@ def written(name: str, task: str, folder: Path) -> Path:
     from transformers import AutoConfig
 
     from hf_mps.core.errors import UserError
-    from hf_mps.finetune import tasks
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke, tasks
 
     place, kind = folder / name, getattr(transformers, tasks.find(task).auto_class)
     try:
-        config, why = tiny_model.smallest(name, {}, WORDS, kind.from_config)
+        config, why = smoke.smallest(name, {}, WORDS, kind.from_config)
         if why is not None and "it still has" not in why:
             config = AutoConfig.for_model(name)
         config.save_pretrained(place)

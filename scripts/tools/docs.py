@@ -27,7 +27,7 @@ import rooms
 from hf_mps.cli.main import app
 from hf_mps.core import settings
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe import catalogue, keys
+from hf_mps.finetune.recipe import catalogue, resolve
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.recipe.schema import Recipe
 
@@ -180,11 +180,11 @@ def _header(path: Path) -> str:
 def _keys() -> Iterator[str]:
     yield KEYS.strip()
     yield from ("", "## Keys of every recipe", "")
-    common = {key.name: key for key in keys.of_class(Recipe)}
+    common = {key.name: key for key in resolve.keys_of_class(Recipe)}
     yield from _key_items((key, ()) for key in common.values())
-    tasks_of: dict[keys.Key, list[str]] = {}
+    tasks_of: dict[resolve.Key, list[str]] = {}
     for task in tasks.names():
-        for key in keys.of_class(tasks.find(task).recipe_class):
+        for key in resolve.keys_of_class(tasks.find(task).recipe_class):
             if common.get(key.name) != key and key.name != "task":
                 tasks_of.setdefault(key, []).append(task)
     yield from ("", "## Keys of single tasks", "")
@@ -201,14 +201,14 @@ def _class_words(task: str) -> str:
     return words + (f" `training` holds fields of {source[1]}." if source and source[1] not in words else "")
 
 
-def _key_items(found: Iterable[tuple[keys.Key, Sequence[str]]]) -> Iterator[str]:
+def _key_items(found: Iterable[tuple[resolve.Key, Sequence[str]]]) -> Iterator[str]:
     first: dict[Sequence[str], str] = {}  # many tasks -> the first key that they have
     for key, those in found:
         default = DEFAULTS.get(key.default, f"; `{key.default}`")
         yield f"- `{key.name}` ({key.kind}{default}): {key.meaning}{_tasks(those, first, key)}"
 
 
-def _tasks(those: Sequence[str], first: dict[Sequence[str], str], key: keys.Key) -> str:
+def _tasks(those: Sequence[str], first: dict[Sequence[str], str], key: resolve.Key) -> str:
     """Return the tasks that have a key: the others where these are fewer, and many by an earlier key that they have."""
     others = [task for task in tasks.names() if task not in those]
     if not those:

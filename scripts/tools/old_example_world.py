@@ -146,10 +146,10 @@ def _sentence_splitter(folder: Path) -> None:
 
 def _text_model(name: str, words: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
-        from hf_mps.finetune.smoke import tiny_model
+        from hf_mps.finetune import smoke
         from hf_mps.finetune.smoke.processors import Family
 
-        tiny_model.write(Family(name, "text", words, {}), folder, TEXTS, 0)  # type: ignore[arg-type]  # one of its kinds
+        smoke.write(Family(name, "text", words, {}), folder, TEXTS, 0)  # type: ignore[arg-type]  # one of its kinds
 
     return write
 
@@ -158,10 +158,10 @@ def _image_model(name: str, **more: Any) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         from transformers import AutoConfig, AutoModel
 
-        from hf_mps.finetune.smoke import tiny_model
+        from hf_mps.finetune import smoke
 
         folder.mkdir(parents=True)
-        tiny_model.image_processor(folder, (SIZE, SIZE), "ViTImageProcessor")
+        smoke.image_processor(folder, (SIZE, SIZE), "ViTImageProcessor")
         config = AutoConfig.for_model(name, **TINY, image_size=SIZE, patch_size=8, **more)
         AutoModel.from_config(config).save_pretrained(folder)
 
@@ -184,10 +184,10 @@ def _clip(folder: Path) -> None:
 
 
 def _sound_model(folder: Path) -> None:
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
     from hf_mps.finetune.smoke.processors import Family
 
-    tiny_model.write(Family("wav2vec2", "sound", "", {}), folder, TEXTS, 0)
+    smoke.write(Family("wav2vec2", "sound", "", {}), folder, TEXTS, 0)
 
 
 MODELS: dict[str, Callable[[Path], None]] = {

@@ -60,10 +60,10 @@ def trainer(prepared: Prepared, folder: Path, **settings: Any) -> Any:
 
 def model(folder: Path, architecture: str) -> Path:
     """A tiny model of an architecture with random weights, and a tokenizer that has learned its words from TEXTS."""
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
     from hf_mps.finetune.smoke.processors import WORDS, Family
 
     place = folder / architecture
     if not place.is_dir():
-        tiny_model.write(Family(architecture, "text", WORDS[architecture], {}), place, TEXTS * 4, 1)
+        smoke.write(Family(architecture, "text", WORDS[architecture], {}), place, TEXTS * 4, 1)
     return place

@@ -204,12 +204,12 @@ def _set_dropout(place: Path, share: float) -> None:
 
 def _reader(place: Path, seed: int = 0) -> None:
     """A tiny model of text of the architecture that its folder is named for, up to a dash."""
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
     from hf_mps.finetune.smoke.processors import WORDS as KINDS
     from hf_mps.finetune.smoke.processors import Family
 
     name = place.name.partition("-")[0]
-    tiny_model.write(Family(name, "text", KINDS[name], {}), place, [" ".join(WORDS)] * 8, seed)
+    smoke.write(Family(name, "text", KINDS[name], {}), place, [" ".join(WORDS)] * 8, seed)
 
 
 def _texts(folder: Path) -> dict[str, list[dict[str, Any]]]:

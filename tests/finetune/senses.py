@@ -29,10 +29,10 @@ PHOTOS = [(64, 48), (40, 90), (200, 30)]
 
 
 def segformer(place: Path) -> Path:
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
     from hf_mps.finetune.smoke.processors import Family
 
-    tiny_model.write(Family("segformer", "image and mask", "", {}), place, [], 1)
+    smoke.write(Family("segformer", "image and mask", "", {}), place, [], 1)
     return place
 
 
@@ -41,10 +41,10 @@ def yolos(place: Path) -> Path:
     import torch
     from transformers import YolosConfig, YolosModel
 
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
 
     place.mkdir()
-    tiny_model.image_processor(place, (32, 32), "YolosImageProcessor")
+    smoke.image_processor(place, (32, 32), "YolosImageProcessor")
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = YolosConfig(
@@ -56,11 +56,11 @@ def yolos(place: Path) -> Path:
 
 def smol(place: Path, kind: str = "idefics3") -> Path:
     """A model of images and text: an Idefics3, SmolVLM's architecture, or another."""
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
     from hf_mps.finetune.smoke.processors import Family
 
     words = [f"It is {colour}. {ASKED} Answer briefly." for colour in COLOURS] * 4
-    tiny_model.write(Family(kind, "image and text", "", {}), place, words, 1)
+    smoke.write(Family(kind, "image and text", "", {}), place, words, 1)
     return place
 
 
@@ -74,21 +74,21 @@ def painter(place: Path) -> Path:
 
 def ear(place: Path) -> Path:
     """A Whisper that takes two seconds, and its processor."""
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
     from hf_mps.finetune.smoke.processors import Family
-    from hf_mps.finetune.tasks import _speech
+    from hf_mps.finetune.tasks import speech_recognition
 
     family = Family("whisper", "sound", "", {"max_target_positions": 32})
-    tiny_model.write(family, place, list(_speech.SPELLED), 0)
+    smoke.write(family, place, list(speech_recognition.SPELLED), 0)
     return place
 
 
 def spoken(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Write words spelled in tones; return their rows by split."""
-    from hf_mps.finetune.tasks import _speech
+    from hf_mps.finetune.tasks import speech_recognition
 
-    recipe = SimpleNamespace(data=_speech.Data.model_construct(columns=_speech.Columns()))
-    return _speech.SpeechTask.smoke_rows(recipe, folder)
+    recipe = SimpleNamespace(data=speech_recognition.Data.model_construct(columns=speech_recognition.Columns()))
+    return speech_recognition.SpeechTask.smoke_rows(recipe, folder)
 
 
 def masked(folder: Path, number: int) -> dict[str, Any]:

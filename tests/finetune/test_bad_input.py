@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.data import label_sets, labels, load
+from hf_mps.finetune.data import labels, load
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.stream.endless import Reader, TooManyBroken
@@ -96,7 +96,7 @@ def one_file(folder: Path, drawn: tuple[tuple[str, bytes], list[str], bool, bool
             for row in islice(Reader(stream.reading, 0, 1), 20):
                 assert isinstance(row["text"], str)
             return
-        decide = label_sets.decide if label_sets.asked(rows["train"], None, None) else labels.decide
+        decide = labels.decide_sets if labels.has_sets(rows["train"], None, None) else labels.decide
         decide(rows["train"], [rows["validation"]])
     except (UserError, TooManyBroken) as error:
         complaint(error, name)

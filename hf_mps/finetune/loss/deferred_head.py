@@ -136,7 +136,7 @@ def install(model: Any) -> Choice[str]:
     if not head.weight.is_meta:
         obstacle, reaches_embedding = _chunking_obstacle(inner, loss), True
     else:  # `hf-mps plan`: a tiny copy is tried in its place
-        from hf_mps.finetune.smoke.tiny_model import tiny_copy
+        from hf_mps.finetune.smoke import tiny_copy
 
         obstacle, reaches_embedding = "there is no tiny model of its class to try it on", False
         if (tiny := tiny_copy(inner)) is not None:

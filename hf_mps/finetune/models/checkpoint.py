@@ -214,14 +214,12 @@ class Checkpoint:
         import sentence_transformers
         import torch
 
-        from hf_mps.finetune.models import reranking
-
         if self.local and not any(map(_vocabularies, (Path(self.source), *Path(self.source).glob("*/")))):
             raise self._without_vocabulary()
         loaded, of_model = getattr(sentence_transformers, kind), {"dtype": getattr(torch, self.dtype)}
         settings: dict[str, Any] = {"device": device, "model_kwargs": of_model}
         if kind == "CrossEncoder":
-            loaded, of_model["ignore_mismatched_sizes"] = reranking.encoder(loaded), True
+            loaded, of_model["ignore_mismatched_sizes"] = _cross_encoder(loaded), True
             settings |= {"num_labels": 1, "config_kwargs": dict(overrides or {})}
         return self._load("weights", loaded, **settings)
 
@@ -351,3 +349,25 @@ def _started(config: Any) -> Any:
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = getattr(config, "pad_token_id", None)
     return config
+
+
+def _cross_encoder(stock: type[Any]) -> type[Any]:
+    """Return the cross-encoder class `stock` with a `preprocess` that can look tokens up in place of making them.
+
+    While `tokens` is set (a batch of the task's collator), inputs are numbers of a batch's pairs in place of texts.
+    """
+
+    class Encoder(stock):  # type: ignore[misc]
+        tokens: dict[str, Any] | None = None
+
+        def preprocess(self, inputs: Any, **settings: Any) -> Any:
+            if self.tokens is None:
+                return super().preprocess(inputs, **settings)
+            chosen = [number for _, number in inputs]
+            whole = chosen == list(range(len(self.tokens["input_ids"])))
+            picked = {name: tensor if whole else tensor[chosen] for name, tensor in self.tokens.items()}
+            return {**picked, "modality": "text"}
+
+    # Model cards and errors of sentence-transformers show the class's name.
+    Encoder.__name__, Encoder.__qualname__, Encoder.__module__ = stock.__name__, stock.__qualname__, stock.__module__
+    return Encoder

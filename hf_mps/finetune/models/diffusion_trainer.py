@@ -17,7 +17,7 @@ Compared = tuple[Tensor, Tensor, Tensor | None]
 
 
 class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
-    """Trains a UNet on rows of `hf_mps.finetune.media.latents.Latents`; `vae` is the VAE's configuration.
+    """Trains a UNet on rows of `hf_mps.finetune.tasks.image_generation.Latents`; `vae` is the VAE's configuration.
 
     `scheduler` is a DDPMScheduler. `snr_gamma` weighs a row by min(SNR, snr_gamma) / SNR, or / (SNR + 1) where
     velocities are predicted (arXiv 2303.09556); None by 1. An evaluation draws each row's noise and timestep

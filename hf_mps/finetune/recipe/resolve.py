@@ -1,14 +1,18 @@
-"""A recipe ready to run: file and overrides laid over each other and validated, every mistake put in words."""
+"""A recipe ready to run: file and overrides laid over each other and validated, every mistake put in words.
+
+The keys that a recipe may have, by task, are read from the classes that validate them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -20,6 +24,7 @@ from hf_mps.finetune.recipe import catalogue, overrides, training_section
 from hf_mps.finetune.recipe.catalogue import SHOWN, Document, read_yaml
 from hf_mps.finetune.recipe.overrides import Overrides
 from hf_mps.finetune.recipe.schema import SHORT, Recipe, map_paths
+from hf_mps.finetune.recipe.training_section import TRAINING_ARGUMENTS
 
 # pydantic's kinds of error (docs.pydantic.dev, "Validation Errors") in words of YAML, with the bound that each carries.
 ALLOWED = {
@@ -256,3 +261,77 @@ def examine(document: Document) -> tuple[Recipe | None, list[Problem]]:
             text = f"cannot be checked: {error}"
             unchecked = [Problem(document.where("training"), "training", text, unchecked=True)]
     return recipe, [*(Problem(document.where(key), key, text) for key, text in wrong_keys), *unchecked]
+
+
+@dataclass(frozen=True)
+class Key:
+    """A dotted key: its values in words, its default as YAML (empty where the key is required), and what it means."""
+
+    name: str
+    kind: str
+    default: str
+    meaning: str
+
+
+def training_keys(task: str) -> list[Key]:
+    """Return the fields that `training` takes for a task. Raises UserError where their library is not installed."""
+    kind = tasks.find(task)
+    known = training_section.fields(kind.arguments_source or TRAINING_ARGUMENTS)
+    refused = training_section.set_elsewhere(kind.settled, known)
+    free = [field for name, field in known.items() if name not in refused]
+    return [Key(f"training.{one.name}", training_section.allowed(one), "", one.meaning) for one in free]
+
+
+def keys_of_recipe(recipe: str) -> list[Key]:
+    """Return every key that the recipe called `recipe`, or any of that task, may have.
+
+    Raises UserError where there is neither such a recipe nor such a task.
+    """
+    task = recipe if recipe in tasks.names() else read_yaml(catalogue.find(recipe).path).values.get("task")
+    if task not in tasks.names():
+        raise UserError(f"{recipe} has no task")
+    found = [*keys_of_class(tasks.find(task).recipe_class), *training_keys(task)]
+    return [replace(key, kind=task) if key.name == "task" else key for key in found]
+
+
+def keys_of_class(kind: type[BaseModel], prefix: str = "") -> Iterator[Key]:
+    """Yield the keys of a recipe's class other than `training`, in their order; dotted ones of a section."""
+    for name, key_field in kind.model_fields.items():
+        kinds = (one for one in _union(key_field.annotation) if isinstance(one, type) and issubclass(one, BaseModel))
+        if (section := next(kinds, None)) is not None:
+            yield from keys_of_class(section, f"{prefix}{name}.")
+        if section is not None or name == "training":
+            continue
+        value = None if key_field.is_required() else key_field.get_default(call_default_factory=True)
+        default = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        default = "" if key_field.is_required() else "empty" if value in ([], {}) else default
+        meaning = " ".join((key_field.description or "").split())
+        yield Key(f"{prefix}{name}", _type_words(key_field.annotation), default, meaning)
+
+
+def _union(annotation: Any) -> list[Any]:
+    """Return the members of a union without None; a plain type alone."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [one for one in get_args(annotation) if one is not type(None)]
+    return [annotation]
+
+
+def _type_words(annotation: Any) -> str:
+    """Return a type in plain words: `integer`, `list of text`, the values of a Literal."""
+    plain = {str: "text", int: "whole number", float: "number", bool: "true or false", Any: "any"}
+    parts = []
+    for kind in _union(annotation):
+        origin, inner = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            parts.append(_type_words(inner[0]))
+        elif origin is Literal:
+            parts.append(", ".join(map(str, inner)))
+        elif origin is list:
+            parts.append(f"list of {_type_words(inner[0])}")
+        elif origin is dict:
+            parts.append(f"mapping of {_type_words(inner[0])} to {_type_words(inner[1])}")
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            parts.append(f"sections of {', '.join(kind.model_fields)}")
+        else:
+            parts.append(plain.get(kind, getattr(kind, "__name__", str(kind))))
+    return " or ".join(parts)

@@ -2,7 +2,7 @@
 
 `Task` says what a task has and does: its capabilities, and the features, model, collator and metrics that it hands to
 the runner (`Prepared`). Code that several tasks need is beside this package (`text`, `media`, `models`, `loss`) or in a
-base class here (`_text.py`, `_language.py`, `_speech.py`, `image_classification.py`).
+base class here (`_text.py`, `_language.py`, `image_classification.py`, `speech_recognition.py`).
 
 Finding a task imports its file, which must not import torch: a recipe is validated without it.
 """

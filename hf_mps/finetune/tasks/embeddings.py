@@ -22,7 +22,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.models import embeddings, in_batch
+from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.models.embeddings import WHOLE, Span
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
@@ -100,7 +100,7 @@ class EmbeddingTask(SentenceTask[R]):
         """Return `made` for a training that `evaluator` measures on `rows`, of pairs with a score or without."""
         sampling = embeddings.sampling(self.recipe, scored=scored)
         parts["choices"] = {"lengths": self.length, **choices, "sampling": sampling, **self.choices}
-        defaults = in_batch.arguments(ranked=not scored)
+        defaults = embeddings.arguments(ranked=not scored)
         return self.made((rows, evaluator), baseline=evaluator.baseline(), arguments_defaults=defaults, **parts)
 
     def _collate(self) -> None:
@@ -218,7 +218,7 @@ class SentenceEmbeddings(EmbeddingTask[Recipe]):
             metrics=measured,
             trainer=embeddings.trainer(evaluator),
             arguments=library.SentenceTransformerTrainingArguments,
-            trainer_settings={"loss": in_batch.make(library.sentence_transformer.losses, loss, self.model)},
+            trainer_settings={"loss": embeddings.make(library.sentence_transformer.losses, loss, self.model)},
             token_counts=counts,
             figures=pictures.similarities if scored else pictures.ranks,
         )
@@ -303,8 +303,8 @@ class SparseEmbeddings(EmbeddingTask[SparseRecipe]):
         data, counts = self.encoded(rows)
         evaluator = SparseEvaluator(rows["validation"], data["validation"], measured, self.collator)
         losses, documents, asked = library.sparse_encoder.losses, recipe.document_regularizer, recipe.query_regularizer
-        inner = in_batch.make(losses, INNER, self.model)
-        costs = {of: in_batch.make(losses, COST, self.model) for of in ("document_regularizer", "query_regularizer")}
+        inner = embeddings.make(losses, INNER, self.model)
+        costs = {of: embeddings.make(losses, COST, self.model) for of in ("document_regularizer", "query_regularizer")}
         weights = {"document_regularizer_weight": documents, "query_regularizer_weight": asked}
         loss = losses.SpladeLoss(self.model, loss=inner, **costs, **weights)
         said = f"{INNER}, a dimension costs {documents:g} in documents and {asked:g} in queries"

@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import image_chats
-from hf_mps.finetune.models import language, vision_language
+from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks import Prepared, snippets
 from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, learned, readable
@@ -50,7 +50,7 @@ class Recipe(language.Recipe):
 class ImageText(LanguageTask[Recipe]):
     """Learns the assistant's words about images."""
 
-    auto_class = vision_language.AUTO_CLASS
+    auto_class = image_chats.AUTO_CLASS
     pipeline_tag = "image-text-to-text"
     shape = None
     truth = ("answer",)
@@ -67,9 +67,9 @@ class ImageText(LanguageTask[Recipe]):
     def begin(self) -> None:
         """Open processor and configuration, with the size of images and the chat template that the recipe asks for."""
         recipe, config = self.recipe, self.checkpoint.config()
-        self.reader = reader = vision_language.Reader(self.checkpoint.processor(config))
+        self.reader = reader = image_chats.Reader(self.checkpoint.processor(config))
         processor, tokenizer, text = reader.processor, reader.tokenizer, config.get_text_config()
-        self.choices["images"] = vision_language.budget(reader, recipe.max_image_tokens)
+        self.choices["images"] = image_chats.budget(reader, recipe.max_image_tokens)
         if recipe.chat_template is None and not processor.chat_template:
             told = f"model {recipe.model}: its processor has no chat template; next: chat_template=FILE, a Jinja file"
             other = "a model that was trained on conversations (its name often ends with Instruct)"
@@ -92,7 +92,7 @@ class ImageText(LanguageTask[Recipe]):
         tables = {split: image_chats.tokenised(some, *how) for split, some in rows.items()}
         counts = {split: tokens.counts(table) for split, table in tables.items()}
         self.choices["learned"] = learned(rows, tables)
-        self.load_language(only=vision_language.language_part)
+        self.load_language(only=image_chats.language_part)
         seen = reader.processor.image_processor
         splits = {split: image_chats.ImageChats(rows[split], tables[split], seen) for split in rows}
         joining = self._joining()

@@ -1,10 +1,16 @@
-"""Speech recognition: sound to text, by connectionist temporal classification over an encoder such as wav2vec 2.0."""
+"""Speech recognition: sound to text, by connectionist temporal classification over an encoder such as wav2vec 2.0.
+
+With the other task of sound it shares columns, which rows are heard, and the rows of predictions.csv.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import wave
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +24,127 @@ from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio
 from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks import Prepared, _speech
+from hf_mps.finetune.tasks import GENERATES, Prepared, R, Task
 from hf_mps.finetune.text import tokens
+from hf_mps.metrics.texts import cer, wer
+
+# Words spelled in tones, a tone for a letter: sound that a tiny model can learn to write down, for smoke runs.
+SPELLED = ("abba", "baa", "cab", "dad", "add", "bad", "cad", "dab")
+RATE, LETTER = 8000, 800
+"""Samples a second, and of a letter."""
+
+Case = Literal["lower", "upper", "keep"]
+Left = dict[str, dict[str, int]]
+"""How many rows of each split are left out, by the reason."""
+Ids = Callable[[Sequence[str], Sequence[int]], list[list[int]]]
+"""Makes ids of texts; the second argument has their rows' numbers."""
+
+
+class Columns(schema.Columns):
+    """The columns of the data by their roles: `audio` holds a path, relative to its file, or the bytes of a file."""
+
+    audio: str = "audio"
+    """The column of the sound: a path, or bytes."""
+    text: str = "text"
+    """The column of the text."""
+
+
+class Data(schema.Data):
+    """Adds the columns."""
+
+    columns: Columns = Columns()
+
+
+class SpeechTask(Task[R]):
+    """A task that writes down what is said."""
+
+    pipeline_tag = "automatic-speech-recognition"
+    metrics = ("wer", "cer")
+    truth = ("text",)
+    unsharded = GENERATES
+    shows = "texts"
+    extractor: Any
+
+    def inputs(self, rows: Rows) -> audio.Sounds:
+        every = range(len(rows.dataset))
+        counts = [audio.samples(rows, at, self.extractor.sampling_rate) for at in every]
+        return audio.Sounds(rows, None, every, counts, self.extractor)
+
+    @classmethod
+    def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """Write 24 wav files of two words each into `folder`; return their rows: 16 to train on, 8 others."""
+        made, named = [], recipe.data.columns
+        for number in range(24):
+            said = f"{SPELLED[number % 8]} {SPELLED[number // 8]}"
+            path = folder / f"{number}.wav"
+            with wave.open(str(path), "wb") as file:
+                file.setparams((1, 2, RATE, 0, "NONE", ""))  # one channel of two bytes a sample
+                for letter in said:
+                    pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))  # a space is silence
+                    tone = (int(9000 * math.sin(2 * math.pi * pitch * time / RATE)) for time in range(LETTER))
+                    file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
+            made.append({named.audio: str(path), named.text: said})
+        return {"train": made[:16], "validation": made[16:]}
+
+
+def cleaned(text: str, case: Case, ignored: str) -> str:
+    """Return `text` in `case`, without the `ignored` characters and surplus white space."""
+    kept = " ".join(text.translate(dict.fromkeys(map(ord, ignored))).split())
+    return {"lower": kept.lower(), "upper": kept.upper(), "keep": kept}[case]
+
+
+def encoded(rows: Rows, tokenizer: Any, key: Sequence[Any], ids: Ids, rate: int) -> Any:
+    """Return `labels`, what `ids` makes of texts and their rows' numbers, and `samples` (at `rate`) of each row.
+
+    `key` is that of `tokens.map_cached`.
+    """
+
+    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+        found = ids(tokens.texts(rows, "text", batch, indices), indices)
+        return {"labels": found, "samples": [audio.samples(rows, index, rate) for index in indices]}
+
+    features = {"labels": ("int32",), "samples": "int64"}
+    return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=features)
+
+
+def short_enough(rows: Rows, counts: Sequence[int], most: float, rate: int) -> list[int]:
+    """Return the numbers of the rows of at most `most` seconds; `counts` are their samples, `rate` of them a second.
+
+    Raises UserError where none is.
+    """
+    kept = [row for row, count in enumerate(counts) if count <= most * rate]
+    if not kept:
+        allowed = f"allowed: {min(counts) / rate:.1f} or more"
+        raise UserError(f"{rows.where}: each row is longer than max_duration_in_seconds, {most:g}; {allowed}")
+    return kept
+
+
+def left_out(counts: Left) -> dict[str, Choice[str]]:
+    """Return the choice that says which rows take no part, and why; empty where all do."""
+    parts = ((split, why, count) for split, reasons in counts.items() for why, count in reasons.items())
+    told = [(f"{count} {split} rows", why) for split, why, count in parts if count]
+    if not told:
+        return {}
+    return {"left_out": Choice(", ".join(what for what, _ in told), ", ".join(dict.fromkeys(why for _, why in told)))}
+
+
+def lines(
+    sounds: audio.Sounds, texts: Sequence[str], truths: Sequence[str] = (), clean: Callable[[str], str] = str
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of predictions.csv: each answer beside its truth, with the error rates of both after `clean`.
+
+    A row whose truth is nothing after `clean` has no rates; without `truths` none has.
+    """
+    for place, (number, length, text) in enumerate(zip(sounds.kept, sounds.seconds, texts, strict=True)):
+        line: dict[str, Any] = {"row": sounds.rows.number(number), "seconds": round(length, 2), "prediction": text}
+        if truths:
+            line["truth"] = truths[place]
+            said, right = clean(text), clean(truths[place])
+            line |= {"wer": round(wer([said], [right]), 4), "cer": round(cer([said], [right]), 4)} if right else {}
+        yield line
+
 
 DELIMITER, UNKNOWN, PAD = "|", "[UNK]", "[PAD]"
 # Samples for each frame of wav2vec 2.0, where a configuration does not say.
@@ -33,10 +157,10 @@ class Recipe(labels.Overridden):
     `vocabulary` is by default the checkpoint's if it was fine-tuned for recognition, else that of the training texts.
     """
 
-    data: _speech.Data
+    data: Data
     vocabulary: Literal["data", "checkpoint"] | None = None
     """The letters: those of the training texts, or the checkpoint's."""
-    letter_case: _speech.Case | None = None
+    letter_case: Case | None = None
     """The case of all texts; by default what suits the vocabulary."""
     chars_to_ignore: list[str] = Field(default_factory=list)
     """Characters that are taken out of the texts."""
@@ -46,7 +170,7 @@ class Recipe(labels.Overridden):
     """true keeps the layers that read the waveform as they are."""
 
 
-class SpeechRecognition(_speech.SpeechTask[Recipe]):
+class SpeechRecognition(SpeechTask[Recipe]):
     """Learns to write down sound, letter by letter."""
 
     at_a_time = 128  # decoded sound is large
@@ -82,9 +206,9 @@ class SpeechRecognition(_speech.SpeechTask[Recipe]):
         counts = {split: encoded[split]["samples"][:] for split in SPLITS}
         most = recipe.max_duration_in_seconds
         kept = {split: list(range(len(counts[split]))) for split in SPLITS}
-        kept["train"] = _speech.short_enough(rows["train"], counts["train"], most, rate)
+        kept["train"] = short_enough(rows["train"], counts["train"], most, rate)
         missing = len(counts["train"]) - len(kept["train"])
-        self.choices |= _speech.left_out({"training": {f"longer than {most:g} seconds": missing}})
+        self.choices |= left_out({"training": {f"longer than {most:g} seconds": missing}})
         hop = getattr(config, "inputs_to_logits_ratio", HOP)
         frames = {split: [-(-counts[split][row] // hop) for row in kept[split]] for split in SPLITS}
         length = audio.durations(recipe, frames["train"], frames["validation"], hop, rate)
@@ -118,7 +242,7 @@ class SpeechRecognition(_speech.SpeechTask[Recipe]):
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         texts = self._texts(inputs, trainer.predict(inputs).predictions)
-        return _speech.lines(inputs, texts, self._truths(rows) if "text" in rows.dataset.column_names else ())
+        return lines(inputs, texts, self._truths(rows) if "text" in rows.dataset.column_names else ())
 
     def _texts(self, sounds: audio.Sounds, letter_ids: Any) -> list[str]:
         """Return the text of each row; `letter_ids` has shape (rows, frames), and padding frames spell nothing."""
@@ -165,13 +289,13 @@ class Spelling:
     """A CTC `tokenizer`, the `case` of all texts, the characters `ignored`, and the choices behind them."""
 
     tokenizer: Any
-    case: _speech.Case
+    case: Case
     ignored: str
     choices: dict[str, Choice[Any]]
 
     def clean(self, text: str) -> str:
         """Return `text` as the model is to spell it."""
-        return _speech.cleaned(text, self.case, self.ignored)
+        return cleaned(text, self.case, self.ignored)
 
 
 def spelled(recipe: Recipe, rows: Mapping[str, Rows], checkpoint: Checkpoint, config: Any) -> Spelling:
@@ -189,13 +313,13 @@ def spelled(recipe: Recipe, rows: Mapping[str, Rows], checkpoint: Checkpoint, co
         delimiter = getattr(tokenizer, "word_delimiter_token", None)
         alphabet = sorted(token for token in tokenizer.get_vocab() if len(token) == 1 and token != delimiter)
         large, small = any(map(str.isupper, alphabet)), any(map(str.islower, alphabet))
-        suits: _speech.Case = "keep" if large == small else "upper" if large else "lower"
-        case: _speech.Case = recipe.letter_case or suits
+        suits: Case = "keep" if large == small else "upper" if large else "lower"
+        case: Case = recipe.letter_case or suits
         origin, why = "the checkpoint's", "the case of the vocabulary"
     else:
         case = recipe.letter_case or "lower"
         origin, why = "the letters of the training texts", "the default for a new vocabulary"
-        alphabet = _letters(_speech.cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
+        alphabet = _letters(cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
         if not alphabet:
             raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
         tokenizer = _tokenizer(alphabet)
@@ -242,4 +366,4 @@ def _encoded(rows: Rows, spelling: Spelling, rate: int) -> Any:
         return list(spelling.tokenizer(clean)["input_ids"])
 
     key = ("speech-recognition", spelling.case, spelling.ignored, rate)
-    return _speech.encoded(rows, spelling.tokenizer, key, ids, rate)
+    return encoded(rows, spelling.tokenizer, key, ids, rate)

@@ -18,7 +18,7 @@ from hf_mps.finetune.media import audio
 from hf_mps.finetune.models import language
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks import Prepared, _speech
+from hf_mps.finetune.tasks import Prepared, speech_recognition
 from hf_mps.finetune.tasks.seq2seq import SETTLED, SOURCE, longest_target
 from hf_mps.finetune.text import lengths, tokens
 
@@ -40,12 +40,12 @@ class Recipe(labels.Overridden):
     `normalizer` is Whisper's `english` or `basic`, or `none`; by default what suits the texts.
     """
 
-    data: _speech.Data
+    data: speech_recognition.Data
     language: str | None = None
     """The language of the sound, for a model that knows many."""
     speech_task: SpeechTask | None = None
     """Writes down what was said, or its English translation."""
-    letter_case: _speech.Case = "keep"
+    letter_case: speech_recognition.Case = "keep"
     """The case of all texts; keep leaves them as they are."""
     normalizer: Normalizer | None = None
     """How texts are made alike before their errors are counted."""
@@ -57,7 +57,7 @@ class Recipe(labels.Overridden):
     """true keeps the encoder as it is."""
 
 
-class SpeechSeq2Seq(_speech.SpeechTask[Recipe]):
+class SpeechSeq2Seq(speech_recognition.SpeechTask[Recipe]):
     """Learns to write down what is said, or its English translation."""
 
     auto_class = "AutoModelForSpeechSeq2Seq"
@@ -89,7 +89,7 @@ class SpeechSeq2Seq(_speech.SpeechTask[Recipe]):
         own = lengths.Padded.model_construct(padding=None, optimizations=recipe.optimizations, training=recipe.training)
         shapes = lengths.decide(own, targets, longest, grouped=False, name="target_lengths")
         missing = {"training": heard["train"][1], "validation": heard["validation"][1]}
-        self.choices |= {"target_lengths": shapes, **_speech.left_out(missing)}
+        self.choices |= {"target_lengths": shapes, **speech_recognition.left_out(missing)}
         defaults, baseline = language.untrained(recipe)
 
         def measure(evaluated: Any) -> dict[str, float]:
@@ -134,8 +134,8 @@ class SpeechSeq2Seq(_speech.SpeechTask[Recipe]):
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         texts = language.decoded(trainer.predict(inputs).predictions, self.tokenizer)
         if "text" not in rows.dataset.column_names:
-            return _speech.lines(inputs, texts)
-        return _speech.lines(inputs, texts, self._truths(inputs), self.clean)
+            return speech_recognition.lines(inputs, texts)
+        return speech_recognition.lines(inputs, texts, self._truths(inputs), self.clean)
 
     def _heard(self, rows: Rows) -> tuple[audio.Sounds, dict[str, int]]:
         """Return the rows of a split that take part, with labels (ids without the start token), and how many others do
@@ -146,12 +146,14 @@ class SpeechSeq2Seq(_speech.SpeechTask[Recipe]):
 
         def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
             # The model puts the first token before the labels itself; in pretraining texts began with a space.
-            made = tokenizer([f" {_speech.cleaned(text, case, '')}" for text in texts])["input_ids"]
+            made = tokenizer([f" {speech_recognition.cleaned(text, case, '')}" for text in texts])["input_ids"]
             return [row[1:] for row in made]
 
-        encoded = _speech.encoded(rows, tokenizer, ("speech-seq2seq", case, rate, tokenizer.prefix_tokens), ids, rate)
+        encoded = speech_recognition.encoded(
+            rows, tokenizer, ("speech-seq2seq", case, rate, tokenizer.prefix_tokens), ids, rate
+        )
         samples, targets = encoded["samples"][:], encoded["labels"][:]
-        short = _speech.short_enough(rows, samples, most, rate)
+        short = speech_recognition.short_enough(rows, samples, most, rate)
         kept = [row for row in short if len(targets[row]) <= longest]
         if not kept:
             raise UserError(f"{rows.where}: every text has more than max_target_length, {longest} tokens; next: more")
@@ -161,7 +163,7 @@ class SpeechSeq2Seq(_speech.SpeechTask[Recipe]):
 
     def _truths(self, sounds: audio.Sounds) -> list[str]:
         texts = sounds.rows.dataset["text"][:]
-        return [_speech.cleaned(texts[row], self.recipe.letter_case, "") for row in sounds.kept]
+        return [speech_recognition.cleaned(texts[row], self.recipe.letter_case, "") for row in sounds.kept]
 
     def _config(self) -> Any:
         config = self.checkpoint.config()

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError, brief
-from hf_mps.finetune.data import label_sets, labels, synthetic
+from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
@@ -37,7 +37,7 @@ class Columns(schema.Columns):
         """The column of each role; labels in columns of their own are `label_0`, `label_1`, …"""
         named = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
         one = {role: column for role, column in named.items() if isinstance(column, str) and column}
-        return one | {f"{label_sets.COLUMN}{number}": name for number, name in enumerate(self.columns_of_labels)}
+        return one | {f"{labels.LABEL_COLUMN}{number}": name for number, name in enumerate(self.columns_of_labels)}
 
     @property
     def columns_of_labels(self) -> list[str]:
@@ -86,7 +86,7 @@ class Recipe(labels.Overridden, lengths.Padded):
     def _no_names_of_numbers(self) -> Recipe:
         if self.problem_type == "regression" and self.data.labels:
             raise ValueError("has data.labels beside problem_type: regression; leave one of them out")
-        if self.problem_type not in (None, label_sets.PROBLEM):
+        if self.problem_type not in (None, labels.MULTI_LABEL):
             for key, said in (("data.separator", self.data.separator), ("threshold", self.threshold)):
                 if said or self.data.columns.columns_of_labels:
                     what = key if said else "labels in columns of their own"
@@ -113,9 +113,9 @@ class TextClassification(TextTask[Recipe]):
         if recipe.data.columns.text_pair:
             self.snippet = snippets()[f"{self.name} pair"]
         measured: metrics.Metrics
-        if isinstance(classes, label_sets.LabelSets):
+        if isinstance(classes, labels.LabelSets):
             measured = of_sets(recipe.metrics, recipe.task)
-            self.choices = {**label_sets.described(classes, train), "threshold": self.least}
+            self.choices = {**labels.sets_described(classes, train), "threshold": self.least}
             self.snippet = snippets()[f"{self.name} sets"].format(threshold=self.least.value)
         else:
             usual = ["accuracy", "f1" if len(classes.names) == 2 else "f1/macro"]
@@ -142,7 +142,7 @@ class TextClassification(TextTask[Recipe]):
         )
 
     def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
-        self.classes = label_sets.kept(config) or labels.kept(config)
+        self.classes = labels.kept_sets(config) or labels.kept(config)
         self.has_probabilities = bool(self.classes.names)
         self.least = classification.threshold(self.recipe.threshold, chosen)
 
@@ -155,7 +155,7 @@ class TextClassification(TextTask[Recipe]):
         given = list(rows.dataset.select_columns(_texts(rows)))
         logits, truths = classification.logits_of(evaluated.predictions), evaluated.label_ids
         if classes.names:
-            least = self.least.value if isinstance(classes, label_sets.LabelSets) else None
+            least = self.least.value if isinstance(classes, labels.LabelSets) else None
             return classification.rows(given, truths, logits, classes.names, least=least, every=every)
         known = [{}] * len(given) if truths is None else [{"label": float(truth)} for truth in truths]
         numbers = zip(given, known, logits.squeeze(-1), strict=True)
@@ -164,9 +164,9 @@ class TextClassification(TextTask[Recipe]):
     def _labels(self, train: Rows, others: Sequence[Rows]) -> labels.Labels:
         """Return what the labels mean: a class or a number a row, or several labels."""
         recipe, data = self.recipe, self.recipe.data
-        if label_sets.asked(train, data.separator, recipe.problem_type):
+        if labels.has_sets(train, data.separator, recipe.problem_type):
             columns = data.columns.columns_of_labels
-            return label_sets.decide(train, others, data.labels, columns=columns, separator=data.separator)
+            return labels.decide_sets(train, others, data.labels, columns=columns, separator=data.separator)
         if recipe.threshold is not None:
             raise UserError("threshold is for rows with several labels, and these have one each; leave it out")
         return labels.decide(train, others, data.labels, recipe.problem_type)
@@ -176,7 +176,7 @@ class TextClassification(TextTask[Recipe]):
 
         Several labels a row come as a table of that shape.
         """
-        if isinstance(self.classes, label_sets.LabelSets):
+        if isinstance(self.classes, labels.LabelSets):
             return classification.sigmoids(logits) >= self.least.value
         return logits.argmax(axis=-1) if self.classes.names else logits.squeeze(-1)
 
@@ -198,7 +198,7 @@ class TextClassification(TextTask[Recipe]):
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
         pairs, names = [(row["label"], row["prediction"]) for row in predicted], self.classes.names
-        if isinstance(self.classes, label_sets.LabelSets):
+        if isinstance(self.classes, labels.LabelSets):
             return pictures.by_label(pairs, names)
         return pictures.confusion(pairs, names) if names else pictures.scatter(*zip(*pairs, strict=True))
 
@@ -214,7 +214,7 @@ class TextClassification(TextTask[Recipe]):
         row: dict[str, Any] = {named.text: synthetic.sentence(draw, first)}
         if named.text_pair:
             row[named.text_pair] = synthetic.sentence(draw, (first + kind) % kinds)
-        if recipe.problem_type == label_sets.PROBLEM or columns or separator:
+        if recipe.problem_type == labels.MULTI_LABEL or columns or separator:
             both = sorted({kind, draw.randrange(kinds)})
             row[named.text] = " and ".join(synthetic.sentence(draw, one) for one in both)
             given = [synthetic.class_value(names, one) for one in both]
@@ -240,7 +240,7 @@ def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: 
     # Features said outright, and a new column for the ids: a `map` that overwrites a text column with integers casts
     # them back to text, and Metal refuses the float64 that a plain Python float would become on the way.
     label: dict[str, Any] = {}
-    if isinstance(classes, label_sets.LabelSets):
+    if isinstance(classes, labels.LabelSets):
         label = {"labels": ("float32",)}
     elif classes is not None:
         label = {"labels": ClassLabel(names=list(classes.names)) if classes.names else "float32"}

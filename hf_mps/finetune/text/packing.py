@@ -132,7 +132,7 @@ def packing_obstacle(model: Any) -> str:
     if "position_ids" not in inspect.signature(inner.forward).parameters:
         return f"{type(inner).__name__} takes no position_ids, so that packed examples would see each other"
     if inner.device.type == "meta":  # `hf-mps plan`: a tiny copy is tried
-        from hf_mps.finetune.smoke.tiny_model import tiny_copy
+        from hf_mps.finetune.smoke import tiny_copy
 
         tiny = tiny_copy(inner)
         return "there is no tiny model of its class to try it on" if tiny is None else packing_obstacle(tiny)

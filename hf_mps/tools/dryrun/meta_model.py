@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import summary
+from hf_mps.finetune import smoke
 from hf_mps.finetune.models import checkpoint, diffusion, quantization
 from hf_mps.finetune.models.checkpoint import Checkpoint
-from hf_mps.finetune.smoke import processors, tiny_model
+from hf_mps.finetune.smoke import processors
 
 PICTURE = 224
 AROUND = {
@@ -62,7 +63,7 @@ class MetaCheckpoint(Checkpoint):
             return checkpoint.resolve(self.name).image_processor()
         except UserError:
             own = dict(getattr(type(super().image_processor()), "size", None) or {}).get("height") or PICTURE
-            tiny_model.image_processor(Path(self.source), processors.picture(self.size, own))
+            smoke.image_processor(Path(self.source), processors.picture(self.size, own))
             return super().image_processor()
 
     def processor(self, config: Any) -> Any:

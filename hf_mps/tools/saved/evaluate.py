@@ -19,7 +19,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain
 from hf_mps.core.text import aligned, counted
-from hf_mps.finetune.data import label_sets, labels, load
+from hf_mps.finetune.data import labels, load
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
 from hf_mps.finetune.run import measuring
@@ -132,7 +132,7 @@ def settled(run: SavedRun) -> schema.Recipe:
     of_data = type(recipe.data).model_fields
     if "labels" in of_data:
         config = run.checkpoint.config()
-        classes = label_sets.kept(config) or labels.kept(config)
+        classes = labels.kept_sets(config) or labels.kept(config)
         data["labels"] = list(classes.names) or None
         said["problem_type"] = classes.problem_type
     if "score_range" in of_data and (span := SPAN.fullmatch(str(chosen.get("scores")))):

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from hf_mps.core.errors import BREAKING, UserError
 from hf_mps.finetune import tasks
-from hf_mps.finetune.recipe import catalogue, keys, overrides, training_section
+from hf_mps.finetune.recipe import catalogue, overrides, resolve, training_section
 from hf_mps.finetune.recipe.catalogue import read_yaml
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run import checks
 from tests.finetune.strategies import cases
 
 RECIPES = [entry.name for entry in catalogue.entries()]
-KNOWN = sorted({key.name for task in tasks.names() for key in keys.of_recipe(task)})
+KNOWN = sorted({key.name for task in tasks.names() for key in resolve.keys_of_recipe(task)})
 PLAIN: dict[str, Any] = {
     "task": "text-classification",
     "model": "some/model",

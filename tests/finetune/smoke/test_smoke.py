@@ -210,11 +210,11 @@ PICTURES = ("vit", "deit", "swin", "dinov2", "convnext", "convnextv2", "segforme
 def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> None:
     from transformers import AutoModel, AutoProcessor, AutoTokenizer
 
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
 
     reads: processors.Input = "sound" if name in SOUND else "image" if name in PICTURES else "text"
     family = processors.Family(name, reads, processors.WORDS.get(name, "bytes"), {})
-    tiny_model.write(family, tmp_path / "tiny", ["The cat sat on the mat.", "Where does Ada live?"], seed=1)
+    smoke.write(family, tmp_path / "tiny", ["The cat sat on the mat.", "Where does Ada live?"], seed=1)
     loaded = AutoModel.from_pretrained(tmp_path / "tiny")
     assert loaded.config.model_type == name
     assert loaded.num_parameters() < (200_000 if name not in OTHERS else 60_000_000)
@@ -244,8 +244,8 @@ def test_a_model_of_two_halves_is_one_for_texts_only_where_there_is_such_a_class
     import torch
     from transformers import AutoConfig
 
-    from hf_mps.finetune.smoke import tiny_model
+    from hf_mps.finetune import smoke
 
     with torch.device("meta"):
-        made = tiny_model._of_config(AutoConfig.for_model(name, prediction_length=4))
+        made = smoke._of_config(AutoConfig.for_model(name, prediction_length=4))
     assert type(made).__name__ == kind

@@ -285,11 +285,11 @@ def test_an_evaluation_measures_the_same_noise_each_time_and_in_any_batch(
 def test_latents_are_made_once_and_anew_for_another_image(
     models: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.media import latents
+    from hf_mps.finetune.tasks import image_generation
 
     cut: list[Any] = []
-    squared = latents.squared
-    monkeypatch.setattr(latents, "squared", lambda image, size: (cut.append(image), squared(image, size))[1])
+    squared = image_generation.squared
+    monkeypatch.setattr(image_generation, "squared", lambda image, size: (cut.append(image), squared(image, size))[1])
     before = prepared(models / "stable-diffusion", photos).train[0]
     assert len(cut) == 6  # the validation rows are the same file
     prepared(models / "stable-diffusion", photos)

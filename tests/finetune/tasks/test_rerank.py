@@ -14,7 +14,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.models import reranking
+from hf_mps.finetune.tasks import rerank
 from hf_mps.metrics import scores
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
@@ -221,7 +221,7 @@ def test_a_saved_model_ranks_the_documents_of_a_row(
 def test_documents_that_are_numbers_are_refused() -> None:
     rows = Rows(Dataset.from_list([{"text": "a", "documents": [1, 2]}]), "rows.jsonl")
     with pytest.raises(UserError) as raised:
-        reranking.read(rows)
+        rerank.read(rows)
     assert str(raised.value) == snapshot(
         "rows.jsonl: data.columns.documents names a column of type list of int64; allowed: a list of texts in"
         " each row, as JSON and Parquet have them"

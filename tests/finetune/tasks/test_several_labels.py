@@ -10,7 +10,7 @@ import numpy
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.data import label_sets
+from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.metrics import selection
 from tests.finetune import tiny
@@ -224,12 +224,12 @@ def of_columns(*values: tuple[Any, Any]) -> Rows:
 def test_columns_hold_flags_of_any_spelling_and_nothing_else() -> None:
     for values in ([(0, 1), (1, 1)], [(False, True), (True, True)], [("0", "1"), ("1", "1.0")]):
         columns = of_columns(*values) if values[1][1] != "1.0" else of_columns(("0", "1"), ("1", "1"))
-        found = label_sets.decide(columns, [], columns=("kind", "new"))
-        assert label_sets.encoded(columns, found) == [[0.0, 1.0], [1.0, 1.0]]
+        found = labels.decide_sets(columns, [], columns=("kind", "new"))
+        assert labels.encoded_sets(columns, found) == [[0.0, 1.0], [1.0, 1.0]]
     with pytest.raises(Exception, match=r"^here: row 2: column 'new' holds '2'; allowed: 0 or 1$"):
-        label_sets.decide(of_columns((0, 1), (1, 2)), [], columns=("kind", "new"))
+        labels.decide_sets(of_columns((0, 1), (1, 2)), [], columns=("kind", "new"))
     with pytest.raises(Exception, match=r"^here: no row has any label; allowed: labels in some of the training rows$"):
-        label_sets.decide(of_columns((0, 0), (0, 0)), [], columns=("kind", "new"))
+        labels.decide_sets(of_columns((0, 0), (0, 0)), [], columns=("kind", "new"))
 
 
 def test_metrics_of_sets_are_scikit_learns() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hf_mps.finetune.smoke import tiny_model
+from hf_mps.finetune import smoke
 from hf_mps.finetune.smoke.processors import Family
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
@@ -46,7 +46,7 @@ def pairs() -> list[dict[str, Any]]:
 def _masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("masked") / "masked"
     said = [text for row in pairs() for text in row.values()]
-    tiny_model.write(Family("distilbert", "text", "wordpiece", {}), folder, said, 0)
+    smoke.write(Family("distilbert", "text", "wordpiece", {}), folder, said, 0)
     return folder
 
 

@@ -15,7 +15,7 @@ from inline_snapshot import snapshot
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio
-from hf_mps.finetune.tasks import _speech
+from hf_mps.finetune.tasks import speech_recognition
 from hf_mps.metrics import texts
 from tests.finetune import senses, tiny
 from tests.finetune.run_files import predictions, results
@@ -261,8 +261,10 @@ def test_batches_of_sound_are_padded_with_silence_to_a_length_of_the_list() -> N
         ("-", "lower", "-", ""),
     ],
 )
-def test_texts_are_brought_to_what_the_model_spells(text: str, case: _speech.Case, ignored: str, expected: str) -> None:
-    assert _speech.cleaned(text, case, ignored) == expected
+def test_texts_are_brought_to_what_the_model_spells(
+    text: str, case: speech_recognition.Case, ignored: str, expected: str
+) -> None:
+    assert speech_recognition.cleaned(text, case, ignored) == expected
 
 
 def test_a_recogniser_keeps_its_own_letters_and_unknown_ones_are_told(hearing: Path, finetune: Command) -> None:
