@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import model_validator
-
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
@@ -56,15 +54,13 @@ class Columns(schema.Columns):
     answer: str | None = None
     """The column of the answer."""
 
-    @model_validator(mode="after")
-    def _one_shape(self) -> Columns:
+    def wrong(self) -> Iterator[str]:
         if self.image and self.images:
-            raise ValueError("has image beside images; give one or the other")
+            yield "has image beside images; give one or the other"
         if self.messages and (self.answer or self.question):
-            raise ValueError("has messages beside question or answer; give one or the other")
+            yield "has messages beside question or answer; give one or the other"
         if self.question and not self.answer:
-            raise ValueError("has question; give answer too, or messages")
-        return self
+            yield "has question; give answer too, or messages"
 
     def roles(self) -> dict[str, str]:
         """Return {role: column} of what is read; `images` and `messages` where the recipe names none of a kind."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.finetune.models.checkpoint import resolve, text_config
 from hf_mps.finetune.models.lora import Lora
@@ -41,16 +41,14 @@ class Decoder(Recipe):
     quantization: Kind | None = None
     """Keeps the frozen weights below the adapters in 4 bits (nf4, fp4) or 8 (int8)."""
 
-    @model_validator(mode="after")
-    def _below_adapters(self) -> Decoder:
+    def wrong(self) -> Iterator[str]:
         if self.quantization is None:
-            return self
+            return
         if self.lora is None:
             told = "without lora, and rounded weights cannot be trained; give lora: {}, or leave quantization out"
-            raise ValueError(f"has quantization: {self.quantization} {told}")
+            yield f"has quantization: {self.quantization} {told}"
         if self.training.get("fsdp"):
-            raise ValueError("has quantization and training.fsdp, which divides whole weights; leave one of them out")
-        return self
+            yield "has quantization and training.fsdp, which divides whole weights; leave one of them out"
 
 
 class Chat(Decoder):

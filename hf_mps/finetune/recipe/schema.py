@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -43,6 +43,20 @@ class Section(BaseModel):
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    def wrong(self) -> Iterator[str]:
+        """Yield what is wrong with values that do not go together, as the rest of a sentence about the section.
+
+        Of the classes that a section inherits from each is asked for its own, the first of them first.
+        """
+        yield from ()
+
+    @model_validator(mode="after")
+    def _go_together(self) -> Section:
+        for kind in reversed(type(self).__mro__):
+            for told in kind.wrong(self) if issubclass(kind, Section) and "wrong" in vars(kind) else ():
+                raise ValueError(told)
+        return self
+
 
 class Rows(Section):
     """How many rows of each split to use: a seeded sample of a file or hub data set, the first generated pairs.
@@ -71,12 +85,10 @@ class Columns(Section):
             return [cls._numbered(one) for one in value]
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
-    @model_validator(mode="after")
-    def _apart(self) -> Columns:
+    def wrong(self) -> Iterator[str]:
         named = list(self.roles().values())
         if len(set(named)) < len(named):
-            raise ValueError(f"names one column for two roles ({', '.join(named)}); give each role its own column")
-        return self
+            yield f"names one column for two roles ({', '.join(named)}); give each role its own column"
 
 
 class Source(Section):
@@ -98,13 +110,11 @@ class Source(Section):
     weight: float = Field(default=1.0, gt=0)
     """How often a row is drawn from here, beside the other weights."""
 
-    @model_validator(mode="after")
-    def _one(self) -> Source:
+    def wrong(self) -> Iterator[str]:
         if (self.hub is None) == (self.files is None):
-            raise ValueError(f"names {'no source' if self.hub is None else 'hub and files'}; give one of the two")
+            yield f"names {'no source' if self.hub is None else 'hub and files'}; give one of the two"
         if self.hub is None and (self.config or self.revision):
-            raise ValueError("has config or revision, which belong to hub; leave them out")
-        return self
+            yield "has config or revision, which belong to hub; leave them out"
 
 
 class Data(Section):
@@ -180,55 +190,44 @@ class Data(Section):
             return self.hold_out is None
         return named is None or "validation" in named
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Data:
+    def wrong(self) -> Iterator[str]:
         named = [name for name in SOURCES if getattr(self, name)]
         if len(named) != 1:
             problem = f"has {' and '.join(named)}" if named else "has no source"
-            raise ValueError(f"{problem}; give exactly one of {', '.join(SOURCES)}")
+            yield f"{problem}; give exactly one of {', '.join(SOURCES)}"
         for key in dict.fromkeys(key for keys in SOURCES.values() for key in keys):
             owners = [source for source, keys in SOURCES.items() if key in keys]
             if key in self._given() and named[0] not in owners:
                 belongs = f"{key}, which belongs to {' and '.join(owners)}"
-                raise ValueError(f"has {belongs}, beside {named[0]}; leave {key} out")
-        return self
+                yield f"has {belongs}, beside {named[0]}; leave {key} out"
+        if not self.streaming:
+            if alone := [key for key in STREAM_KEYS if key in self._given()]:
+                yield f"has {alone[0]}, which is for streamed rows; next: data.streaming=true"
+        elif not self.STREAMS:
+            allowed = "causal-lm, masked-lm, sft and text-classification"
+            yield f"has streaming: true, which this task does not take; allowed with {allowed}"
+        elif self.source not in STREAMED:
+            yield f"has streaming beside {self.source}; allowed: {', '.join(STREAMED)}"
+        elif self.field is not None:
+            yield "has field beside streaming: rows are streamed from JSON lines; leave it out"
+        said = self.files if self.files else self.splits
+        for split in said or ():
+            if not SPLIT.fullmatch(split):
+                yield f"names a split '{split}'; allowed: small letters, digits and underscores"
+        if said is not None and "train" not in said:
+            yield "has no train split; give one"
+        if not self.has_validation and self.hold_out is None:
+            others = ", ".join(split for split in said or () if split != "train")
+            more = f" ({others} is a further split, measured after training)" if others else ""
+            told = "has no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
+            yield f"{told}{more}"
+        if self.has_validation and self.hold_out is not None:
+            yield "has hold_out and a validation split; leave one of them out"
 
     def _given(self) -> set[str]:
         """Return the keys that are not at their defaults."""
         fields = type(self).model_fields
         return {key for key in fields if getattr(self, key) != fields[key].default}
-
-    @model_validator(mode="after")
-    def _a_stream(self) -> Data:
-        if not self.streaming:
-            if alone := [key for key in STREAM_KEYS if key in self._given()]:
-                raise ValueError(f"has {alone[0]}, which is for streamed rows; next: data.streaming=true")
-            return self
-        if not self.STREAMS:
-            allowed = "causal-lm, masked-lm, sft and text-classification"
-            raise ValueError(f"has streaming: true, which this task does not take; allowed with {allowed}")
-        if self.source not in STREAMED:
-            raise ValueError(f"has streaming beside {self.source}; allowed: {', '.join(STREAMED)}")
-        if self.field is not None:
-            raise ValueError("has field beside streaming: rows are streamed from JSON lines; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _both_splits(self) -> Data:
-        named = self.files if self.files else self.splits
-        for split in named or ():
-            if not SPLIT.fullmatch(split):
-                raise ValueError(f"names a split '{split}'; allowed: small letters, digits and underscores")
-        if named is not None and "train" not in named:
-            raise ValueError("has no train split; give one")
-        if not self.has_validation and self.hold_out is None:
-            others = ", ".join(split for split in named or () if split != "train")
-            more = f" ({others} is a further split, measured after training)" if others else ""
-            told = "has no validation split; give one, or hold_out=0.1 to keep a tenth of the training rows for it"
-            raise ValueError(f"{told}{more}")
-        if self.has_validation and self.hold_out is not None:
-            raise ValueError("has hold_out and a validation split; leave one of them out")
-        return self
 
 
 class Labelled(Data):

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 from unicodedata import category
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError, brief, nearest
@@ -188,26 +188,24 @@ class Reward(schema.Section):
     answer_as: str = "answer"
     """The keyword under which a function takes the reference answer."""
 
-    @model_validator(mode="after")
-    def _whole(self) -> Reward:
+    def wrong(self) -> Iterator[str]:
         if "." not in self.name and self.name not in BUILT_IN and self.name not in declared():
-            raise ValueError(f"has '{self.name}'; allowed: {ALLOWED}{nearest(self.name, BUILT_IN)}")
+            yield f"has '{self.name}'; allowed: {ALLOWED}{nearest(self.name, BUILT_IN)}"
         for owner, option in OPTIONS.items():
             said = getattr(self, option)
             if said is None and self.name == owner:
-                raise ValueError(f"has {owner} without {option}; next: {{name: {owner}, {option}: …}}")
+                yield f"has {owner} without {option}; next: {{name: {owner}, {option}: …}}"
             if said is not None and self.name != owner:
-                raise ValueError(f"has {option} beside {self.name}, and it belongs to {owner}; leave it out")
+                yield f"has {option} beside {self.name}, and it belongs to {owner}; leave it out"
         if self.pattern is not None:
             if any(category(letter) == "Cc" and letter not in "\n\t" for letter in self.pattern):
                 came = f"has the pattern {self.pattern!r}, where YAML's double quotes turned a backslash into a control"
-                raise ValueError(f"{came} character; next: single quotes, '\\bword\\b'")
+                yield f"{came} character; next: single quotes, '\\bword\\b'"
             try:
                 re.compile(self.pattern)
             except re.error as error:
                 came = f"has the pattern '{self.pattern}', which is no regular expression"
-                raise ValueError(f"{came}: {error}") from error
-        return self
+                yield f"{came}: {error}"
 
     @property
     def shown(self) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
@@ -152,11 +152,9 @@ class Columns(schema.Columns):
     score: str | None = None
     """The column of how alike two texts are."""
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Columns:
+    def wrong(self) -> Iterator[str]:
         if self.negative and self.score:
-            raise ValueError("has negative beside score; leave one of them out")
-        return self
+            yield "has negative beside score; leave one of them out"
 
 
 class Data(schema.Data):
@@ -166,11 +164,9 @@ class Data(schema.Data):
     score_range: list[float] | None = Field(default=None, min_length=2, max_length=2)
     """The lowest and the highest score of the data."""
 
-    @model_validator(mode="after")
-    def _rising(self) -> Data:
+    def wrong(self) -> Iterator[str]:
         if self.score_range is not None and self.score_range[0] >= self.score_range[1]:
-            raise ValueError(f"has score_range {self.score_range}; allowed: [low, high]")
-        return self
+            yield f"has score_range {self.score_range}; allowed: [low, high]"
 
 
 class Recipe(lengths.Padded):
@@ -180,13 +176,11 @@ class Recipe(lengths.Padded):
     loss: Loss | None = None
     """sentence-transformers' loss; by default the one that suits the columns."""
 
-    @model_validator(mode="after")
-    def _suits(self) -> Recipe:
+    def wrong(self) -> Iterator[str]:
         allowed = SCORED if self.data.columns.score else RANKED
         if self.loss is not None and self.loss not in allowed:
             said = "with" if self.data.columns.score else "without"
-            raise ValueError(f"has loss {self.loss}, and the pairs are {said} a score; allowed: {', '.join(allowed)}")
-        return self
+            yield f"has loss {self.loss}, and the pairs are {said} a score; allowed: {', '.join(allowed)}"
 
 
 class SentenceEmbeddings(EmbeddingTask[Recipe]):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -113,11 +113,9 @@ class Recipe(language.Chat):
             raise ValueError("has no reward with a weight other than 0; give one")
         return value
 
-    @model_validator(mode="after")
-    def _padded_by_steps(self) -> Recipe:
+    def wrong(self) -> Iterator[str]:
         if self.padding is not None:
-            raise ValueError("has padding, and prompts are as long as completions make them; give pad_to_multiple_of")
-        return self
+            yield "has padding, and prompts are as long as completions make them; give pad_to_multiple_of"
 
 
 class GRPO(ChatTask[Recipe]):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -96,12 +96,10 @@ class Recipe(schema.Recipe):
             raise ValueError(f"is {value}; allowed: a multiple of 64, which a UNet can halve three times in latents")
         return value
 
-    @model_validator(mode="after")
-    def _one_caption(self) -> Recipe:
+    def wrong(self) -> Iterator[str]:
         if (self.prompt is None) == (self.data.columns.text is None):
             told = f"has {'neither prompt nor' if self.prompt is None else 'prompt and'} data.columns.text"
-            raise ValueError(f"{told}; give one of them: a prompt for all images, or their column")
-        return self
+            yield f"{told}; give one of them: a prompt for all images, or their column"
 
 
 class ImageGeneration(Task[Recipe]):

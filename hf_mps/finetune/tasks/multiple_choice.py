@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
 from typing import Any
-
-from pydantic import model_validator
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
@@ -43,11 +42,9 @@ class Columns(schema.Columns):
         before = {"context": self.context, **({"start": self.start} if self.start else {})}
         return {**before, **choices, "label": self.label}
 
-    @model_validator(mode="after")
-    def _two_at_least(self) -> Columns:
+    def wrong(self) -> Iterator[str]:
         if not isinstance(self.choices, str) and len(self.choices) < 2:
-            raise ValueError("names fewer than two choices; give a column for each, or one column of lists")
-        return self
+            yield "names fewer than two choices; give a column for each, or one column of lists"
 
 
 class Data(schema.Data):

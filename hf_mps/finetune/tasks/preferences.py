@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pydantic import model_validator
-
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
@@ -301,13 +299,11 @@ class AnswerColumns(schema.Columns):
     rejected: str | None = None
     """The column of the other answer."""
 
-    @model_validator(mode="after")
-    def _one_shape(self) -> AnswerColumns:
+    def wrong(self) -> Iterator[str]:
         pair = [role for role in PAIR if getattr(self, role)]
         single = [role for role in SINGLE[1:] if getattr(self, role)]
         if pair and (single or len(pair) == 1):
-            raise ValueError(f"has {', '.join([*pair, *single])}; give chosen and rejected, or completion and label")
-        return self
+            yield f"has {', '.join([*pair, *single])}; give chosen and rejected, or completion and label"
 
     def roles(self) -> dict[str, str]:
         """Return {role: column} of what is read: of a single answer the roles are the columns' names by default."""
@@ -327,12 +323,10 @@ class KTORecipe(language.Chat):
 
     data: AnswerData
 
-    @model_validator(mode="after")
-    def _several_in_a_batch(self) -> KTORecipe:
+    def wrong(self) -> Iterator[str]:
         if self.training.get("per_device_train_batch_size") == 1:
             told = "which leaves a prompt without another answer to be paired with; give 2 or more"
-            raise ValueError(f"has training.per_device_train_batch_size: 1, {told}")
-        return self
+            yield f"has training.per_device_train_batch_size: 1, {told}"
 
 
 class KTO(PreferenceTask[KTORecipe]):

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import model_validator
-
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import labels, synthetic
@@ -52,17 +50,15 @@ class Columns(schema.Columns):
     label: str | None = None
     """The column of the label."""
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Columns:
+    def wrong(self) -> Iterator[str]:
         if bool(self.documents) == bool(self.text_pair):
             both = "documents and text_pair" if self.documents else "neither documents nor text_pair"
-            raise ValueError(f"has {both}; give one of the two")
+            yield f"has {both}; give one of the two"
         if self.negative and self.documents:
-            raise ValueError("has negative beside documents; leave it out")
+            yield "has negative beside documents; leave it out"
         if bool(self.label) == bool(self.negative):
             given = "label beside negative" if self.label else "neither label nor negative"
-            raise ValueError(f"has {given}; give one of the two")
-        return self
+            yield f"has {given}; give one of the two"
 
 
 class Data(schema.Data):
@@ -78,12 +74,10 @@ class Recipe(labels.Overridden, lengths.Padded):
     loss: Loss | None = None
     """sentence-transformers' loss; by default the one that suits the columns."""
 
-    @model_validator(mode="after")
-    def _lists(self) -> Recipe:
+    def wrong(self) -> Iterator[str]:
         if self.loss in LISTED and self.data.columns.text_pair and not self.data.columns.negative:
             told = f"has loss {self.loss}, which compares the documents of a row, and these have one each"
-            raise ValueError(f"{told}; allowed: BinaryCrossEntropyLoss, or data.columns.documents")
-        return self
+            yield f"{told}; allowed: BinaryCrossEntropyLoss, or data.columns.documents"
 
 
 class Rerank(SentenceTask[Recipe]):

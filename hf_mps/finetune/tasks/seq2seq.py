@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
@@ -232,11 +232,9 @@ class TranslationRecipe(Seq2SeqRecipe):
     tgt_lang: str | None = None
     """The target's language, for a model that knows many."""
 
-    @model_validator(mode="after")
-    def _both_languages(self) -> TranslationRecipe:
+    def wrong(self) -> Iterator[str]:
         if (self.src_lang is None) != (self.tgt_lang is None):
-            raise ValueError("has one of src_lang and tgt_lang; give both, or neither")
-        return self
+            yield "has one of src_lang and tgt_lang; give both, or neither"
 
 
 class Translation(Seq2SeqTask[TranslationRecipe]):

@@ -5,11 +5,11 @@ Distillation learns a larger model's next-token probabilities in place of the wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -42,14 +42,12 @@ class Columns(schema.Columns):
     system: str | None = None
     """The column of the system's words."""
 
-    @model_validator(mode="after")
-    def _one_shape(self) -> Columns:
+    def wrong(self) -> Iterator[str]:
         alpaca = [role for role in ALPACA if getattr(self, role)]
         if self.messages and alpaca:
-            raise ValueError(f"has messages beside {', '.join(alpaca)}; give one or the other")
+            yield f"has messages beside {', '.join(alpaca)}; give one or the other"
         if alpaca and not (self.instruction and self.output):
-            raise ValueError(f"has {', '.join(alpaca)}; give instruction and output, or messages")
-        return self
+            yield f"has {', '.join(alpaca)}; give instruction and output, or messages"
 
     def roles(self) -> dict[str, str]:
         """Return {role: column} of what is read; the column `messages` where the recipe names none."""
@@ -189,12 +187,10 @@ class DistillRecipe(Recipe):
     """The model that is learned from: a hub id or a folder, with the same vocabulary."""
     distillation: Distillation = Distillation()
 
-    @model_validator(mode="after")
-    def _packs_no_prompts(self) -> DistillRecipe:
+    def wrong(self) -> Iterator[str]:
         if self.packing and self.distillation.lmbda:
             told = "which has the model answer the prompt of each row; give distillation.lmbda: 0, or leave packing out"
-            raise ValueError(f"has packing and distillation.lmbda: {self.distillation.lmbda}, {told}")
-        return self
+            yield f"has packing and distillation.lmbda: {self.distillation.lmbda}, {told}"
 
 
 class Distill(SFT):

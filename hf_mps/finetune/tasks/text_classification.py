@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError, brief
@@ -44,11 +44,9 @@ class Columns(schema.Columns):
         """The columns of 0 and 1; empty where one column holds the labels."""
         return [] if isinstance(self.label, str) else self.label
 
-    @model_validator(mode="after")
-    def _two_at_least(self) -> Columns:
+    def wrong(self) -> Iterator[str]:
         if len(self.columns_of_labels) == 1:
-            raise ValueError("names one column of 0 and 1 in a list; give its name alone, or two columns or more")
-        return self
+            yield "names one column of 0 and 1 in a list; give its name alone, or two columns or more"
 
 
 class Data(schema.Labelled):
@@ -62,12 +60,10 @@ class Data(schema.Labelled):
     separator: str | None = Field(default=None, min_length=1)
     """What separates the labels of a row in one text."""
 
-    @model_validator(mode="after")
-    def _named_once(self) -> Data:
+    def wrong(self) -> Iterator[str]:
         for key in ("labels", "separator"):
             if self.columns.columns_of_labels and getattr(self, key):
-                raise ValueError(f"has {key} beside labels in columns of their own; leave {key} out")
-        return self
+                yield f"has {key} beside labels in columns of their own; leave {key} out"
 
 
 class Recipe(labels.Overridden, lengths.Padded):
@@ -82,16 +78,14 @@ class Recipe(labels.Overridden, lengths.Padded):
     threshold: float | None = Field(default=None, gt=0, lt=1)
     """The least probability of an answer."""
 
-    @model_validator(mode="after")
-    def _no_names_of_numbers(self) -> Recipe:
+    def wrong(self) -> Iterator[str]:
         if self.problem_type == "regression" and self.data.labels:
-            raise ValueError("has data.labels beside problem_type: regression; leave one of them out")
+            yield "has data.labels beside problem_type: regression; leave one of them out"
         if self.problem_type not in (None, labels.MULTI_LABEL):
             for key, said in (("data.separator", self.data.separator), ("threshold", self.threshold)):
                 if said or self.data.columns.columns_of_labels:
                     what = key if said else "labels in columns of their own"
-                    raise ValueError(f"has {what} beside problem_type: {self.problem_type}; leave one of them out")
-        return self
+                    yield f"has {what} beside problem_type: {self.problem_type}; leave one of them out"
 
 
 class TextClassification(TextTask[Recipe]):

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps.core import notices
 from hf_mps.core.choice import Choice
@@ -63,11 +63,9 @@ class Padded(schema.Recipe):
     pad_to_multiple_of: int | None = Field(default=None, ge=1)
     """With padding=longest: rounds the length up to a multiple."""
 
-    @model_validator(mode="after")
-    def _one_padding(self) -> Padded:
+    def wrong(self) -> Iterator[str]:
         if self.padding in ("list", "max_length") and self.pad_to_multiple_of is not None:
-            raise ValueError(f"has pad_to_multiple_of beside padding: {self.padding}; leave one of them out")
-        return self
+            yield f"has pad_to_multiple_of beside padding: {self.padding}; leave one of them out"
 
 
 @dataclass(frozen=True)
