@@ -72,7 +72,7 @@ def _parse(argv: list[str], program: str) -> Work:
         # Keys of a recipe are typed without dashes, those of Hugging Face's examples with two.
         option = getattr(error, "option_name", None)
         if option and context and any(parameter.name == "overrides" for parameter in context.command.params):
-            from hf_mps.finetune.recipe.training_section import called_here
+            from hf_mps.finetune.recipe.overrides import called_here
 
             if key := called_here(option.lstrip("-")):
                 raise UserError(f"No such option: {option}; next: {key}=VALUE") from error

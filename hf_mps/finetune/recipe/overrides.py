@@ -13,6 +13,7 @@ import yaml
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
+from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.catalogue import DEEPEST, SHOWN, Document, Values, plain, problem
 from hf_mps.finetune.recipe.schema import SHORT, SOURCES
 
@@ -109,6 +110,34 @@ def in_full(key: str, task: Any) -> str:
     if "columns" in known and last in known["columns"].annotation.model_fields:
         return f"data.columns.{last}"
     return key
+
+
+# What Hugging Face's example scripts and other trainers call a key, and its name here.
+ALSO_CALLED = {
+    **dict.fromkeys(("model_name", "model_name_or_path", "base_model"), "model"),
+    **dict.fromkeys(("train_file", "train_data"), "data.train"),
+    **dict.fromkeys(("validation_file", "eval_file", "eval_data"), "data.validation"),
+    **dict.fromkeys(("test_file", "test_data"), "data.test"),
+    **dict.fromkeys(("dataset", "dataset_name"), "data.hub"),
+    **dict.fromkeys(("dataset_config", "dataset_config_name"), "data.config"),
+    **dict.fromkeys(("text_column", "text_column_name"), "data.text"),
+    **dict.fromkeys(("label_column", "label_column_name"), "data.label"),
+    "max_train_samples": "data.rows.train",
+    "max_eval_samples": "data.rows.validation",
+    "max_seq_length": "max_length",
+    **dict.fromkeys(("epochs", "num_epochs"), "training.num_train_epochs"),
+    **dict.fromkeys(("steps", "num_steps"), "training.max_steps"),
+    "lr": "training.learning_rate",
+    **dict.fromkeys(("batch_size", "train_batch_size"), "training.per_device_train_batch_size"),
+    "eval_batch_size": "training.per_device_eval_batch_size",
+}
+
+
+def called_here(key: str) -> str:
+    """Return the dotted key for what a person called `key`, which is none; empty where nothing is known of it."""
+    section, _, name = key.replace("-", "_").rpartition(".")
+    field = name in training_section.fields() and name not in training_section.ELSEWHERE and section != "training"
+    return ALSO_CALLED.get(name, f"training.{name}" if field else "")
 
 
 # A line of YAML that is one of these alone begins a text of several lines, and is empty: here it is a separator.

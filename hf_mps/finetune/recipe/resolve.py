@@ -94,7 +94,7 @@ def _clause(details: ErrorDetails, kind: type[BaseModel], document: Document) ->
         if (dotted := ".".join(map(str, location))) in INSTEAD:
             return INSTEAD[dotted]
         typed = document.where(dotted) == "command line"
-        section, _, last = (other := training_section.called_here(dotted)).rpartition(".")
+        section, _, last = (other := overrides.called_here(dotted)).rpartition(".")
         if other and (section == "training" or last in _names(kind, section)):
             full = overrides.in_full(other, document.values.get("task"))
             return f"is not a key here; {f'next: {other}={_shown(value)}' if typed else f'it is called {full}'}"
@@ -255,7 +255,8 @@ def examine(document: Document) -> tuple[Recipe | None, list[Problem]]:
     if isinstance(training := document.values.get("training"), dict):
         try:
             fields = {str(key): value for key, value in training.items()}
-            wrong_fields = training_section.problems(fields, task.arguments_source, task.settled, task=named)
+            how = (task.arguments_source, task.settled, named, overrides.called_here)
+            wrong_fields = training_section.problems(fields, *how)
             wrong_keys += [(f"training.{key}", text) for key, text in wrong_fields]
         except UserError as error:  # the library whose arguments they are is not installed
             text = f"cannot be checked: {error}"

@@ -10,7 +10,7 @@ import ast
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -184,26 +184,6 @@ ELSEWHERE = {
     "include_for_metrics": "the task's metrics need predictions and labels alone; leave it out",
 }
 
-# What Hugging Face's example scripts and other trainers call a key, and its name here.
-ALSO_CALLED = {
-    **dict.fromkeys(("model_name", "model_name_or_path", "base_model"), "model"),
-    **dict.fromkeys(("train_file", "train_data"), "data.train"),
-    **dict.fromkeys(("validation_file", "eval_file", "eval_data"), "data.validation"),
-    **dict.fromkeys(("test_file", "test_data"), "data.test"),
-    **dict.fromkeys(("dataset", "dataset_name"), "data.hub"),
-    **dict.fromkeys(("dataset_config", "dataset_config_name"), "data.config"),
-    **dict.fromkeys(("text_column", "text_column_name"), "data.text"),
-    **dict.fromkeys(("label_column", "label_column_name"), "data.label"),
-    "max_train_samples": "data.rows.train",
-    "max_eval_samples": "data.rows.validation",
-    "max_seq_length": "max_length",
-    **dict.fromkeys(("epochs", "num_epochs"), "training.num_train_epochs"),
-    **dict.fromkeys(("steps", "num_steps"), "training.max_steps"),
-    "lr": "training.learning_rate",
-    **dict.fromkeys(("batch_size", "train_batch_size"), "training.per_device_train_batch_size"),
-    "eval_batch_size": "training.per_device_eval_batch_size",
-}
-
 # The rows of a batch where neither recipe nor task says how many: what Hugging Face's GLUE examples use.
 DEFAULT_BATCH = 32
 
@@ -262,21 +242,18 @@ def set_elsewhere(settled: Mapping[str, str], known: Iterable[str]) -> dict[str,
     return ELSEWHERE | dict(settled) | matched
 
 
-def called_here(key: str) -> str:
-    """Return the dotted key for what a person called `key`, which is none; empty where nothing is known of it."""
-    section, _, name = key.replace("-", "_").rpartition(".")
-    field = name in fields() and name not in ELSEWHERE and section != "training"
-    return ALSO_CALLED.get(name, f"training.{name}" if field else "")
-
-
 def problems(
-    said: Mapping[str, Any], source: Source | None = None, own: Mapping[str, str] | None = None, task: str = "RECIPE"
+    said: Mapping[str, Any],
+    source: Source | None = None,
+    own: Mapping[str, str] | None = None,
+    task: str = "RECIPE",
+    called: Callable[[str], str] = lambda _: "",
 ) -> list[tuple[str, str]]:
     """Return what is wrong with a recipe's `training` section: pairs of a key and a clause; empty where nothing is.
 
     `source` is the class whose fields are allowed (None: TrainingArguments), `own` are fields that the task sets
-    itself, each with where; `task` is whose keys a hint lists. Raises UserError where the library of `source` is not
-    installed.
+    itself, each with where; `task` is whose keys a hint lists, `called` tells the key for what other tools call one.
+    Raises UserError where the library of `source` is not installed.
     """
     source = source or TRAINING_ARGUMENTS
     known = fields(source)
@@ -288,7 +265,7 @@ def problems(
         elif (name := _installed(key)) not in known:
             names = [name for name in known if name not in elsewhere]
             more = f", to see all: hf-mps recipes keys {task}{nearest(key, names)}"
-            other = called_here(f"training.{key}")
+            other = called(f"training.{key}")
             hint = f"is not a field of {source[1]}; next{f': {other}={value}' if other else more}"
             removed = f"was removed in transformers 5; in its place: {REMOVED.get(key)}"
             wrong.append((key, removed if key in REMOVED else hint))
