@@ -21,7 +21,7 @@ TEXTS = (
 
 def recipe(**values: Any) -> Any:
     """The validated recipe of these values."""
-    from hf_mps.finetune.recipe.catalogue import Document
+    from hf_mps.finetune.recipe.overrides import Document
     from hf_mps.finetune.recipe.resolve import validate
 
     return validate(Document(values, overridden=frozenset(values)))  # as if all of it were typed

@@ -21,8 +21,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue, overrides, training_section
-from hf_mps.finetune.recipe.catalogue import SHOWN, Document, read_yaml
-from hf_mps.finetune.recipe.overrides import Overrides
+from hf_mps.finetune.recipe.overrides import SHOWN, Document, Overrides, read_yaml
 from hf_mps.finetune.recipe.schema import SHORT, Recipe, map_paths
 from hf_mps.finetune.recipe.training_section import TRAINING_ARGUMENTS
 

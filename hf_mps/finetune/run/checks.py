@@ -13,7 +13,7 @@ from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.text import first_line
 from hf_mps.finetune.models import checkpoint, quantization
 from hf_mps.finetune.recipe import catalogue, expect, overrides
-from hf_mps.finetune.recipe.catalogue import Document
+from hf_mps.finetune.recipe.overrides import Document
 from hf_mps.finetune.recipe.resolve import Problem, examine, read
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE, Recipe
 from hf_mps.metal.device.no_modes import no_modes

@@ -28,7 +28,7 @@ from hf_mps.core.files import plain, replace_file, write_atomic, write_json
 from hf_mps.distributed.world import World
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import training_section
-from hf_mps.finetune.recipe.catalogue import read_yaml
+from hf_mps.finetune.recipe.overrides import read_yaml
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.recipe.schema import Data, map_paths
 from hf_mps.finetune.run.failures import PENDING, RESULTS

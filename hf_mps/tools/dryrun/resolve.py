@@ -12,7 +12,7 @@ from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune import tasks
 from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.recipe import catalogue
-from hf_mps.finetune.recipe.catalogue import read_yaml
+from hf_mps.finetune.recipe.overrides import read_yaml
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe, load_recipe
 
 

@@ -15,7 +15,7 @@ from hf_mps.core.errors import UserError, nearest, neighbour, user_path
 from hf_mps.finetune import tasks
 from hf_mps.finetune.models.checkpoint import PYPI, TOKENIZER, Checkpoint, resolve
 from hf_mps.finetune.recipe import overrides
-from hf_mps.finetune.recipe.catalogue import Document, read_yaml
+from hf_mps.finetune.recipe.overrides import Document, read_yaml
 from hf_mps.finetune.recipe.resolve import validate
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.run.failures import RESULTS

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hf_mps.core.errors import BREAKING, UserError
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue, overrides, resolve, training_section
-from hf_mps.finetune.recipe.catalogue import read_yaml
+from hf_mps.finetune.recipe.overrides import read_yaml
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run import checks
 from tests.finetune.strategies import cases
