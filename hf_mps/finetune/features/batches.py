@@ -60,9 +60,9 @@ class Batches(Feature):
         elif grouped:
             buckets.install_sampler(trainer, prepared, plan.bucket_pool_size)
         if trainer.args.gradient_accumulation_steps > 1 or trainer.args.world_size > 1:
-            from hf_mps.finetune.loss import accumulation
+            from hf_mps.finetune.loss import deferred_head
 
-            accumulation.fix_accumulation_scaling(trainer)
+            deferred_head.fix_accumulation_scaling(trainer)
 
 
 def steps(training: dict[str, Any], epoch: int | Choice[int], batch: int, passes: int, processes: int) -> Choice[int]:

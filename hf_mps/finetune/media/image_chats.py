@@ -15,8 +15,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
-from hf_mps.finetune.models.language import LABELLED, Labelled, generated
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.tasks._language import LABELLED, Labelled, generated
 from hf_mps.finetune.text import chat, tokens
 from hf_mps.finetune.text.lengths import IGNORED
 

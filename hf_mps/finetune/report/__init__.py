@@ -10,7 +10,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic, write_json
 from hf_mps.finetune.recipe.expect import Expectation
 from hf_mps.finetune.report.predictions import FILE, Written
-from hf_mps.finetune.report.results import SCHEMA, RunRecord, doubt, results, versions, without_paths
+from hf_mps.finetune.report.results import SCHEMA, RunRecord, card, doubt, results, versions, without_paths
 from hf_mps.finetune.run import failures
 from hf_mps.metrics import Baseline
 
@@ -27,7 +27,6 @@ def write(folder: Path, record: RunRecord, answer: Callable[[], Written] | None 
     files of these names are replaced. `record.doubt` is set. Local paths are written as their last part. Raises OSError
     where the disk refuses the record or results.json.
     """
-    from hf_mps.finetune.report.card import card
     from hf_mps.finetune.report.plot import draw
 
     whole, record = record, without_paths(record, folder)

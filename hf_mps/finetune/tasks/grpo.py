@@ -17,10 +17,9 @@ from hf_mps.core.text import counted
 from hf_mps.distributed.world import World
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.rewards import choose
-from hf_mps.finetune.tasks import GENERATES, Dataset, Prepared
+from hf_mps.finetune.tasks import GENERATES, Dataset, Prepared, _language
 from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, left_out, readable
 from hf_mps.finetune.tasks.preferences import RATE, RATE_OF_ADAPTERS
 from hf_mps.finetune.text import chat, lengths, tokens
@@ -78,7 +77,7 @@ class Data(schema.Data):
     columns: Columns = Columns()
 
 
-class Recipe(language.Chat):
+class Recipe(_language.Chat):
     """Adds what scores the completions.
 
     `max_length` holds prompt and completion; the longest completion is `training.max_completion_length`. `training`
@@ -148,7 +147,7 @@ class GRPO(ChatTask[Recipe]):
         self.load_language(chunks=False)  # TRL takes its log-probabilities in chunks itself
         # Adapters need no copy: without them the model is its own reference.
         origin = copy.deepcopy(self.model) if drawn.beta and recipe.lora is None else None
-        defaults, baseline = language.untrained(recipe)
+        defaults, baseline = _language.untrained(recipe)
         counts, padded = tokens.counts(features["train"], "prompt_ids"), self._padding()
         room = longest - drawn.longest
         reason = f"a prompt of up to {room}, a completion of up to {drawn.longest}; {padded.reason}"
@@ -222,10 +221,10 @@ class GRPO(ChatTask[Recipe]):
         return made
 
     def reference(self) -> Any:
-        return language.started_from(self.recipe)
+        return _language.started_from(self.recipe)
 
-    def generates(self) -> language.Generate:
-        return language.Generate(max_new_tokens=self.drawn.longest)
+    def generates(self) -> _language.Generate:
+        return _language.Generate(max_new_tokens=self.drawn.longest)
 
     def inputs(self, rows: Rows) -> list[Asked]:
         return asked(rows, lambda row: conversation(row, self.recipe.system_prompt))

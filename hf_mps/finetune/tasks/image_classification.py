@@ -15,8 +15,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import images
-from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import predictions
 from hf_mps.finetune.tasks import Prepared, R, Task
 
 MODES = "16 bits reduced to 8, transparency put on white"
@@ -82,7 +82,7 @@ class ImageClassification(ImageTask[Recipe]):
     has_probabilities = True
     architectures = ("ForImageClassification",)
     shape = "image"
-    keep = staticmethod(classification.keep_logits)
+    keep = staticmethod(predictions.keep_logits)
     family = ("vit", "image")
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
@@ -103,7 +103,7 @@ class ImageClassification(ImageTask[Recipe]):
             splits,
             metrics=measured,
             compute_metrics=lambda evaluated: measured.compute(
-                classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
+                predictions.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
             ),
             baseline=lambda: measured.baseline(ids["validation"], train=ids["train"], names=classes.names),
             choices={
@@ -111,7 +111,7 @@ class ImageClassification(ImageTask[Recipe]):
                 "augmentation": images.described_augmentation(recipe.augmentation),
                 **labels.choices(classes),
             },
-            figures=lambda predicted: classification.confusion(predicted, classes.names),
+            figures=lambda predicted: predictions.confusion(predicted, classes.names),
         )
 
     def inputs(self, rows: Rows) -> images.Images:
@@ -124,8 +124,8 @@ class ImageClassification(ImageTask[Recipe]):
         evaluated = trainer.predict(inputs)
         files = map(images.named, rows.dataset["image"])
         given = [{"row": rows.number(at), "image": file} for at, file in enumerate(files)]
-        logits = classification.logits_of(evaluated.predictions)
-        return classification.rows(given, evaluated.label_ids, logits, self.names, every=every)
+        logits = predictions.logits_of(evaluated.predictions)
+        return predictions.rows(given, evaluated.label_ids, logits, self.names, every=every)
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:

@@ -14,12 +14,12 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
-from hf_mps.finetune.models import checkpoint, diffusion, language, lora
+from hf_mps.finetune.models import checkpoint, diffusion, lora
 from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.models.diffusion import TOKENS
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks import Picture, Prepared, Task, snippets
+from hf_mps.finetune.tasks import Picture, Prepared, Task, _language, snippets
 from hf_mps.finetune.text import tokens
 
 # Sides of the images of a smoke run, in pixels, and the most rows of a split.
@@ -155,7 +155,7 @@ class ImageGeneration(Task[Recipe]):
         if recipe.lora is not None:  # a saved model is measured with the adapters that it has
             layers = {"target_modules": recipe.lora.target_modules or diffusion.LAYERS[part]}
             self.model, self.choices["lora"] = lora.apply(self.model, recipe.lora.model_copy(update=layers), None)
-        arguments, untrained = language.untrained(recipe)
+        arguments, untrained = _language.untrained(recipe)
         caption = f"one prompt for all: {recipe.prompt}" if recipe.prompt else f"the column {recipe.data.columns.text}"
         self.snippet = snippets()[self.name].format(base=recipe.model)
         return self.made(

@@ -15,9 +15,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
-from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import pictures
+from hf_mps.finetune.report import pictures, predictions
 from hf_mps.finetune.tasks import Picture, Prepared
 from hf_mps.finetune.tasks.image_classification import ImageTask
 from hf_mps.metrics import Baseline, pixels
@@ -70,7 +69,7 @@ class ImageSegmentation(ImageTask[Recipe]):
     truth = ("mask",)
     at_a_time = 16  # their logits are held: 10 MB for 150 classes at 128 x 128
     architectures = ("ForSemanticSegmentation",)
-    keep = staticmethod(classification.keep_logits)
+    keep = staticmethod(predictions.keep_logits)
     family = ("segformer", "image and mask")
     shows = "pictures"
 
@@ -178,8 +177,8 @@ class ImageSegmentation(ImageTask[Recipe]):
         import torch
 
         if truths is None:
-            return classification.logits_of(logits)
-        answers = _answers(classification.logits_of(logits), truths.shape[-2:]).cpu().numpy()
+            return predictions.logits_of(logits)
+        answers = _answers(predictions.logits_of(logits), truths.shape[-2:]).cpu().numpy()
         pairs = zip(answers, truths.cpu().numpy(), strict=True)
         found = [torch.from_numpy(pixels.areas(one, truth, len(self.names), IGNORED)) for one, truth in pairs]
         return torch.stack(found).to(truths.device)

@@ -12,9 +12,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import image_chats
-from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks import Prepared, snippets
+from hf_mps.finetune.tasks import Prepared, _language, snippets
 from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, learned, readable
 from hf_mps.finetune.text import chat, lengths, tokens
 
@@ -30,7 +29,7 @@ class Data(schema.Data):
     columns: image_chats.Columns = image_chats.Columns()
 
 
-class Recipe(language.Recipe):
+class Recipe(_language.Recipe):
     """Adds the words before each question, and the most tokens that an image becomes.
 
     `chat_template` is a Jinja file in place of the processor's own. The language model alone trains, or with `lora` its
@@ -44,7 +43,7 @@ class Recipe(language.Recipe):
     """The most tokens that an image becomes."""
     chat_template: str | None = None
     """plain, or a Jinja file; by default the tokenizer's own."""
-    generate: language.Generate = language.Generate()
+    generate: _language.Generate = _language.Generate()
 
 
 class ImageText(LanguageTask[Recipe]):

@@ -13,10 +13,9 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.data.rows import code_digest
-from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.stream.batches import Making
-from hf_mps.finetune.tasks import Dataset, Prepared, R
+from hf_mps.finetune.tasks import Dataset, Prepared, R, _language
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import lengths, tokens
 
@@ -44,7 +43,7 @@ class Data(schema.Data):
     """true ends each row with the tokenizer's end token, for rows that are whole texts."""
 
 
-class CausalRecipe(language.Decoder):
+class CausalRecipe(_language.Decoder):
     """`max_length` is the length of a block in tokens."""
 
     data: Data
@@ -102,7 +101,7 @@ class BlockTask(LanguageTask[R]):
 
     def labelling(self) -> Any:
         """Return what gives the rows of a batch their labels."""
-        return language.Labelled(self.tokenizer)
+        return _language.Labelled(self.tokenizer)
 
     def evaluated(self, features: Dataset) -> Dataset:
         """Return the blocks of an evaluated split with what is to be predicted in them."""
@@ -233,7 +232,7 @@ class MaskedLM(BlockTask[MaskedRecipe]):
 
     def labelling(self) -> MaskingCollator:
         """Return what masks the rows of a training batch."""
-        return MaskingCollator(self._drawing(), language.Labelled(self.tokenizer))
+        return MaskingCollator(self._drawing(), _language.Labelled(self.tokenizer))
 
     def evaluated(self, features: Dataset) -> Dataset:
         """Return the blocks masked from the recipe's seed: its masks do not depend on the length of another split."""
@@ -270,7 +269,7 @@ class MaskedLM(BlockTask[MaskedRecipe]):
 
         said = ("gaps", code_digest(gaps), self.recipe.mlm_probability, self.recipe.seed, self.content)
         mark = Hasher.hash((features._fingerprint, *said))
-        return features.map(gaps, batched=True, features=tokens.typed(language.LABELLED), new_fingerprint=mark)
+        return features.map(gaps, batched=True, features=tokens.typed(_language.LABELLED), new_fingerprint=mark)
 
 
 def _ids(tokenizer: Any, separator: str, texts: Sequence[str]) -> list[list[int]]:

@@ -10,8 +10,8 @@ from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
-from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
+from hf_mps.finetune.report import predictions
 from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
@@ -65,7 +65,7 @@ class MultipleChoice(TextTask[Recipe]):
     truth = ("label",)
     architectures = ("ForMultipleChoice",)
     shape = "choices"
-    keep = staticmethod(classification.keep_logits)
+    keep = staticmethod(predictions.keep_logits)
     collator_class = "DataCollatorForMultipleChoice"
     has_probabilities = True
 
@@ -85,12 +85,12 @@ class MultipleChoice(TextTask[Recipe]):
             splits=features,
             metrics=measured,
             compute_metrics=lambda evaluated: measured.compute(
-                classification.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
+                predictions.logits_of(evaluated.predictions).argmax(axis=-1), evaluated.label_ids
             ),
             baseline=lambda: measured.baseline(truths["validation"], train=truths["train"]),
             token_counts=counts,
             predicted=(rows["validation"], features["validation"]),
-            figures=lambda predicted: classification.confusion(predicted, [str(number) for number in range(count)]),
+            figures=lambda predicted: predictions.confusion(predicted, [str(number) for number in range(count)]),
         )
 
     def counts(self, features: Any) -> list[int]:
@@ -107,7 +107,7 @@ class MultipleChoice(TextTask[Recipe]):
         given = rows.dataset.select_columns([role for role in ("context", "start") if role in there])
         rows_ = [{**row, "choices": choices} for row, choices in zip(given, _choices(rows), strict=True)]
         names = [str(number) for number in range(_count(rows))]
-        return classification.rows(rows_, truths, classification.logits_of(evaluated.predictions), names, every=every)
+        return predictions.rows(rows_, truths, predictions.logits_of(evaluated.predictions), names, every=every)
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:

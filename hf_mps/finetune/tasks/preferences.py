@@ -14,9 +14,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks import Dataset, Prepared, R
+from hf_mps.finetune.tasks import Dataset, Prepared, R, _language
 from hf_mps.finetune.tasks._language import ChatTask, asked, left_out
 from hf_mps.finetune.text import chat, lengths, tokens
 from hf_mps.metrics import Baseline
@@ -183,7 +182,7 @@ class PairData(schema.Data):
     columns: PairColumns = PairColumns()
 
 
-class PairRecipe(language.Chat):
+class PairRecipe(_language.Chat):
     """What a recipe of pairs has."""
 
     data: PairData
@@ -261,7 +260,7 @@ class DPO(PairTask[DPORecipe]):
         return PairArguments, PairTrainer
 
     def reference(self) -> Any:
-        return language.started_from(self.recipe)
+        return _language.started_from(self.recipe)
 
 
 class ORPORecipe(PairRecipe):
@@ -318,7 +317,7 @@ class AnswerData(schema.Data):
     columns: AnswerColumns = AnswerColumns()
 
 
-class KTORecipe(language.Chat):
+class KTORecipe(_language.Chat):
     """`training` takes KTOConfig's `beta`, `desirable_weight` and so on."""
 
     data: AnswerData
@@ -354,7 +353,7 @@ class KTO(PreferenceTask[KTORecipe]):
         return AnswerArguments, AnswerTrainer
 
     def reference(self) -> Any:
-        return language.started_from(self.recipe)
+        return _language.started_from(self.recipe)
 
     def each(self, rows: Rows) -> Rows:
         """Return the rows with each pair as two: the chosen answer, which is wanted, and the rejected one."""

@@ -12,9 +12,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks import GENERATES, Dataset, Prepared, R
+from hf_mps.finetune.tasks import GENERATES, Dataset, Prepared, R, _language
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import lengths, tokens
 from hf_mps.metrics.texts import sentences
@@ -36,7 +35,7 @@ class Columns(schema.Columns):
     """The column of the target text."""
 
 
-class Seq2SeqRecipe(language.Recipe):
+class Seq2SeqRecipe(_language.Recipe):
     """Adds the prefix of each source, and the longest target in tokens (128 where the model has the positions).
 
     `source_prefix` defaults to the checkpoint's own for the task (T5's configurations have them).
@@ -111,7 +110,7 @@ class Seq2SeqTask(LanguageTask[R]):
             splits=features,
             metrics=chosen,
             compute_metrics=lambda evaluated: measured.compute(
-                language.decoded(evaluated.predictions, tokenizer), language.decoded(evaluated.label_ids, tokenizer)
+                _language.decoded(evaluated.predictions, tokenizer), _language.decoded(evaluated.label_ids, tokenizer)
             ),
             baseline=metrics.Baseline(
                 what, measured.compute([untrained(one) for one in validation["source"]], validation["target"])
@@ -163,7 +162,7 @@ class Seq2SeqTask(LanguageTask[R]):
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each row's source, its target where it has one, and what the model generates."""
-        texts = language.decoded(trainer.predict(inputs).predictions, self.tokenizer)
+        texts = _language.decoded(trainer.predict(inputs).predictions, self.tokenizer)
         for row, text in zip(rows.dataset, texts, strict=True):
             truth = {"reference": row["target"]} if "target" in row else {}
             yield {"prompt": row["source"], **truth, "generated": text}

@@ -15,11 +15,10 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import language
 from hf_mps.finetune.recipe import schema, training_section
 from hf_mps.finetune.stream.batches import Encoded, Making
 from hf_mps.finetune.stream.files import Broken
-from hf_mps.finetune.tasks import Dataset, Prepared
+from hf_mps.finetune.tasks import Dataset, Prepared, _language
 from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, learned
 from hf_mps.finetune.text import chat, lengths, packing, tokens
 from hf_mps.finetune.text.lengths import IGNORED
@@ -63,11 +62,11 @@ class Data(schema.Data):
     columns: Columns = Columns()
 
 
-class Recipe(language.Chat):
+class Recipe(_language.Chat):
     """Adds predictions, and `packing`: none of the conversations in a row sees another."""
 
     data: Data
-    generate: language.Generate = language.Generate()
+    generate: _language.Generate = _language.Generate()
     packing: bool | None = None
     """Whether several examples share a row; by default where that saves padding."""
 
@@ -104,7 +103,7 @@ class SFT(ChatTask[Recipe]):
             length = Choice(length.value, f"of validation rows, which are not packed; {length.reason}")
         return self.made(
             splits={**features, "train": self._streamed(rows["train"], train, packed=packed.value)},
-            collator=packing.Collator(length.value.collator(language.Labelled(tokenizer), tokenizer)),
+            collator=packing.Collator(length.value.collator(_language.Labelled(tokenizer), tokenizer)),
             choices={"packing": packed, "lengths": length, **self.choices},
             token_counts=trained,
             predict=self.answers_to(rows["validation"], recipe.generate.rows, conversation),
@@ -121,7 +120,7 @@ class SFT(ChatTask[Recipe]):
             raise UserError(told)
         make = partial(_encoded, self.tokenizer, self.longest)
         empty = f"no row holds a word of the assistant within max_length {self.longest}; give a longer one"
-        return self.mapped(rows, ("sft", self.longest), language.LABELLED, make, empty)
+        return self.mapped(rows, ("sft", self.longest), _language.LABELLED, make, empty)
 
     def _streamed(self, rows: Rows, sample: Any, *, packed: bool) -> Any:
         """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
@@ -152,7 +151,7 @@ class SFT(ChatTask[Recipe]):
         # Rows to be answered need no `output`, and a conversation in columns is not one without it.
         return asked(rows, lambda row: chat.without_answer(conversation({**row, "output": ""})))
 
-    def generates(self) -> language.Generate:
+    def generates(self) -> _language.Generate:
         return self.recipe.generate
 
     @staticmethod

@@ -15,10 +15,9 @@ from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio
-from hf_mps.finetune.models import language
 from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks import Prepared, speech_recognition
+from hf_mps.finetune.tasks import Prepared, _language, speech_recognition
 from hf_mps.finetune.tasks.seq2seq import SETTLED, SOURCE, longest_target
 from hf_mps.finetune.text import lengths, tokens
 
@@ -90,11 +89,11 @@ class SpeechSeq2Seq(speech_recognition.SpeechTask[Recipe]):
         shapes = lengths.decide(own, targets, longest, grouped=False, name="target_lengths")
         missing = {"training": heard["train"][1], "validation": heard["validation"][1]}
         self.choices |= {"target_lengths": shapes, **speech_recognition.left_out(missing)}
-        defaults, baseline = language.untrained(recipe)
+        defaults, baseline = _language.untrained(recipe)
 
         def measure(evaluated: Any) -> dict[str, float]:
             """Return the metrics of generated ids, shape (rows, tokens), without rows whose truth has no word left."""
-            texts = zip(language.decoded(evaluated.predictions, tokenizer), truths, strict=True)
+            texts = zip(_language.decoded(evaluated.predictions, tokenizer), truths, strict=True)
             pairs = [(clean(text), right) for text, truth in texts if (right := clean(truth))]
             return measured.compute(*map(list, zip(*pairs, strict=True)))
 
@@ -132,7 +131,7 @@ class SpeechSeq2Seq(speech_recognition.SpeechTask[Recipe]):
         return sounds
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
-        texts = language.decoded(trainer.predict(inputs).predictions, self.tokenizer)
+        texts = _language.decoded(trainer.predict(inputs).predictions, self.tokenizer)
         if "text" not in rows.dataset.column_names:
             return speech_recognition.lines(inputs, texts)
         return speech_recognition.lines(inputs, texts, self._truths(inputs), self.clean)

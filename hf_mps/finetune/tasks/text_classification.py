@@ -11,9 +11,8 @@ from hf_mps import metrics
 from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import pictures
+from hf_mps.finetune.report import pictures, predictions
 from hf_mps.finetune.tasks import Dataset, Prepared, snippets
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
@@ -94,7 +93,7 @@ class TextClassification(TextTask[Recipe]):
     truth = ("label",)
     architectures = ("ForSequenceClassification",)
     shape = "encoder"
-    keep = staticmethod(classification.keep_logits)
+    keep = staticmethod(predictions.keep_logits)
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, train = self.recipe, rows["train"]
@@ -103,7 +102,7 @@ class TextClassification(TextTask[Recipe]):
             kind = "several labels" if classes.names else "numbers"
             told = f"training.label_smoothing_factor is for one class a row, and these have {kind}; leave it out"
             raise UserError(told)
-        self.least = classification.threshold(recipe.threshold)
+        self.least = predictions.threshold(recipe.threshold)
         if recipe.data.columns.text_pair:
             self.snippet = snippets()[f"{self.name} pair"]
         measured: metrics.Metrics
@@ -127,7 +126,7 @@ class TextClassification(TextTask[Recipe]):
             splits=features | {"train": self._streamed(train, features["train"])},
             metrics=measured,
             compute_metrics=lambda evaluated: measured.compute(
-                self._decided(classification.logits_of(evaluated.predictions)), evaluated.label_ids
+                self._decided(predictions.logits_of(evaluated.predictions)), evaluated.label_ids
             ),
             baseline=lambda: measured.baseline(truths, train=seen, names=classes.names, regression=not classes.names),
             token_counts=counts,
@@ -138,7 +137,7 @@ class TextClassification(TextTask[Recipe]):
     def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
         self.classes = labels.kept_sets(config) or labels.kept(config)
         self.has_probabilities = bool(self.classes.names)
-        self.least = classification.threshold(self.recipe.threshold, chosen)
+        self.least = predictions.threshold(self.recipe.threshold, chosen)
 
     def inputs(self, rows: Rows) -> Dataset:
         known = any(role.startswith("label") for role in rows.dataset.column_names)
@@ -147,10 +146,10 @@ class TextClassification(TextTask[Recipe]):
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> list[dict[str, Any]]:
         evaluated, classes = trainer.predict(inputs), self.classes
         given = list(rows.dataset.select_columns(_texts(rows)))
-        logits, truths = classification.logits_of(evaluated.predictions), evaluated.label_ids
+        logits, truths = predictions.logits_of(evaluated.predictions), evaluated.label_ids
         if classes.names:
             least = self.least.value if isinstance(classes, labels.LabelSets) else None
-            return classification.rows(given, truths, logits, classes.names, least=least, every=every)
+            return predictions.rows(given, truths, logits, classes.names, least=least, every=every)
         known = [{}] * len(given) if truths is None else [{"label": float(truth)} for truth in truths]
         numbers = zip(given, known, logits.squeeze(-1), strict=True)
         return [{**row, **truth, "prediction": float(answer)} for row, truth, answer in numbers]
@@ -171,7 +170,7 @@ class TextClassification(TextTask[Recipe]):
         Several labels a row come as a table of that shape.
         """
         if isinstance(self.classes, labels.LabelSets):
-            return classification.sigmoids(logits) >= self.least.value
+            return predictions.sigmoids(logits) >= self.least.value
         return logits.argmax(axis=-1) if self.classes.names else logits.squeeze(-1)
 
     def _streamed(self, rows: Rows, sample: Dataset) -> Any:

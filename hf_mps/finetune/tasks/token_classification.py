@@ -9,9 +9,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
-from hf_mps.finetune.models import classification
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import pictures
+from hf_mps.finetune.report import pictures, predictions
 from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
@@ -55,7 +54,7 @@ class TokenClassification(TextTask[Recipe]):
     @staticmethod
     def keep(logits: Any, labels: Any) -> tuple[Any, Any, Any]:
         """Keep the tags' ids and probabilities, each (rows, tokens), and those of all tags, (rows, tokens, tags)."""
-        every = classification.logits_of(logits).float().softmax(-1)
+        every = predictions.logits_of(logits).float().softmax(-1)
         shares, ids = every.max(-1)
         return ids, shares, every
 
@@ -134,7 +133,7 @@ class TokenClassification(TextTask[Recipe]):
                 if number in answered:
                     tag, share, *whole = answered[number]
                     line |= {"prediction": tags.names[tag], "probability": round(float(share), 4)}
-                    line |= classification.by_name(whole[0], tags.names) if every else {}
+                    line |= predictions.by_name(whole[0], tags.names) if every else {}
                 yield line
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:

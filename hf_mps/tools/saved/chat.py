@@ -12,7 +12,7 @@ from hf_mps.core import status
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, nearest
 from hf_mps.core.notices import on_stderr
-from hf_mps.finetune.models import language
+from hf_mps.finetune.tasks import _language
 from hf_mps.finetune.tasks._language import ChatTask
 from hf_mps.finetune.text.chat import ConversationError, render
 from hf_mps.tools.saved import on_device
@@ -77,7 +77,7 @@ class Voice:
         settings = self.manner.settings()
         settings["streamer"] = Streamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         with self.within():
-            (said,) = language.generated(self.model, self.tokenizer, [ids], self.manner.max_new_tokens, **settings)
+            (said,) = _language.generated(self.model, self.tokenizer, [ids], self.manner.max_new_tokens, **settings)
         self.history = [*asked, {"role": "assistant", "content": said.strip()}]
         return said
 
@@ -87,7 +87,7 @@ class Voice:
 
     def _prompt(self, asked: list[Message]) -> list[int]:
         first = [{"role": "system", "content": self.system}] if self.system else []
-        positions = language.positions(self.model)
+        positions = _language.positions(self.model)
         room = positions - min(self.manner.max_new_tokens, positions // 4)
         # In pairs, so that what is left begins with the user.
         for self.left_out in range(0, len(asked), 2):

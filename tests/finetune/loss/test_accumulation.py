@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_mps.finetune.loss import accumulation
+from hf_mps.finetune.loss import deferred_head
 from tests.finetune import builders
 
 
@@ -43,7 +43,7 @@ def test_a_head_that_drops_the_number_of_items(models: Path, tmp_path: Path, set
     """RoBERTa's: four accumulation steps give four times the loss, until Trainer is told to divide it."""
     trainer = accumulating(models, tmp_path, "roberta", "masked-lm")
     if settled:
-        assert accumulation.fix_accumulation_scaling(trainer) is True
+        assert deferred_head.fix_accumulation_scaling(trainer) is True
     trainer.train()
     loss = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
     assert loss == pytest.approx(6.0 * times, rel=0.02)  # the logarithm of 400 words
@@ -55,7 +55,7 @@ def test_a_model_that_is_not_yet_where_it_trains_is_tried_where_it_is(models: Pa
     trainer = accumulating(models, tmp_path, "roberta", "masked-lm")
     trainer.model.to("cpu")
     assert trainer.args.device.type == "mps"
-    assert accumulation.fix_accumulation_scaling(trainer) is True
+    assert deferred_head.fix_accumulation_scaling(trainer) is True
     assert next(trainer.model.parameters()).device.type == "cpu"
 
 
@@ -66,7 +66,7 @@ def test_a_head_that_knows_it_is_left_alone(models: Path, tmp_path: Path) -> Non
     trainer = accumulating(models, tmp_path, "qwen3", "causal-lm")
     trainer.model.train()
     drawn = torch.get_rng_state()
-    assert accumulation.fix_accumulation_scaling(trainer) is False
+    assert deferred_head.fix_accumulation_scaling(trainer) is False
     assert trainer.model_accepts_loss_kwargs
     assert torch.equal(torch.get_rng_state(), drawn)
     assert trainer.model.training
@@ -77,5 +77,5 @@ def test_a_model_without_numbers_is_left_alone(models: Path, tmp_path: Path) -> 
     """`hf-mps plan` has no loss to compare."""
     trainer = accumulating(models, tmp_path, "roberta", "masked-lm")
     trainer.model.to("meta")
-    assert accumulation.fix_accumulation_scaling(trainer) is False
+    assert deferred_head.fix_accumulation_scaling(trainer) is False
     assert trainer.model_accepts_loss_kwargs

@@ -17,7 +17,7 @@ from tests.finetune.records import a_record
 
 
 def model_card(**changes: Any) -> ModelCard:
-    from hf_mps.finetune.report.card import card
+    from hf_mps.finetune.report.results import card
 
     return ModelCard(card(a_record(**changes)))
 

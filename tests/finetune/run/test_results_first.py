@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.report import card, plot
+from hf_mps.finetune import report
+from hf_mps.finetune.report import plot
 from tests.distributed.launching import python
 from tests.finetune import every_task
 from tests.finetune.run_files import results
@@ -49,7 +50,7 @@ def test_a_picture_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.M
 
 
 def test_a_card_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card, "card", broken)
+    monkeypatch.setattr(report, "card", broken)
     place, said = run()
     assert said == f"hf-mps: README.md is left out: {REST}"
     assert (place / "training.png").is_file()
@@ -152,7 +153,7 @@ main(["finetune", *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("place", ["hf_mps.finetune.report.plot.draw", "hf_mps.finetune.report.card.card"])
+@pytest.mark.parametrize("place", ["hf_mps.finetune.report.plot.draw", "hf_mps.finetune.report.card"])
 def test_a_run_counts_as_finished_once_all_is_written(
     place: str, desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.models import language
 from hf_mps.finetune.models.token_trainer import measured, perplexity, row_sums
+from hf_mps.finetune.tasks import _language
 from hf_mps.finetune.text import tokens
 from tests.finetune import builders, tiny
 
@@ -218,6 +218,6 @@ def test_a_collator_pads_labels_with_what_no_loss_counts(models: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(builders.model(models, "qwen3"))
-    batch = language.Labelled(tokenizer)([{"input_ids": [5, 6, 7]}, {"input_ids": [8], "labels": [9]}])
+    batch = _language.Labelled(tokenizer)([{"input_ids": [5, 6, 7]}, {"input_ids": [8], "labels": [9]}])
     assert batch["labels"].tolist() == [[5, 6, 7], [9, -100, -100]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.finetune.models import classification
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -159,7 +158,9 @@ def test_a_metric_of_another_kind_is_refused(
 
 
 def test_probabilities_are_softmaxes_of_any_size() -> None:
-    shares = classification.probabilities([[1000.0, 1000.0], [0.0, -1000.0]])
+    from hf_mps.finetune.report.predictions import probabilities, rows
+
+    shares = probabilities([[1000.0, 1000.0], [0.0, -1000.0]])
     assert shares.tolist() == [[0.5, 0.5], [1.0, 0.0]]
-    rows = classification.rows([{"text": "a"}], [0], [[0.0, 1.0986122886681098]], ["bad", "good"])
-    assert rows == [{"text": "a", "label": "bad", "prediction": "good", "probability": 0.75}]
+    found = rows([{"text": "a"}], [0], [[0.0, 1.0986122886681098]], ["bad", "good"])
+    assert found == [{"text": "a", "label": "bad", "prediction": "good", "probability": 0.75}]
