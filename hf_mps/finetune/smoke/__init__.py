@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -53,6 +54,10 @@ SETTLED = {
 }
 # Keys of a long run that would exclude or outlast max_steps.
 DROPPED = ("num_train_epochs", "eval_steps", "eval_delay", "save_steps", "warmup_steps", "resume_from_checkpoint")
+
+
+KEPT = ".smoke"
+"""The folder of a kept run's tiny model and rows in its own: hidden, so that nothing sends it to the hub."""
 
 
 @contextmanager
@@ -121,6 +126,15 @@ def explain(small: ResolvedRecipe, choices: dict[str, Choice[Any]]) -> None:
 def files_stay(small: ResolvedRecipe) -> bool:
     """Whether the run's files stay: those in an `output_dir` that the recipe or the command line names."""
     return Path(small.recipe.output_dir or "") != Path(small.recipe.model).with_name("run")
+
+
+def keep(small: ResolvedRecipe) -> None:
+    """Copy the model and the rows of a smoke run into the folder where its files stay: the verbs read them there."""
+    made, run = Path(small.recipe.model).parent, Path(str(small.recipe.output_dir)).expanduser()
+    shutil.copytree(made, run / KEPT, ignore=shutil.ignore_patterns("cache"), dirs_exist_ok=True)
+    for file in run.rglob("adapter_config.json"):  # peft finds the base model by it
+        whole = file.read_text(encoding="utf-8").replace(str(made), str((run / KEPT).resolve()))
+        file.write_text(whole, encoding="utf-8")
 
 
 def texts(value: Any) -> Iterator[str]:
