@@ -224,6 +224,7 @@ def _of_config(config: Any) -> Any:
         and config.model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "AutoModelForMaskedLM": config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "AutoModelForCausalLM": config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModelForObjectDetection": config.model_type in auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES,
         "AutoModelForImageTextToText": config.model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     }
     return getattr(transformers, next((name for name, fits in kinds.items() if fits), "AutoModel")).from_config(config)

@@ -128,6 +128,15 @@ def test_the_verbs_that_a_kept_smoke_run_names_find_its_tiny_model_and_rows(
     assert "not sent: hidden" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("family", ["d_fine", "rt_detr"])
+def test_a_detector_with_parts_for_each_class_in_its_decoder_learns_other_classes(
+    family: str, bare: Path, finetune: Command
+) -> None:
+    ended = finetune("object-detection", "--smoke", f"model_type={family}", "model=a/b", "training.max_steps=2")
+    assert (ended.code, ended.err) == (0, "")
+    assert f"a tiny {family}" in ended.out
+
+
 def test_the_command_lines_own_training_is_kept(bare: Path, finetune: Command) -> None:
     assert finetune("glue/cola", "--smoke", "training.max_steps=2", "output_dir=run").code == 0
     said = json.loads(Path("run/results.json").read_text(encoding="utf-8"))

@@ -130,7 +130,10 @@ def test_every_usual_shape_of_objects_is_read_alike_and_boxes_are_shares_of_the_
 @pytest.mark.parametrize(
     ("objects", "problem"),
     [
-        ([{"bbox": [1, 2, 3], "category": 0}], "row 1 has a box [1, 2, 3]; allowed: four finite numbers, xywh in pixels"),
+        (
+            [{"bbox": [1, 2, 3], "category": 0}],
+            "row 1 has a box [1, 2, 3]; allowed: four finite numbers, xywh in pixels",
+        ),
         (
             [{"bbox": [float("nan"), 2, 3, 4], "category": 0}],
             "row 1 has a box [nan, 2.0, 3.0, 4.0]; allowed: four finite numbers, xywh in pixels",
