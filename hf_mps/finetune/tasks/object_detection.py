@@ -188,8 +188,8 @@ def _objects(rows: Rows, names: Sequence[str], form: Format) -> list[list[Object
     if not any(found):
         raise UserError(f"{rows.where}: no row has an object; allowed: one in some rows at least")
     if max(number for row in found for box, _ in row for number in box) <= 1:
-        first = next(row[0][0] for row in found if row)
-        told = f"{rows.where}: no box has a number above 1, such as {brief(str(first))}: they are shares of the image"
+        box = next(row[0][0] for row in found if row)
+        told = f"{rows.where}: no box has a number above 1, such as {brief(str(box))}: they are shares of the image"
         raise UserError(f"{told}; allowed: boxes in pixels")
     return found
 
