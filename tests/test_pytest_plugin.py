@@ -99,6 +99,14 @@ def test_an_unknown_profile_ends_in_one_line(suite: Path, run_python: Run) -> No
     assert ended.returncode == 4
     assert ended.stderr.startswith("ERROR: --simulated-metal=m1-9gb: is no device profile; allowed: 1, m1-8gb, ")
     assert ended.stderr.rstrip().endswith("did you mean 'm1-8gb'?")
+    assert "next: " not in ended.stderr
+
+
+def test_tests_named_behind_the_option_are_told_how(suite: Path, run_python: Run) -> None:
+    file = next(suite.glob("test_*.py")).name
+    ended = run_python(*OPTIONS, "--simulated-metal", f"{file}::test_a", cwd=suite, env={"HF_MPS_SIMULATE": None})
+    assert ended.returncode == 4
+    assert f"; next: --simulated-metal=1 {file}::test_a" in ended.stderr
 
 
 # What the Metal wing needs of others: torch and pytest with their own requirements, psutil and PyYAML.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import re
 import shutil
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +24,8 @@ _TRAINERS = re.compile(r"checkpoint-\d+$")
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)\.(safetensors|bin)(\.index\.json)?$")
 _STATES = re.compile(r"(trainer_state\.json|(optimizer|scheduler|scaler|rng_state\w*)\.(pt|pth|bin))$")
 _WORDS = {".json", ".jsonl", ".txt", ".md", ".jinja", ".model", ".part"}
+HOST, DAY = ".host", 86_400
+"""The file in a hidden folder that names its host, and the seconds for which another host's folder is left alone."""
 _active: set[Path] = set()
 
 
@@ -114,6 +118,8 @@ def staged(target: Path, last: str, levels: int = 1, *, owner: int | None = None
     with _hidden(root, f".{target.name}.saving", owner or os.getpid()) as outer:
         stage = outer / target.relative_to(root)
         stage.parent.mkdir(parents=True, exist_ok=True)
+        if owner in (None, os.getpid()):
+            (outer / HOST).write_text(platform.node(), encoding="utf-8")
         yield stage
         if owner in (None, os.getpid()) and stage.is_dir():
             _publish(stage, target, last)
@@ -154,7 +160,7 @@ def sweep(folder: Path) -> None:
         if writing and not _lives(int(writing["process"])):
             path.unlink(missing_ok=True)
         hidden = _HIDDEN.match(path.name)
-        if hidden is None or path in _active or _lives(int(hidden["process"])):
+        if hidden is None or path in _active or _lives(int(hidden["process"])) or _elsewhere(path):
             continue
         if hidden["kind"] == "replaced" and not (folder / hidden["name"]).exists():
             with suppress(FileNotFoundError):  # every rank of a script sweeps: another one was faster
@@ -194,6 +200,21 @@ def _lives(process: int) -> bool:
     import psutil
 
     return bool(psutil.pid_exists(process))
+
+
+def _elsewhere(path: Path) -> bool:
+    """Return whether another host made a folder on a shared disk and wrote in it within a day: its processes are not to
+    be seen here.
+    """
+    try:
+        if (path / HOST).read_text(encoding="utf-8") == platform.node():
+            return False
+    except OSError:
+        return False
+    try:
+        return time.time() - max(inside.lstat().st_mtime for inside in path.rglob("*")) < DAY
+    except OSError:  # that host is removing it
+        return True
 
 
 def _publish(stage: Path, target: Path, last: str) -> None:

@@ -377,3 +377,21 @@ def test_losses_that_were_not_logged_yet_are_in_the_checkpoint(tmp_path: Path) -
     assert logged(run)[0] != logged(unbroken)[0]
     assert logged(run)[1] == logged(unbroken)[1]
     assert guarded.training_loss == pytest.approx(stock.training_loss)  # the mean of the call's own steps stays that
+
+
+def test_what_another_host_writes_is_left_alone_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    for killed in (True, False):
+        with checkpoint_files.staged(tmp_path / "checkpoint-1", TRAINER_LAST) as stage:
+            stage.mkdir()
+            outer = tmp_path / f".checkpoint-1.saving-{process.pid}"
+            (tmp_path / f".checkpoint-1.saving-{os.getpid()}").rename(outer)
+        if not killed:
+            monkeypatch.setattr("platform.node", lambda: "another-host")
+        checkpoint_files.sweep(tmp_path)
+        assert outer.exists() != killed
+    for path in (outer, *outer.rglob("*")):
+        os.utime(path, (0, 0))
+    checkpoint_files.sweep(tmp_path)
+    assert not outer.exists()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief, nearest
 from hf_mps.finetune.data.rows import Rows
@@ -26,6 +27,8 @@ Order = Callable[[set[str]], list[str]]
 SHOWN = 12
 # float32's largest: the loss is computed in it, and a larger label makes it infinite.
 LARGEST = 3.4028234e38
+# A thousand steps of AdamW at a rate of 2e-5 move the answer of a head over some hundred features about so far.
+FAR = 100
 # What programs write for a missing value. R's NA is one, and Python's None; `none` in small letters is a word.
 GAPS = ("nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "<NA>")
 # Begins the reason where the training rows determine the labels.
@@ -140,6 +143,9 @@ def decide(
             _refuse_first(rows, lambda raw: not _is_number(raw), "is not a finite number, as regression needs")
             told = f"is beyond {LARGEST:.1e}, the largest number of float32; next: labels of another unit"
             _refuse_first(rows, lambda raw: abs(float(raw)) > LARGEST, told)
+        if (most := max(abs(float(raw)) for raw in seen)) > FAR:
+            told = f"{train.where}: labels reach {most:.3g}, and answers begin near 0: few trainings get that far"
+            notices.warn_user(f"{told}; next: a column in another unit, such as (label - mean) / standard deviation")
         whole = problem_type is None and all(float(raw).is_integer() for raw in seen)
         few = f"every label is a whole number ({listed([f'{raw}' for raw in seen])})"
         doubt = f"{few}, and taken for a measure; problem_type=single_label_classification takes them for classes"
@@ -148,6 +154,8 @@ def decide(
     found = labels.reason.startswith(FOUND)
     if found and SHOWN < len(labels.names) == len(train.dataset):
         way_on = "give the column of classes with data.columns.label"
+        if all(map(_is_number, seen)):
+            way_on += ", or problem_type=regression for a measure"
         raise UserError(f"{train.where}: each of its {len(labels.names)} rows has another label; next: {way_on}")
     way_on = "; next: correct it" + (", or name every class in data.labels" if found else "")
     outside = f"is not in the label set ({listed(labels.names)}), {labels.reason}"

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_mps.core import notices
 from hf_mps.core.errors import UserError, brief, nearest, neighbour
 from hf_mps.core.text import first_line
 from hf_mps.finetune.data import formats, json_rows, tables
@@ -33,6 +34,9 @@ SPLITS = ("train", "validation")
 NESTED, TABLES = ("json", "jsonl"), ("csv", "tsv", "xlsx")
 # Roles of texts that say nothing where they are empty; others may be (Alpaca's `input`).
 READ = ("text", "text_pair", "negative", "source", "target", "context", "question", "instruction", "output")
+
+SYSTEM = "system"
+"""The role and the column of a system's words, which ShareGPT's rows have beside their conversation."""
 
 
 def check(data: schema.Data) -> None:
@@ -132,6 +136,9 @@ def narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
             if rows.textual:
                 way_on += ", or data.header=false where the first line is a row"
             raise UserError(f"{told} {', '.join(map(brief, available))}{way_on}")
+    if SYSTEM in type(data.columns).model_fields and SYSTEM in available and SYSTEM not in columns.values():
+        told = f"{rows.where}: the column '{SYSTEM}' is not read; next: data.columns.{SYSTEM}={SYSTEM}"
+        notices.warn_user(f"{told} puts its words before each conversation")
     dataset = dataset.select_columns(list(dict.fromkeys(columns.values())))
     renamed = dataset.rename_columns({column: role for role, column in columns.items() if role != column})
     return rows.with_columns(renamed)

@@ -181,8 +181,11 @@ class Checkpoint:
         model, loading_info = self._load("weights", getattr(transformers, auto_class).from_pretrained, **settings)
         new = {str(name) for name, *_ in loading_info["mismatched_keys"]} | set(map(str, loading_info["missing_keys"]))
         prefix = f"{model.base_model_prefix}."
-        # A masked language model has no pooler: a head that needs one gets a new one.
-        inside = sorted(name for name in new if name.startswith(prefix) and ".pooler." not in name)
+        # A masked language model has no pooler: a head that needs one gets a new one. RT-DETR's parts for each class
+        # are inside its decoder, and have a row more where no object is a class.
+        count, mismatched = getattr(model.config, "num_labels", 0), loading_info["mismatched_keys"]
+        classes = {name for name, before, now in mismatched if before[1:] == now[1:] and now[0] in (count, count + 1)}
+        inside = sorted(name for name in new - classes if name.startswith(prefix) and ".pooler." not in name)
         if inside:
             problem = f"{len(inside)} of the weights of {type(model).__name__} are missing or misshapen"
             raise UserError(f"model {self.name}: {problem}, first {inside[0]}; allowed: weights that fit its config")

@@ -204,6 +204,4 @@ def closing_table(resolved: ResolvedRecipe, record: RunRecord, files: Sequence[P
         return
     folder = shlex.quote(str(files[0]))
     commands = [f"hf-mps predict {folder} FILE", f"hf-mps evaluate {folder}", training_section.PUSH.format(folder)]
-    # The tiny base model of a smoke run's adapter is gone with it.
-    gone = resolved.smoke is not None and (files[0] / "adapter_config.json").is_file()
-    screen.final_table(record, notes, files, [] if gone else commands)
+    screen.final_table(record, notes, files, commands)

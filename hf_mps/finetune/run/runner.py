@@ -22,7 +22,7 @@ from hf_mps.finetune.report import screen
 from hf_mps.finetune.run import failures, processes, stages
 from hf_mps.finetune.run.logging import no_bars
 from hf_mps.finetune.run.run_dir import RunDir, checkpoints, store
-from hf_mps.finetune.smoke import files_stay, smoke_recipe
+from hf_mps.finetune.smoke import files_stay, keep, smoke_recipe
 from hf_mps.layer.activation import activate
 from hf_mps.layer.guards import resume
 
@@ -55,6 +55,8 @@ def run(resolved: ResolvedRecipe, fit: Fit, *, fresh: bool = False, smoke: bool 
         activate.activate()
         with smoke_recipe(resolved) as small:
             results = train(small, fit, keep=False)
+            if files_stay(small):
+                Ranks.here().from_main(lambda: keep(small))
     if not files_stay(small):
         print("smoke run ended well; its files are gone (output_dir=PATH keeps them)")
     return results

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -58,6 +59,10 @@ SETTLED = {
 }
 # Keys of a long run that would exclude or outlast max_steps.
 DROPPED = ("num_train_epochs", "eval_steps", "eval_delay", "save_steps", "warmup_steps", "resume_from_checkpoint")
+
+
+KEPT = ".smoke"
+"""The folder of a kept run's tiny model and rows in its own: hidden, so that nothing sends it to the hub."""
 
 
 @contextmanager
@@ -124,6 +129,15 @@ def explain(small: ResolvedRecipe, choices: dict[str, Choice[Any]]) -> None:
 def files_stay(small: ResolvedRecipe) -> bool:
     """Whether the run's files stay: those in an `output_dir` that the recipe or the command line names."""
     return Path(small.recipe.output_dir or "") != Path(small.recipe.model).with_name("run")
+
+
+def keep(small: ResolvedRecipe) -> None:
+    """Copy the model and the rows of a smoke run into the folder where its files stay: the verbs read them there."""
+    made, run = Path(small.recipe.model).parent, Path(str(small.recipe.output_dir)).expanduser()
+    shutil.copytree(made, run / KEPT, ignore=shutil.ignore_patterns("cache"), dirs_exist_ok=True)
+    for file in run.rglob("adapter_config.json"):  # peft finds the base model by it
+        whole = file.read_text(encoding="utf-8").replace(str(made), str((run / KEPT).resolve()))
+        file.write_text(whole, encoding="utf-8")
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -375,6 +389,7 @@ def _of_config(config: Any) -> Any:
         and config.model_type in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "AutoModelForMaskedLM": config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "AutoModelForCausalLM": config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModelForObjectDetection": config.model_type in auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES,
         "AutoModelForImageTextToText": config.model_type in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     }
     return getattr(transformers, next((name for name, fits in kinds.items() if fits), "AutoModel")).from_config(config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -181,6 +182,10 @@ def _objects(rows: Rows, names: Sequence[str], form: Format) -> list[list[Object
         notices.warn_user(told + (name and f" ({name})"))
     if not any(found):
         raise UserError(f"{rows.where}: no row has an object; allowed: one in some rows at least")
+    if max(number for row in found for box, _ in row for number in box) <= 1:
+        box = next(row[0][0] for row in found if row)
+        told = f"{rows.where}: no box has a number above 1, such as {brief(str(box))}: they are shares of the image"
+        raise UserError(f"{told}; allowed: boxes in pixels")
     return found
 
 
@@ -206,8 +211,9 @@ def objects(rows: Rows, index: int, raw: Any, names: Sequence[str], form: Format
     else:
         pairs = [(one[_one_of(one, BOX, place)], one[_one_of(one, CLASS, place)]) for one in raw]
     for box, kind in pairs:
-        if not isinstance(box, Sequence) or len(box) != 4 or not all(isinstance(one, (int, float)) for one in box):
-            raise UserError(f"{place} has a box {brief(str(box))}; allowed: four numbers, {form} in pixels")
+        numbers = isinstance(box, Sequence) and len(box) == 4 and all(isinstance(one, (int, float)) for one in box)
+        if not numbers or not all(map(math.isfinite, box)):
+            raise UserError(f"{place} has a box {brief(str(box))}; allowed: four finite numbers, {form} in pixels")
         number = names.index(kind) if kind in names else kind
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(names):
             near = nearest(str(kind), names)

@@ -28,7 +28,7 @@ ASK = "Say it in other words: "
 
 
 class Columns(schema.Columns):
-    """Either `messages`, or `instruction` and `output` with, where the data has them, `input` and `system`."""
+    """Either `messages`, or `instruction` and `output` with, where the data has it, `input`; `system` beside both."""
 
     messages: str | None = None
     """The column of conversations."""
@@ -43,9 +43,9 @@ class Columns(schema.Columns):
 
     def wrong(self) -> Iterator[str]:
         alpaca = [role for role in ALPACA if getattr(self, role)]
-        if self.messages and alpaca:
-            yield f"has messages beside {', '.join(alpaca)}; give one or the other"
-        if alpaca and not (self.instruction and self.output):
+        if self.messages and (others := [role for role in alpaca if role != "system"]):
+            yield f"has messages beside {', '.join(others)}; give one or the other"
+        if not self.messages and alpaca and not (self.instruction and self.output):
             yield f"has {', '.join(alpaca)}; give instruction and output, or messages"
 
     def roles(self) -> dict[str, str]:
@@ -224,14 +224,15 @@ class Distill(SFT):
 
 def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the conversation in one row's columns. Raises chat.ConversationError for a row that holds none."""
+    first = [{"role": "system", "content": row["system"]}] if row.get("system") else []
     if "messages" in row:
-        return chat.messages(row["messages"])
+        said = chat.messages(row["messages"])
+        return said if said[0]["role"] == "system" else [*first, *said]
     for role in ("instruction", "output"):
         if not isinstance(row[role], str):
             raise chat.ConversationError(f"has no {role}; allowed: a text in every row")
     # Alpaca's input comes after an empty line.
     asked = f"{row['instruction']}\n\n{row['input']}" if row.get("input") else row["instruction"]
-    first = [{"role": "system", "content": row["system"]}] if row.get("system") else []
     return [*first, {"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
 
 

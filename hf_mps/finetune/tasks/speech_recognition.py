@@ -85,7 +85,7 @@ class SpeechTask(Task[R]):
                     pitch = 0 if letter == " " else 300 + 200 * (ord(letter) - ord("a"))  # a space is silence
                     tone = (int(9000 * math.sin(2 * math.pi * pitch * time / RATE)) for time in range(LETTER))
                     file.writeframes(b"".join(struct.pack("<h", sample) for sample in tone))
-            made.append({named.audio: str(path), named.text: said})
+            made.append({named.audio: path.name, named.text: said})
         return {"train": made[:16], "validation": made[16:]}
 
 

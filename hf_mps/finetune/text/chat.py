@@ -115,6 +115,8 @@ def messages(raw: Any) -> list[dict[str, str]]:
         content = one.get("content") if one.get("content") is not None else one.get("value")
         if role not in ROLES:
             raise ConversationError(f"holds a message of '{role}'; allowed: {', '.join(ROLES)}")
+        if one.get("tool_calls"):
+            raise ConversationError("holds a message that calls a tool; allowed: messages of text alone")
         if not isinstance(content, str):
             raise ConversationError(f"holds a message of {role} without text")
         made.append({"role": ROLES[role], "content": content})

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Generator
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -232,7 +233,9 @@ def _simulate(profile: str, release: str | None) -> None:
         for name in (VARIABLE, KERNELS_VARIABLE):
             words = words.removeprefix(f"{name}={os.environ.get(name)}").lstrip(": ")
         pytest_unconfigure()
-        raise pytest.UsageError(f"{asked}: {words}") from error
+        # argparse gives the option the word behind it.
+        way_on = f"; next: {OPTION}=1 {profile}" if Path(profile.partition("::")[0]).exists() else ""
+        raise pytest.UsageError(f"{asked}: {words}{way_on}") from error
 
 
 def _ask_for(release: str) -> None:

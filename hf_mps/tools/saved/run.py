@@ -17,10 +17,11 @@ from hf_mps.finetune.models.checkpoint import PYPI, TOKENIZER, Checkpoint, resol
 from hf_mps.finetune.recipe import overrides
 from hf_mps.finetune.recipe.overrides import Document, read_yaml
 from hf_mps.finetune.recipe.resolve import validate
-from hf_mps.finetune.recipe.schema import Recipe
+from hf_mps.finetune.recipe.schema import Recipe, map_paths
 from hf_mps.finetune.run.failures import RESULTS
 from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.run.run_dir import MODEL_FILES, RECIPE, checkpoints
+from hf_mps.finetune.smoke import KEPT
 
 ADAPTER = "adapter_config.json"
 # The rows of a model without a run: `predict` brings its own, `evaluate` asks for them.
@@ -186,6 +187,8 @@ def _of_run(where: str, path: Path, home: Path, task: str | None) -> SavedRun:
     stored = (home / RECIPE).is_file()
     given = copy.deepcopy((results or {}).get("recipe"))
     document = read_yaml(home / RECIPE) if stored else Document(given if isinstance(given, dict) else {})
+    if not stored and (home / KEPT).is_dir():
+        map_paths(document.values, lambda name: kept if (kept := home / KEPT / name).exists() else Path(name))
     recipe = validate(document)
     if task not in (None, recipe.task):
         raise UserError(f"--task {task}: {where} is a run of {recipe.task}; leave --task out")

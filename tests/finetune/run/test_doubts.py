@@ -8,6 +8,7 @@ import datasets
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.rows import Rows
@@ -34,6 +35,26 @@ def test_whole_numbers_with_decimals_are_a_measure_and_said_to_be_classes_perhap
     )
     assert doubts("0.5", "1.0") == ()
     assert doubts("0", "1", "1") == ()
+
+
+def test_numbers_that_no_head_reaches_are_told_of_with_a_way_on() -> None:
+    told: list[str] = []
+    notices.forget()
+    with notices.redirected(told.append):
+        labels.decide(rows(["0.5", "99.5"]), [])
+        assert told == []
+        labels.decide(rows([1_250_000, 300_000]), [], problem_type="regression")
+    assert told == snapshot(
+        [
+            "a.csv: labels reach 1.25e+06, and answers begin near 0: few trainings get that far; next: a column"
+            " in another unit, such as (label - mean) / standard deviation"
+        ]
+    )
+
+
+def test_a_measure_of_whole_numbers_is_told_the_key_that_takes_it_for_one() -> None:
+    with pytest.raises(UserError, match=r"or problem_type=regression for a measure$"):
+        labels.decide(rows([str(number) for number in range(20)]), [])
 
 
 @pytest.mark.parametrize("word", ["nan", "null", "NA", "None"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.cli.main import main
 from hf_mps.finetune import tasks
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.recipe import catalogue
@@ -71,10 +72,9 @@ def test_a_recipe_runs_from_end_to_end(
     assert {"results.json", "training.png", "README.md"} <= {path.name for path in run.iterdir()}
     for promised in (said["predictions"], *said["pictures"]):
         assert promised is None or (run / promised).stat().st_size > 0
-    # An adapter needs its base model, and a smoke run's is gone by now.
-    usable = not (run / "adapter_config.json").is_file()
-    assert ("hf-mps predict" in ended.out) == usable
-    if usable:
+    assert "hf-mps predict" in ended.out
+    # The card of an adapter names its base model for other machines: a tiny one is nowhere else.
+    if not (run / "adapter_config.json").is_file():
         check_snippet(run)
     assert not own_cache.exists(), "a smoke run left rows in the user's cache"
     assert [path.name for path in Path().iterdir()] == ["run"]
@@ -107,6 +107,34 @@ def test_a_smoke_run_leaves_nothing_where_no_folder_is_named(bare: Path, own_cac
     assert "results.json" not in ended.out  # nor is a file named that nobody can open
     assert list(Path().iterdir()) == []
     assert not own_cache.exists()
+
+
+def test_the_verbs_that_a_kept_smoke_run_names_find_its_tiny_model_and_rows(
+    bare: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = finetune("sft/alpaca", "--smoke", "lora.export=adapter", "output_dir=run")
+    assert (ended.code, ended.err) == (0, "")
+    assert "hf-mps evaluate run\n" in ended.out
+    Path("run").rename("moved")
+    metrics = json.loads(Path("moved/results.json").read_text(encoding="utf-8"))["metrics"]
+    capfd.readouterr()
+    assert main(["evaluate", "moved", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["splits"]["validation"]["metrics"] == pytest.approx(metrics)
+    Path("rows.jsonl").write_text('{"instruction": "Say it.", "input": ""}\n', encoding="utf-8")
+    assert main(["predict", "moved", "rows.jsonl", "generate.max_new_tokens=4"]) == 0
+    assert "prompt,generated\nuser: Say it.," in capfd.readouterr().out
+    assert main(["export", "merged", "moved", "merged"]) == 0
+    assert main(["push", "moved", "OWNER/NAME", "--dry-run"]) == 0
+    assert "not sent: hidden" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("family", ["d_fine", "rt_detr"])
+def test_a_detector_with_parts_for_each_class_in_its_decoder_learns_other_classes(
+    family: str, bare: Path, finetune: Command
+) -> None:
+    ended = finetune("object-detection", "--smoke", f"model_type={family}", "model=a/b", "training.max_steps=2")
+    assert (ended.code, ended.err) == (0, "")
+    assert f"a tiny {family}" in ended.out
 
 
 def test_the_command_lines_own_training_is_kept(bare: Path, finetune: Command) -> None:

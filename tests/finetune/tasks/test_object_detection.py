@@ -130,11 +130,23 @@ def test_every_usual_shape_of_objects_is_read_alike_and_boxes_are_shares_of_the_
 @pytest.mark.parametrize(
     ("objects", "problem"),
     [
-        ([{"bbox": [1, 2, 3], "category": 0}], "row 1 has a box [1, 2, 3]; allowed: four numbers, xywh in pixels"),
+        (
+            [{"bbox": [1, 2, 3], "category": 0}],
+            "row 1 has a box [1, 2, 3]; allowed: four finite numbers, xywh in pixels",
+        ),
+        (
+            [{"bbox": [float("nan"), 2, 3, 4], "category": 0}],
+            "row 1 has a box [nan, 2.0, 3.0, 4.0]; allowed: four finite numbers, xywh in pixels",
+        ),
+        (
+            [{"bbox": [1, 2, float("inf"), 4], "category": 0}],
+            "row 1 has a box [1.0, 2.0, inf, 4.0]; allowed: four finite numbers, xywh in pixels",
+        ),
         ([{"bbox": [1, 2, 3, 4], "category": 2}], "row 1 has an object of class 2; allowed: 0 to 1, or a name"),
         ([{"bbox": [1, 2, 3, 4], "category": "rde"}], "has an object of class 'rde'; allowed: 0 to 1, or a name"),
         ([{"bbox": [1, 2, 3, 4]}], "row 1 has an object without category (bbox); allowed: category, category_id"),
         ([{"bbox": [9, 2, 3, 4], "category": 0}], "ends before it begins; next: box_format=xywh, or another box"),
+        ([{"bbox": [0.1, 0.2, 0.3, 1], "category": 0}], "such as [0.1, 0.2, 0.3, 1.0]: they are shares of the image"),
         ([], "no row has an object; allowed: one in some rows at least"),
     ],
 )

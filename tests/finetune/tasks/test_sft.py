@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.text import chat
@@ -65,6 +66,31 @@ def test_an_alpaca_row_and_the_same_conversation_are_one(place: str, tmp_path: P
         for file, columns in ((alpaca, named), (shared, {"messages": "conversations"}))
     )
     assert one.validation[:] == other.validation[:]
+
+
+def test_the_system_column_beside_a_conversation_is_read_where_named_and_told_of_where_not(
+    place: str, tmp_path: Path
+) -> None:
+    given = [{"conversations": one, "system": "You are brief."} for one in CHATS]
+    file = str(tiny.write_jsonl(tmp_path / "rows.jsonl", given))
+    named, heard = {"messages": "conversations"}, list[str]()
+    data = {"files": {"train": file, "validation": file}, "columns": named}
+    notices.forget()
+    with notices.redirected(heard.append):
+        without = builders.prepare(task="sft", model=place, data=data, max_length=200).train[0]["input_ids"]
+    assert heard == [
+        f"{file}: the column 'system' is not read; next: data.columns.system=system puts its words before each"
+        " conversation"
+    ]
+    data["columns"] = {**named, "system": "system"}
+    made = builders.prepare(task="sft", model=place, data=data, max_length=200).train[0]["input_ids"]
+    same = [[{"role": "system", "content": "You are brief."}, *one] for one in CHATS]
+    whole = builders.prepare(task="sft", model=place, data=chats(tmp_path, same), max_length=200).train[0]["input_ids"]
+    assert list(made) == list(whole) != list(without)
+    twice = [{"conversations": one, "system": "Something else."} for one in same]
+    data["files"] = {split: str(tiny.write_jsonl(tmp_path / "twice.jsonl", twice)) for split in data["files"]}
+    made = builders.prepare(task="sft", model=place, data=data, max_length=200).train[0]["input_ids"]
+    assert list(made) == list(whole)
 
 
 def test_rows_without_room_for_an_answer_are_left_out_and_counted(place: str, tmp_path: Path) -> None:

@@ -155,6 +155,10 @@ def test_both_usual_shapes_of_messages_are_read(raw: Any) -> None:
         ([], "has no messages; allowed: a list of {role, content} or {from, value}"),
         ([{"role": "robot", "content": "Hi"}], "holds a message of 'robot'; allowed: system, user, human, assistant,"),
         ([{"role": "user", "content": None}], "holds a message of user without text"),
+        (
+            [{"role": "assistant", "content": "Let me look.", "tool_calls": [{"id": "1"}]}],
+            "holds a message that calls a tool",
+        ),
         (["Hi"], "holds a message that is a str; allowed: {role, content} or {from, value}"),
     ],
 )
