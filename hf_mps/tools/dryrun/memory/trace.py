@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
+from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.smoke.fake import DEVICE, needs_numbers
 from hf_mps.finetune.smoke.repeats import Known, answered, form_of, made
 from hf_mps.layer.fused_step.attention import blockwise
@@ -185,6 +186,25 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if recorder:
                 recorder.again(calls)
             return result
+
+        return replacement
+
+    def level(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a part of a step that returns nothing and holds as much as before: a chunk of the loss.
+
+        Where it begins as an equal one did, with as much in memory, it is taken as known.
+        """
+
+        def replacement(*given: Any) -> None:
+            key, recorder, now = (stock, self._now, self._tracker.here(), _described(given)), self.recorder, self._now
+            if key in self.known:
+                if recorder:
+                    recorder.again(self.known[key][2])
+                return
+            before = len(recorder.calls) if recorder else 0
+            stock(*given)
+            if isinstance(given[1], FakeTensor) and self._now == now:
+                self.known[key] = None, 0, recorder.calls[before:] if recorder else []
 
         return replacement
 
@@ -367,6 +387,7 @@ def followed(
         for name in ("_forward", "_backward"):
             part = memory.once(getattr(blockwise, name))
             hooks.enter_context(patch.object(blockwise, name, part))
+        hooks.enter_context(patch.object(chunked, "_add_chunk", memory.level(chunked._add_chunk)))
         for name, parameter in weights.items():
             hook = partial(memory.gradient, name=name)
             hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
