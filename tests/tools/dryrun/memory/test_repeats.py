@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.smoke import repeats
 from hf_mps.layer.guards.platform.memory import NEAR
 from hf_mps.tools.dryrun.memory import trace
@@ -110,6 +111,31 @@ def test_a_trace_with_answers_and_taken_for_granted_weights_finds_what_it_finds_
     assert anew.recorded is not None
     for field in ("calls", "more", "places", "dtypes"):
         assert getattr(told.recorded, field) == getattr(anew.recorded, field)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_loss_whose_equal_chunks_are_followed_once_holds_and_calls_what_all_of_them_do(
+    bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoConfig.for_model(**TINY | TARGETS["all weights"][1]).save_pretrained(tmp_path)
+    rows = ["training.per_device_train_batch_size=3", "training.gradient_accumulation_steps=2"]
+    target = resolve_target(str(tmp_path), [*rows, f"training.bf16={str(bf16).lower()}"], "causal-lm")
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 4 * TINY["vocab_size"] * 8)  # 3 x 15 tokens: five chunks of 8, and 5
+    stock, runs = chunked._chunk_loss, list[int]()
+    monkeypatch.setattr(chunked, "_chunk_loss", lambda *given, **said: runs.append(1) or stock(*given, **said))
+    told = estimate(target, length=15, record=True)
+    few = len(runs)
+    monkeypatch.setattr(Memory, "level", lambda memory, stock: stock)
+    anew = estimate(target, length=15, record=True)
+    assert few < len(runs) - few
+    for field in ("bytes", "parts", "where", "trained", "moments"):
+        assert getattr(told, field) == getattr(anew, field)
+    assert told.recorded is not None
+    assert anew.recorded is not None
+    counts = [[call.operator for call in each.recorded.calls] for each in (told, anew) if each.recorded]
+    assert counts[0] == counts[1]
+    assert told.recorded.places == anew.recorded.places
 
 
 def test_a_plan_traces_the_checkpointed_step_once_where_that_fits(
