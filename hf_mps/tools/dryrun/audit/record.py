@@ -72,10 +72,10 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.dtypes[call.operator] |= noted[0]
         self.again(noted[1])
 
-    def again(self, calls: Sequence[Call]) -> None:
-        """Count `calls` as made here; of what dtypes they are is known."""
+    def again(self, calls: Sequence[Call], place: tuple[str, str] | None = None) -> None:
+        """Count `calls` as made here, or at `place`; of what dtypes they are is known."""
         for call in calls:
-            phase, module = self._tracker.here()
+            phase, module = place or self._tracker.here()
             self.places[call.operator][phase, family(module)] += 1
         self.calls += calls
 
