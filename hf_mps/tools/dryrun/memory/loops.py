@@ -1,8 +1,8 @@
 """A loop over the positions of a row is followed for a few of them: a scan of a thousand calls the same at each.
 
-Once three rounds in a row call the same, those up to the last ones are left out: what the second of the three keeps
-counts for all of them, and its calls, forward and backward, are counted so often. The last rounds are followed, since
-most is held there. Every tensor has the size that it has in the whole loop.
+Where three of the first rounds call the same, those up to the last ones are left out: what the second of the three
+keeps counts for all of them, and its calls, forward and backward, are counted so often. The last rounds are followed,
+since most is held there. Every tensor has the size that it has in the whole loop.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from unittest.mock import patch
 
 import torch
 
-LEAST, ALIKE, LAST = 64, 3, 3
-"""Rounds of a loop that is shortened, equal ones before those left out, and followed ones behind them."""
+LEAST, FIRST, ALIKE, LAST = 64, 5, 3, 3
+"""Rounds of a loop that is shortened, followed ones before those left out, equal ones among these, and last ones.
+
+As many each time: a checkpointed layer has to keep the same tensors when it is run again.
+"""
 CODE = ("transformers.models.", "transformers_modules.")
 _STACK = torch.stack
 
@@ -92,7 +95,7 @@ class Loops:
                 skipped = len(whole) - LAST - place
                 if counts >= 0 and one.seen != rounds[counts].seen:
                     raise RuntimeError("the rounds of a loop differ")
-                if counts < 0 and skipped > LAST and self._alike(rounds[-ALIKE:]):
+                if len(rounds) == FIRST and self._alike(rounds[-ALIKE:]):
                     counts = len(rounds) - 2
                     self._leave_out(rounds[-2], one.number, skipped)
                     place += skipped
@@ -104,7 +107,7 @@ class Loops:
         first, *others = rounds
         kept = [[self.memory.kept(key, made) for key, made in one.made] for one in rounds[:2]]
         same = all(one.seen == first.seen for one in others) and kept[0] == kept[-1]
-        return same and len(rounds) == ALIKE and len({place for *_, place in first.seen}) == 1
+        return same and len({place for *_, place in first.seen}) == 1
 
     def _leave_out(self, one: Round, end: int, count: int) -> None:
         self.left_out += count
