@@ -137,5 +137,5 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Any:  # type: ignore[override]
         dim, place, count = ctx.given
-        parts = upstream.unbind(dim)
+        parts = [upstream.select(dim, number) for number in range(upstream.shape[dim])]  # as torch.stack's own
         return None, None, None, *parts[:place], *parts[place + count :]
