@@ -198,7 +198,7 @@ def _loss_and_gradients(
     rows_gradient = torch.empty_like(rows, dtype=torch.float32 if scale > 1 else rows.dtype) if needs[0] else None
     weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None
     bias_gradient = torch.zeros_like(weight[:, 0], dtype=torch.float32) if needs[2] else None
-    size, made = max(1, CHUNK_BYTES // (4 * len(weight))), [None] * 3
+    size, made = max(1, CHUNK_BYTES // (4 * len(weight))), list[Tensor | None]([None] * 3)
     for start in range(0, len(rows), size):
         chunk = slice(start, start + size)
         part, target = rows[chunk].to(dtype), targets[chunk]

@@ -53,7 +53,7 @@ class Loops:
         """Shorten the loops of the code of `models` while the context lasts."""
         self.memory, self.current, self._begun = memory, None, None
         self._spans.clear()
-        names = {type(each).__module__ for model in models for each in model.modules()}
+        names = {type(each).__module__ for model in models if model is not None for each in model.modules()}
         with ExitStack() as stack:
             for name in names:
                 if name.startswith(CODE):
@@ -67,7 +67,7 @@ class Loops:
             shape = result.shape if isinstance(result, torch.Tensor) else None
             self.current.seen.append((func, shape, self.memory.place()))
         elif self._spans and self.memory.recorder and (node := torch._C._current_autograd_node()) is not None:
-            number, (low, high, count) = node._sequence_nr(), self._spans[-1]  # type: ignore[attr-defined]
+            number, (low, high, count) = node._sequence_nr(), self._spans[-1]
             calls = self.memory.recorder.calls
             if low <= number < high and self._begun is None:
                 self._begun = len(calls), self.memory.place()
@@ -135,7 +135,7 @@ class _Stack(torch.autograd.Function):
         return _STACK([*tensors[:place], *[tensors[place]] * (count + 1), *tensors[place + 1 :]], dim)
 
     @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
         dim, place, count = ctx.given
         parts = [upstream.select(dim, number) for number in range(upstream.shape[dim])]  # as torch.stack's own
         return None, None, None, *parts[:place], *parts[place + count :]

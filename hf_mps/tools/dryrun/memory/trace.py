@@ -373,7 +373,8 @@ def followed(
     memory.moments, memory.recorder, memory.loops = {} if moments else None, recorder, loops
     memory.hold([*model.parameters(), *model.buffers(), *meta_model.statistics(model)])
     beside = getattr(trainer, "ref_model", None)  # a reference or a teacher, which is asked and does not learn
-    if isinstance(beside, torch.nn.Module) and beside is not model:
+    beside = beside if isinstance(beside, torch.nn.Module) and beside is not model else None
+    if beside is not None:
         memory.hold([*beside.parameters(), *beside.buffers()])
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -410,7 +411,7 @@ def followed(
     with ExitStack() as hooks:
         hooks.enter_context(patch.object(torch.UntypedStorage, "resize_", resize_))
         if loops is not None:
-            hooks.enter_context(loops.shortened(memory, *(each for each in (model, beside) if hasattr(each, "modules"))))
+            hooks.enter_context(loops.shortened(memory, model, beside))
         for name in ("_forward", "_backward"):
             part = memory.once(getattr(blockwise, name))
             hooks.enter_context(patch.object(blockwise, name, part))

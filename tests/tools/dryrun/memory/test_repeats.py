@@ -13,8 +13,10 @@ from transformers import AutoConfig
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.smoke import repeats
 from hf_mps.layer.guards.platform.memory import NEAR
-from hf_mps.tools.dryrun.memory import trace
+from hf_mps.tools.dryrun import launches
+from hf_mps.tools.dryrun.memory import loops, trace
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
+from hf_mps.tools.dryrun.memory.loops import FIRST, LAST, Loops
 from hf_mps.tools.dryrun.memory.machine import Machine
 from hf_mps.tools.dryrun.memory.plan import estimate, plan
 from hf_mps.tools.dryrun.memory.trace import Memory
@@ -136,6 +138,56 @@ def test_a_loss_whose_equal_chunks_are_followed_once_holds_and_calls_what_all_of
     counts = [[call.operator for call in each.recorded.calls] for each in (told, anew) if each.recorded]
     assert counts[0] == counts[1]
     assert told.recorded.places == anew.recorded.places
+
+
+SCANS = {
+    "mamba": {"state_size": 4},
+    "falcon_mamba": {"state_size": 4},
+    "rwkv": {"attention_hidden_size": 32, "context_length": 128},
+    "jamba": {"num_experts": 2, "num_key_value_heads": 2, "mamba_d_state": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.rotated
+@pytest.mark.parametrize("changes", [{}, CHECKPOINTING], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("name", SCANS)
+def test_a_scan_of_which_a_few_positions_are_followed_holds_and_calls_what_all_of_them_do(
+    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoConfig.for_model(name, **TINY | SCANS[name]).save_pretrained(tmp_path)
+    rows = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=2"]
+    target, left_out = resolve_target(str(tmp_path), rows, "causal-lm").varied(changes), list[int]()
+    leave = Loops._leave_out
+    monkeypatch.setattr(Loops, "_leave_out", lambda *given: left_out.append(given[-1]) or leave(*given))
+    told = estimate(target, length=100, record=True)
+    assert len(left_out) >= 4  # twice in each of two layers
+    assert set(left_out) == {100 - FIRST - LAST}
+    monkeypatch.setattr(loops, "LEAST", 1000)
+    anew = estimate(target, length=100, record=True)
+    for field in ("bytes", "parts", "where", "trained", "moments"):
+        assert getattr(told, field) == getattr(anew, field)
+    assert told.recorded is not None
+    assert anew.recorded is not None
+    assert told.recorded.places == anew.recorded.places
+    table = launches.table_of(None)
+    assert launches.of_calls(told.recorded.calls, table) == launches.of_calls(anew.recorded.calls, table)
+
+
+def test_a_loop_whose_rounds_come_to_differ_is_followed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    AutoConfig.for_model("mamba", **TINY | SCANS["mamba"]).save_pretrained(tmp_path)
+    target = resolve_target(str(tmp_path), ["training.per_device_train_batch_size=2"], "causal-lm")
+    monkeypatch.setattr(loops, "LEAST", 1000)
+    whole = estimate(target, length=100)
+    monkeypatch.setattr(loops, "LEAST", 64)
+    stock = Loops._leave_out
+
+    def leave_out(made: Loops, one: Any, *given: Any) -> None:
+        stock(made, one, *given)
+        one.seen = [*one.seen, "a call that the last rounds lack"]
+
+    monkeypatch.setattr(Loops, "_leave_out", leave_out)
+    assert estimate(target, length=100).moments == whole.moments
 
 
 def test_a_plan_traces_the_checkpointed_step_once_where_that_fits(
