@@ -72,12 +72,23 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.dtypes[call.operator] |= noted[0]
         self.again(noted[1])
 
-    def again(self, calls: Sequence[Call], place: tuple[str, str] | None = None) -> None:
-        """Count `calls` as made here, or at `place`; of what dtypes they are is known."""
+    def again(self, calls: Sequence[Call]) -> None:
+        """Count `calls` as made here; of what dtypes they are is known."""
         for call in calls:
-            phase, module = place or self._tracker.here()
+            phase, module = self._tracker.here()
             self.places[call.operator][phase, family(module)] += 1
         self.calls += calls
+
+    def mark(self) -> Any:
+        """Return what was counted so far, for `repeat`."""
+        return len(self.calls), {name: Counter(places) for name, places in self.places.items()}
+
+    def repeat(self, mark: Any, count: int) -> None:
+        """Count the calls since `mark` so often more, each where it was made."""
+        begin, before = mark
+        self.calls += self.calls[begin:] * count
+        for name, places in self.places.items():
+            places.update({place: count * (n - before.get(name, {}).get(place, 0)) for place, n in places.items()})
 
     def forget(self) -> None:
         """Begin again: what was seen was of another step."""

@@ -27,11 +27,10 @@ _STACK = torch.stack
 
 @dataclass
 class Round:
-    """What one round called, the storages it made, and where it began: autograd's number, and the recorder's calls."""
+    """What one round called, the storages it made, and where it began: autograd's number, and the recorder's mark."""
 
     number: int
-    begin: int
-    calls: Sequence[Any] = ()
+    mark: Any
     seen: list[Any] = field(default_factory=list)
     made: list[tuple[int, Any]] = field(default_factory=list)
 
@@ -46,7 +45,7 @@ class Loops:
         """Rounds so far that were not followed."""
         self._few = (0, 0, 0)  # rounds of the last loop that were followed, which one counts for others, for how many
         self._spans: list[tuple[int, int, int]] = []
-        self._begun: tuple[int, tuple[str, str]] | None = None
+        self._begun: Any = None
 
     @contextmanager
     def shortened(self, memory: Any, *models: Any) -> Iterator[None]:
@@ -68,12 +67,11 @@ class Loops:
             self.current.seen.append((func, shape, self.memory.place()))
         elif self._spans and self.memory.recorder and (node := torch._C._current_autograd_node()) is not None:
             number, (low, high, count) = node._sequence_nr(), self._spans[-1]
-            calls = self.memory.recorder.calls
             if low <= number < high and self._begun is None:
-                self._begun = len(calls), self.memory.place()
+                self._begun = self.memory.recorder.mark()
             elif number < low:
                 if self._begun is not None:
-                    self.memory.recorder.again(calls[self._begun[0] :] * count, self._begun[1])
+                    self.memory.recorder.repeat(self._begun, count)
                 self._begun = None
                 self._spans.pop()
 
@@ -83,13 +81,11 @@ class Loops:
 
     def _rounds(self, whole: range) -> Iterator[int]:
         memory, rounds, place, counts = self.memory, list[Round](), 0, -1
-        recorder = memory.recorder
         try:
             while place < len(whole):
-                before = len(recorder.calls) if recorder else 0
-                self.current = one = Round(torch._C._autograd._get_sequence_nr(), before)
+                mark = memory.recorder.mark() if memory.recorder else None
+                self.current = one = Round(torch._C._autograd._get_sequence_nr(), mark)
                 yield whole[place]
-                one.calls = recorder.calls[before:] if recorder else ()
                 rounds.append(one)
                 place += 1
                 skipped = len(whole) - LAST - place
@@ -97,7 +93,7 @@ class Loops:
                     raise RuntimeError("the rounds of a loop differ")
                 if len(rounds) == FIRST and self._alike(rounds[-ALIKE:]):
                     counts = len(rounds) - 2
-                    self._leave_out(rounds[-2], one.number, skipped)
+                    self._leave_out(rounds[-2], one, skipped)
                     place += skipped
             self._few = len(rounds), counts, len(whole) - len(rounds)
         finally:
@@ -106,17 +102,16 @@ class Loops:
     def _alike(self, rounds: Sequence[Round]) -> bool:
         first, *others = rounds
         kept = [[self.memory.kept(key, made) for key, made in one.made] for one in rounds[:2]]
-        same = all(one.seen == first.seen for one in others) and kept[0] == kept[-1]
-        return same and len({place for *_, place in first.seen}) == 1
+        return bool(first.seen) and all(one.seen == first.seen for one in others) and kept[0] == kept[-1]
 
-    def _leave_out(self, one: Round, end: int, count: int) -> None:
+    def _leave_out(self, one: Round, last: Round, count: int) -> None:
         self.left_out += count
         for key, made in one.made:
             self.memory.multiply(key, made, count + 1)
         if self.memory.recorder:
-            self.memory.recorder.again([*one.calls] * count, one.seen[0][2])
+            self.memory.recorder.repeat(last.mark, count)
         if torch.is_grad_enabled() and torch._C._current_autograd_node() is None:
-            self._spans.append((one.number, end, count))
+            self._spans.append((one.number, last.number, count))
 
     def _stack(self, tensors: Any, dim: int = 0, **settings: Any) -> Any:
         rounds, counts, count = self._few

@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.smoke import repeats
 from hf_mps.layer.guards.platform.memory import NEAR
+from hf_mps.metal.operators.launch_class import LaunchTable
 from hf_mps.tools.dryrun import launches
 from hf_mps.tools.dryrun.memory import loops, trace
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
@@ -85,7 +86,13 @@ def test_values_that_are_known_are_no_part_of_an_answer() -> None:
         assert [len(scores.exp()[each.bool()]) for each in masks] == [2, 1]
 
 
-TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 128,
+}
 TARGETS = {
     "all weights": ("causal-lm", {"model_type": "llama", "max_position_embeddings": 64}),
     "a scan": ("causal-lm", {"model_type": "mamba", "state_size": 4, "num_hidden_layers": 8}),
@@ -125,7 +132,12 @@ def test_a_loss_whose_equal_chunks_are_followed_once_holds_and_calls_what_all_of
     target = resolve_target(str(tmp_path), [*rows, f"training.bf16={str(bf16).lower()}"], "causal-lm")
     monkeypatch.setattr(chunked, "CHUNK_BYTES", 4 * TINY["vocab_size"] * 8)  # 3 x 15 tokens: five chunks of 8, and 5
     stock, runs = chunked._chunk_loss, list[int]()
-    monkeypatch.setattr(chunked, "_chunk_loss", lambda *given, **said: runs.append(1) or stock(*given, **said))
+
+    def chunk_loss(*given: Any, **said: Any) -> Any:
+        runs.append(1)
+        return stock(*given, **said)
+
+    monkeypatch.setattr(chunked, "_chunk_loss", chunk_loss)
     told = estimate(target, length=15, record=True)
     few = len(runs)
     monkeypatch.setattr(Memory, "level", lambda memory, stock: stock)
@@ -140,7 +152,7 @@ def test_a_loss_whose_equal_chunks_are_followed_once_holds_and_calls_what_all_of
     assert told.recorded.places == anew.recorded.places
 
 
-SCANS = {
+SCANS: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4},
     "falcon_mamba": {"state_size": 4},
     "rwkv": {"attention_hidden_size": 32, "context_length": 128},
@@ -159,7 +171,12 @@ def test_a_scan_of_which_a_few_positions_are_followed_holds_and_calls_what_all_o
     rows = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=2"]
     target, left_out = resolve_target(str(tmp_path), rows, "causal-lm").varied(changes), list[int]()
     leave = Loops._leave_out
-    monkeypatch.setattr(Loops, "_leave_out", lambda *given: left_out.append(given[-1]) or leave(*given))
+
+    def leave_out(made: Loops, one: Any, last: Any, count: int) -> None:
+        left_out.append(count)
+        leave(made, one, last, count)
+
+    monkeypatch.setattr(Loops, "_leave_out", leave_out)
     told = estimate(target, length=100, record=True)
     assert len(left_out) >= 4  # twice in each of two layers
     assert set(left_out) == {100 - FIRST - LAST}
@@ -171,6 +188,7 @@ def test_a_scan_of_which_a_few_positions_are_followed_holds_and_calls_what_all_o
     assert anew.recorded is not None
     assert told.recorded.places == anew.recorded.places
     table = launches.table_of(None)
+    assert isinstance(table, LaunchTable)
     assert launches.of_calls(told.recorded.calls, table) == launches.of_calls(anew.recorded.calls, table)
 
 
