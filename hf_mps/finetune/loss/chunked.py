@@ -193,12 +193,12 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the summed loss and the gradients of rows, weight and bias (None where `needs` is False), undivided."""
     scale = HALF_SCALE if dtype == torch.float16 else 1.0
-    head, words = weight.to(dtype), len(weight)
+    head = weight.to(dtype)
     total = torch.zeros((), dtype=torch.float32, device=rows.device)
     rows_gradient = torch.empty_like(rows, dtype=torch.float32 if scale > 1 else rows.dtype) if needs[0] else None
     weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None
     bias_gradient = torch.zeros_like(weight[:, 0], dtype=torch.float32) if needs[2] else None
-    size = max(1, CHUNK_BYTES // (4 * words))
+    size, made = max(1, CHUNK_BYTES // (4 * len(weight))), list[Tensor | None]([None] * 3)
     for start in range(0, len(rows), size):
         chunk = slice(start, start + size)
         part, target = rows[chunk].to(dtype), targets[chunk]
@@ -206,30 +206,52 @@ def _loss_and_gradients(
         if missing and part.device.type == "mps":  # rows that change neither loss nor gradients
             part = torch.nn.functional.pad(part, (0, 0, 0, missing))
             target = torch.nn.functional.pad(target, (0, missing), value=ignore_index)
-        logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(dtype))
-        if part.device.type == "mps" and ordinary(logits) and trial.may_act("cross-entropy"):
-            total += losses_in_place(logits, target, ignore_index, scale if any(needs) else None).sum()
-            gradient = logits
-        else:
-            losses, gradient = _chunk_loss(logits.float(), target, ignore_index, needs_gradient=any(needs))
-            total += losses
-            gradient = gradient.mul_(scale).to(dtype) if dtype != torch.float32 else gradient
-        if bias_gradient is not None:
-            bias_gradient += gradient.sum(0, dtype=torch.float32)
-        if rows_gradient is not None:
-            target_rows = rows_gradient[chunk]
-            target_rows.copy_((gradient @ head)[: len(target_rows)])
-        if weight_gradient is not None and part.dtype == torch.float32:
-            weight_gradient.addmm_(gradient.t(), part)
-        elif weight_gradient is not None:  # in float32, without a second tensor of the head's size
-            some = max(1, CHUNK_BYTES // (4 * part.shape[1]))
-            for word in range(0, words, some):
-                weight_gradient[word : word + some] += gradient[:, word : word + some].t() @ part
+        gradients = rows_gradient[chunk] if rows_gradient is not None else None, weight_gradient, bias_gradient
+        _add_chunk(made, part, target, total, head, bias, gradients, ignore_index, scale)
     if scale > 1:
         for scaled in (rows_gradient, weight_gradient, bias_gradient):
             if scaled is not None:
                 scaled.div_(scale)
     return total, [rows_gradient, weight_gradient, bias_gradient]
+
+
+def _add_chunk(
+    made: list[Tensor | None],
+    part: Tensor,
+    target: Tensor,
+    total: Tensor,
+    head: Tensor,
+    bias: Tensor | None,
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None],
+    ignore_index: int,
+    scale: float,
+) -> None:
+    """Add the loss of a chunk `part` to `total` and its share to the `gradients` of rows, weight and bias.
+
+    `made` holds logits, loss and their gradient of the chunk before, each until this chunk's is made.
+    """
+    rows_gradient, weight_gradient, bias_gradient = gradients
+    needed = any(gradient is not None for gradient in gradients)
+    made[0] = logits = torch.nn.functional.linear(part, head, None if bias is None else bias.to(part.dtype))
+    if part.device.type == "mps" and ordinary(logits) and trial.may_act("cross-entropy"):
+        total += losses_in_place(logits, target, ignore_index, scale if needed else None).sum()
+        gradient = logits
+    else:
+        losses, gradient = _chunk_loss(logits.float(), target, ignore_index, needs_gradient=needed)
+        made[1:] = losses, None
+        total += losses
+        gradient = gradient.mul_(scale).to(part.dtype) if part.dtype != torch.float32 else gradient
+    made[2] = gradient
+    if bias_gradient is not None:
+        bias_gradient += gradient.sum(0, dtype=torch.float32)
+    if rows_gradient is not None:
+        rows_gradient.copy_((gradient @ head)[: len(rows_gradient)])
+    if weight_gradient is not None and part.dtype == torch.float32:
+        weight_gradient.addmm_(gradient.t(), part)
+    elif weight_gradient is not None:  # in float32, without a second tensor of the head's size
+        some = max(1, CHUNK_BYTES // (4 * part.shape[1]))
+        for word in range(0, len(head), some):
+            weight_gradient[word : word + some] += gradient[:, word : word + some].t() @ part
 
 
 def _chunk_loss(logits: Tensor, target: Tensor, ignore_index: int, needs_gradient: bool) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ FIRST_LAYER, INNER_LAYER, LAST_LAYER = "first", "between", "last"
 # Lists of a model's configuration or a tower's attributes that name some of its layers by their numbers, as
 # `fullatt_block_indexes` of Qwen2.5-VL does.
 _NUMBERS = re.compile(r"index|indices|idx|layers")
+_OWN = ("layer_idx", "layer_id")  # a layer's own number
 Kept = Mapping[str, Sequence[int]]
 Told = TypeVar("Told")
 
@@ -173,7 +174,7 @@ def _signature(layer: Any) -> tuple[Any, ...]:
     made: list[Any] = []
     for name, module in layer.named_modules():
         kinds = (bool, int, float, str, type(None))
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, kinds) and key != "layer_idx"}
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, kinds) and key not in _OWN}
         made.append((name, type(module), tuple(sorted(plain.items()))))
     for name, one in (*layer.named_parameters(), *layer.named_buffers()):
         made.append((name, one.shape, one.dtype, one.stride(), one.requires_grad))

@@ -79,6 +79,17 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.places[call.operator][phase, family(module)] += 1
         self.calls += calls
 
+    def mark(self) -> Any:
+        """Return what was counted so far, for `repeat`."""
+        return len(self.calls), {name: Counter(places) for name, places in self.places.items()}
+
+    def repeat(self, mark: Any, count: int) -> None:
+        """Count the calls since `mark` so often more, each where it was made."""
+        begin, before = mark
+        self.calls += self.calls[begin:] * count
+        for name, places in self.places.items():
+            places.update({place: count * (n - before.get(name, {}).get(place, 0)) for place, n in places.items()})
+
     def forget(self) -> None:
         """Begin again: what was seen was of another step."""
         for seen in (self.places, self.dtypes, self.calls):

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError
 from hf_mps.core.text import summary
+from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.smoke.fake import DEVICE, needs_numbers
 from hf_mps.finetune.smoke.repeats import Known, answered, form_of, made
 from hf_mps.layer.fused_step.attention import blockwise
@@ -33,6 +34,7 @@ from hf_mps.metal.operators.launch_class import Call
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
 from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
+from hf_mps.tools.dryrun.memory.loops import Loops
 from hf_mps.tools.dryrun.memory.machine import largest
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
 from hf_mps.tools.dryrun.step import TrainingStep, generates, models_of
@@ -105,6 +107,8 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     recorder: OperatorRecorder | None = None
     """It is told of every operator, and not entered itself."""
+    loops: Loops | None = None
+    """It is told of every operator too."""
 
     def __init__(self, tracker: ModuleTracker, device: str = "mps", vocabulary: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -153,6 +157,8 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 for leaf in tensors_of(result):
                     self._made(leaf)
+        if self.loops is not None:
+            self.loops.saw(func, result)
         if self.recorder is not None:
             self.recorder.saw(func, args, kwargs, result, known)
         return result
@@ -185,6 +191,25 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if recorder:
                 recorder.again(calls)
             return result
+
+        return replacement
+
+    def level(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a part of a step that returns nothing and holds as much as before: a chunk of the loss.
+
+        Where it begins as an equal one did, with as much in memory, it is taken as known.
+        """
+
+        def replacement(*given: Any) -> None:
+            key, recorder, now = (stock, self._now, self._tracker.here(), _described(given)), self.recorder, self._now
+            if key in self.known:
+                if recorder:
+                    recorder.again(self.known[key][2])
+                return
+            before = len(recorder.calls) if recorder else 0
+            stock(*given)
+            if isinstance(given[1], FakeTensor) and self._now == now:
+                self.known[key] = None, 0, recorder.calls[before:] if recorder else []
 
         return replacement
 
@@ -238,6 +263,23 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live[key] = (reference, storage.nbytes(), part)
         self._grow(storage.nbytes() - before, part)
 
+    def place(self) -> tuple[str, str]:
+        """Return phase and module that are at work."""
+        return self._tracker.here()
+
+    def kept(self, key: int, reference: Any) -> tuple[int, str]:
+        """Return bytes and part of what was made, if it is still there."""
+        known, size, part = self._live.get(key, (None, 0, ""))
+        return (size, part) if known is reference else (0, "")
+
+    def multiply(self, key: int, reference: Any, count: int) -> None:
+        """Let what was made, if it is still there, count so often."""
+        size, part = self.kept(key, reference)
+        if size:
+            self._live[key] = reference, size * count, part
+            self._now += size * (count - 1)
+            self._parts[part] += size * (count - 1)
+
     def _is(self, storage: torch.UntypedStorage, part: str) -> None:
         reference, size, before = self._live.get(id(storage), (None, 0, part))
         if before != part:
@@ -254,6 +296,8 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         part = part or self._part(tensor, place[0])
         # By storage, not by tensor: views share one, and it is freed with the last of them.
         self._live[key] = (weakref.ref(storage, lambda _: self._freed(key)), size, part)
+        if self.loops is not None and self.loops.current is not None:
+            self.loops.current.made.append((key, self._live[key][0]))
         self._grow(size, part, place)
 
     def _grow(self, size: int, part: str, place: tuple[str, str] | None = None) -> None:
@@ -317,6 +361,7 @@ def followed(
     moments: bool = False,
     trained: Collection[str] = (),
     accumulated: bool = False,
+    loops: Loops | None = None,
 ) -> Memory:
     """Run a step STEPS times and return its memory, with the highest of all `moments` where they are asked for.
 
@@ -325,10 +370,11 @@ def followed(
     """
     words, model, trainer = getattr(getattr(step.model, "config", None), "vocab_size", None), step.model, step.trainer
     memory = Memory(step.tracker, device, vocabulary=words if isinstance(words, int) and words > 64 else None)
-    memory.moments, memory.recorder = {} if moments else None, recorder
+    memory.moments, memory.recorder, memory.loops = {} if moments else None, recorder, loops
     memory.hold([*model.parameters(), *model.buffers(), *meta_model.statistics(model)])
     beside = getattr(trainer, "ref_model", None)  # a reference or a teacher, which is asked and does not learn
-    if isinstance(beside, torch.nn.Module) and beside is not model:
+    beside = beside if isinstance(beside, torch.nn.Module) and beside is not model else None
+    if beside is not None:
         memory.hold([*beside.parameters(), *beside.buffers()])
     weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -364,9 +410,12 @@ def followed(
 
     with ExitStack() as hooks:
         hooks.enter_context(patch.object(torch.UntypedStorage, "resize_", resize_))
+        if loops is not None:
+            hooks.enter_context(loops.shortened(memory, model, beside))
         for name in ("_forward", "_backward"):
             part = memory.once(getattr(blockwise, name))
             hooks.enter_context(patch.object(blockwise, name, part))
+        hooks.enter_context(patch.object(chunked, "_add_chunk", memory.level(chunked._add_chunk)))
         for name, parameter in weights.items():
             hook = partial(memory.gradient, name=name)
             hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
@@ -425,6 +474,7 @@ class Tracer:
         self._record = record
         self._recorded: OperatorRecorder | None = None
         self.wide = batch.width(parts.whole, parts.prepared, length)
+        self._loops: Loops | None = Loops()
         self._known: dict[int, Estimate] = {}
         self._trained: Collection[str] = trained
         self.rows = self._setting("per_device_train_batch_size", 32)
@@ -444,7 +494,7 @@ class Tracer:
 
     def _trace(self, rows: int) -> Estimate:
         try:
-            step, moments = layers.told(lambda cut: self._moments(rows, cut), self._cut)
+            step, moments = layers.told(lambda cut: self._shortest(rows, cut), self._cut)
         except Exception as error:
             if not needs_numbers(error):
                 raise
@@ -465,6 +515,16 @@ class Tracer:
             self._recorded,
             {key: one.bytes for key, one in moments.items()},
         )
+
+    def _shortest(self, rows: int, cut: Cut | None) -> tuple[TrainingStep, Mapping[Any, Peak]]:
+        """Return `_moments` of a step with short loops, or where its model cannot do with those, with whole ones."""
+        try:
+            return self._moments(rows, cut)
+        except Exception:  # what is no fault of the loops comes again
+            if self._loops is None or not self._loops.left_out:
+                raise
+        self._loops = None
+        return self._moments(rows, cut)
 
     def _moments(self, rows: int, cut: Cut | None) -> tuple[TrainingStep, Mapping[Any, Peak]]:
         """Return a step of so many rows and the highest of its moments of each kind.
@@ -499,7 +559,7 @@ class Tracer:
                 recorders.append(OperatorRecorder(step.tracker))
                 recorder, trained = recorders[-1] if recording else None, () if generating else self._trained
                 before = several > 1 and not whole
-                memory = followed(step, recorder, moments=True, trained=trained, accumulated=before)
+                memory = followed(step, recorder, moments=True, trained=trained, accumulated=before, loops=self._loops)
             if taken and not found and (names := _names(memory.trained, cut)) != self._trained:
                 self._trained = names
                 return self._of(cut, rows)

@@ -10,10 +10,14 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from hf_mps.finetune.loss import chunked
 from hf_mps.finetune.smoke import repeats
 from hf_mps.layer.guards.platform.memory import NEAR
-from hf_mps.tools.dryrun.memory import trace
+from hf_mps.metal.operators.launch_class import LaunchTable
+from hf_mps.tools.dryrun import launches
+from hf_mps.tools.dryrun.memory import loops, trace
 from hf_mps.tools.dryrun.memory.fit import CHECKPOINTING
+from hf_mps.tools.dryrun.memory.loops import FIRST, LAST, Loops
 from hf_mps.tools.dryrun.memory.machine import Machine
 from hf_mps.tools.dryrun.memory.plan import estimate, plan
 from hf_mps.tools.dryrun.memory.trace import Memory
@@ -82,7 +86,13 @@ def test_values_that_are_known_are_no_part_of_an_answer() -> None:
         assert [len(scores.exp()[each.bool()]) for each in masks] == [2, 1]
 
 
-TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 128,
+}
 TARGETS = {
     "all weights": ("causal-lm", {"model_type": "llama", "max_position_embeddings": 64}),
     "a scan": ("causal-lm", {"model_type": "mamba", "state_size": 4, "num_hidden_layers": 8}),
@@ -110,6 +120,92 @@ def test_a_trace_with_answers_and_taken_for_granted_weights_finds_what_it_finds_
     assert anew.recorded is not None
     for field in ("calls", "more", "places", "dtypes"):
         assert getattr(told.recorded, field) == getattr(anew.recorded, field)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_loss_whose_equal_chunks_are_followed_once_holds_and_calls_what_all_of_them_do(
+    bf16: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoConfig.for_model(**TINY | TARGETS["all weights"][1]).save_pretrained(tmp_path)
+    rows = ["training.per_device_train_batch_size=3", "training.gradient_accumulation_steps=2"]
+    target = resolve_target(str(tmp_path), [*rows, f"training.bf16={str(bf16).lower()}"], "causal-lm")
+    monkeypatch.setattr(chunked, "CHUNK_BYTES", 4 * TINY["vocab_size"] * 8)  # 3 x 15 tokens: five chunks of 8, and 5
+    stock, runs = chunked._chunk_loss, list[int]()
+
+    def chunk_loss(*given: Any, **said: Any) -> Any:
+        runs.append(1)
+        return stock(*given, **said)
+
+    monkeypatch.setattr(chunked, "_chunk_loss", chunk_loss)
+    told = estimate(target, length=15, record=True)
+    few = len(runs)
+    monkeypatch.setattr(Memory, "level", lambda memory, stock: stock)
+    anew = estimate(target, length=15, record=True)
+    assert few < len(runs) - few
+    for field in ("bytes", "parts", "where", "trained", "moments"):
+        assert getattr(told, field) == getattr(anew, field)
+    assert told.recorded is not None
+    assert anew.recorded is not None
+    counts = [[call.operator for call in each.recorded.calls] for each in (told, anew) if each.recorded]
+    assert counts[0] == counts[1]
+    assert told.recorded.places == anew.recorded.places
+
+
+SCANS: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 4},
+    "falcon_mamba": {"state_size": 4},
+    "rwkv": {"attention_hidden_size": 32, "context_length": 128},
+    "jamba": {"num_experts": 2, "num_key_value_heads": 2, "mamba_d_state": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.rotated
+@pytest.mark.parametrize("changes", [{}, CHECKPOINTING], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("name", SCANS)
+def test_a_scan_of_which_a_few_positions_are_followed_holds_and_calls_what_all_of_them_do(
+    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    AutoConfig.for_model(name, **TINY | SCANS[name]).save_pretrained(tmp_path)
+    rows = ["training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=2"]
+    target, left_out = resolve_target(str(tmp_path), rows, "causal-lm").varied(changes), list[int]()
+    leave = Loops._leave_out
+
+    def leave_out(made: Loops, one: Any, last: Any, count: int) -> None:
+        left_out.append(count)
+        leave(made, one, last, count)
+
+    monkeypatch.setattr(Loops, "_leave_out", leave_out)
+    told = estimate(target, length=100, record=True)
+    assert len(left_out) >= 4  # twice in each of two layers
+    assert set(left_out) == {100 - FIRST - LAST}
+    monkeypatch.setattr(loops, "LEAST", 1000)
+    anew = estimate(target, length=100, record=True)
+    for field in ("bytes", "parts", "where", "trained", "moments"):
+        assert getattr(told, field) == getattr(anew, field)
+    assert told.recorded is not None
+    assert anew.recorded is not None
+    assert told.recorded.places == anew.recorded.places
+    table = launches.table_of(None)
+    assert isinstance(table, LaunchTable)
+    assert launches.of_calls(told.recorded.calls, table) == launches.of_calls(anew.recorded.calls, table)
+
+
+def test_a_loop_whose_rounds_come_to_differ_is_followed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    AutoConfig.for_model("mamba", **TINY | SCANS["mamba"]).save_pretrained(tmp_path)
+    target = resolve_target(str(tmp_path), ["training.per_device_train_batch_size=2"], "causal-lm")
+    monkeypatch.setattr(loops, "LEAST", 1000)
+    whole = estimate(target, length=100)
+    monkeypatch.setattr(loops, "LEAST", 64)
+    stock = Loops._leave_out
+
+    def leave_out(made: Loops, one: Any, *given: Any) -> None:
+        stock(made, one, *given)
+        one.seen = [*one.seen, "a call that the last rounds lack"]
+
+    monkeypatch.setattr(Loops, "_leave_out", leave_out)
+    assert estimate(target, length=100).moments == whole.moments
 
 
 def test_a_plan_traces_the_checkpointed_step_once_where_that_fits(
