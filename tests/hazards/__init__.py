@@ -57,6 +57,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "large-pad": lambda: _both(device.mac(), strictness.on("large-pad")),
     "adaptive-max-pool": results.adaptive_max_pool,
     "lerp-weight": lambda: _both(device.mac(), strictness.on("lerp-weight")),
+    "lone-scans": lambda: strictness.on("lone-scans"),
     "index-add-gaps": lambda: _both(device.mac(macos="14.7"), strictness.on("index-add-gaps")),
     "async-loading": device.crowded_loading,
     "shape-growth": device.shape_growth,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _AFTER = {
     "torch": (
         "checkpoint-rng non-blocking non-contiguous lstm-dropout huge-embedding mixed-dtypes lerp-weight "
-        "index-add-gaps large-pad adaptive-max-pool memory-budget shape-growth fork-workers cuda-optimizer "
+        "index-add-gaps large-pad lone-scans adaptive-max-pool memory-budget shape-growth fork-workers cuda-optimizer "
         "cuda-words compile cuda-graphs large-k sliced-products expanded-operands linear-bias linear-shapes "
         "dtype-copies permuted-activations atomic-order huge-products huge-cat embedding-grad conv-batch "
         "conv3d-layout process-group"
@@ -68,7 +68,7 @@ _FILES = {
     "numerics.indices": "index-add-gaps embedding-grad huge-embedding",
     "numerics.layouts": "non-blocking dtype-copies non-contiguous permuted-activations",
     "numerics.nan_hidden": "nan-hidden",
-    "numerics.operators": "large-pad huge-cat lerp-weight adaptive-max-pool lstm-dropout mixed-dtypes",
+    "numerics.operators": "large-pad huge-cat lerp-weight lone-scans adaptive-max-pool lstm-dropout mixed-dtypes",
     "numerics.products": "large-k sliced-products expanded-operands linear-bias linear-shapes huge-products",
     "platform.batches": "batch-waits float64-columns",
     "platform.cuda": "cuda-words cuda-graphs cuda-optimizer compile",

@@ -175,6 +175,11 @@ FAULTS: dict[str, Fault] = {
     "large-pad": at(194922, "<2.15", "large-pad")("F.pad of five dimensions or more loses large frames and volumes"),
     # From macOS 15 on MPSGraph writes by strides; 2.14 has a kernel of PyTorch's own.
     "index-add-gaps": at(176159, "<2.14", "index-add-gaps", "<15")("index_add_ leaves transposed tensors unchanged"),
+    # The host takes the stride of the dimension for the number of columns (ScanKernel.mm). MLX has the same kernel.
+    "lone-scans": at("https://github.com/ml-explore/mlx/pull/4254", guard="lone-scans")(
+        "cumulative sums, products and extremes over a dimension of size 1 leave values of slices and transposed "
+        "columns unwritten, or write over other tensors"
+    ),
     # PR 196662 is not in the wheel of 2.14.1.
     "lerp-weight": at(196067, "<2.15", "lerp-weight")("torch.lerp misreads a weight of another dtype"),
     # 2.14 gives the kernel the bounds of each window (PR 189659).

@@ -37,6 +37,7 @@ OF_LIBRARIES = (
     "conv-batch",
     "large-pad",
     "lerp-weight",
+    "lone-scans",
     "index-add-gaps",
     "dtype-copies",
     "mixed-dtypes",

@@ -4,6 +4,7 @@ large-pad: large tensors of five dimensions or more are padded in four.
 huge-cat: huge tensors are put together in parts.
 adaptive-max-pool: adaptive max pools whose sizes do not divide run on the CPU.
 lerp-weight: the weight of torch.lerp may be a number of another dtype.
+lone-scans: cumulative sums over a dimension of size 1 are given that dimension's usual stride.
 lstm-dropout: an LSTM of several layers with dropout runs a layer at a time.
 mixed-dtypes: a layer norm of float32 weights may take half-precision inputs.
 """
@@ -170,6 +171,53 @@ class LerpWeight(Guard):
         self.acted("lerp is given weights of another dtype in the dtype of its tensors", aloud=False)
         weight = weight.item() if weight.device.type == "cpu" else weight.to(given.dtype)
         return stock.foreign(getattr(torch.ops.aten, name), given, end, weight)
+
+
+def _lone(given: Any, *args: Any, **_: Any) -> bool:
+    dim = args[2] if hasattr(args[0], "shape") else args[0]
+    size, *inner = given.shape[dim:] or (0,)
+    # What is not contiguous is copied by the host, which gives it the usual strides. The last dimension needs none.
+    lone = size == 1 and bool(inner) and given.is_contiguous()
+    return bool(lone and given.stride()[dim:][0] != math.prod(inner))
+
+
+SCANS = (
+    *(f"{name}{out}" for name in ("cumsum", "cumprod", "_logcumsumexp") for out in ("", ".out")),
+    "_cummax_helper",
+    "_cummin_helper",
+)
+
+
+class LoneScans(Tried):
+    """Gives such a tensor the strides that its shape has, over the same memory, below autograd.
+
+    A batch of one, of which some columns are taken (`mask[:, :7].cumsum(0)`), is enough. What is scanned in place is
+    written over by itself, and stays right.
+    """
+
+    name = "lone-scans"
+    what = (
+        "cumulative sums, products and extremes over a dimension of size 1 leave values of slices and transposed"
+        " columns unwritten, or write over other tensors, without an error"
+    )
+
+    given = "a transposed column"
+
+    patches = {f"aten::{name}": Kernel("_with_usual_strides", when=_lone, faults=("lone-scans",)) for name in SCANS}
+
+    def _with_usual_strides(self, stock: OriginalCall, given: Any, *args: Any, **kwargs: Any) -> Any:
+        self.acted("cumulative sums over a dimension of size 1 are given its usual stride", aloud=False)
+        strides = [math.prod(given.shape[dim + 1 :]) for dim in range(given.dim())]
+        return stock.partial(given.as_strided(given.shape, strides), *args, **kwargs)
+
+
+def _all_written() -> bool:
+    """Return whether each of 33 ones in a row, which was a column, is written."""
+    row = torch.ones(33, 1, device="mps").t()
+    return int(torch.cumsum(row, 0, out=torch.zeros(1, 33, device="mps")).sum().cpu()) == row.numel()
+
+
+LONE_SCANS = LoneScans({"cumsum": _all_written})
 
 
 def _uneven(given: Any, sizes: Any) -> bool:

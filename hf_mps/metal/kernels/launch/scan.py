@@ -135,8 +135,9 @@ def _launch(kernel: object, tensors: dict[str, Tensor], source: Tensor, dim: int
         kernel.launch(bound, groups=(1, before, 1), group=min(threads, GROUP))  # type: ignore[attr-defined]
         return
     # The host's strides()[dim]: of one row it may be any number, as in (n, 1).t(), and not the columns beside it. A Mac
-    # then leaves columns unwritten, as this does.
+    # then leaves columns unwritten, as this does, or writes over what follows the result (the fault lone-scans).
     stride = source.stride(dim)
+    refuse(before * length * stride > source.numel(), "its kernel would write beyond the result")
     blocks = -(-stride // COLUMNS)
     bound.update(stride=u64(stride), stride_blocks=u64(blocks))
     kernel.launch(bound, groups=(1, before * blocks, 1), group=COLUMNS // reads * 32)  # type: ignore[attr-defined]

@@ -50,6 +50,7 @@ const std::map<std::string, std::atomic<bool>*>& switches() {
       {"conv3d-layout", &conv3d_layout},
       {"large-pad", &misreads.large_pad},
       {"lerp-weight", &misreads.lerp_weight},
+      {"lone-scans", &misreads.lone_scans},
       {"scalar-views", &misreads.scalar_views},
       {"index-add-gaps", &misreads.index_add_gaps},
       {"conv-batch", &size_faults.batch},

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <vector>
 
 namespace metal {
 
@@ -66,6 +67,48 @@ void pad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto result = stack->back().toTensor();
   if (loses_what_it_pads(backward ? grad.sizes() : result.sizes(), padding)) {
     result.fill_(value);
+  }
+}
+
+// ScanKernel.mm: the host takes the stride of the dimension for the number of columns, and of one row that may be any
+// number. Columns beyond stay as they were. What a Mac writes behind a result, where the stride is larger, is not
+// imitated: it would be other tensors' memory here too.
+void scan(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const size_t count = schema.arguments().size();
+  const auto arguments = stack->end() - static_cast<std::ptrdiff_t>(count);
+  const auto given = arguments->toTensor();
+  const bool extremes = schema.returns().empty(); // values and indices are arguments, between the tensor and `dim`
+  const auto rank = given.dim();
+  const auto asked = (arguments + (extremes ? 3 : 1))->toInt();
+  const auto dim = asked < 0 ? asked + rank : asked;
+  if (!misreads.lone_scans || dim < 0 || dim >= rank - 1 || given.size(dim) != 1 || !given.is_contiguous()) {
+    return call(op, stack);
+  }
+  std::vector<at::Tensor> targets;
+  for (size_t place = 1; place < count; ++place) {
+    if ((arguments + static_cast<std::ptrdiff_t>(place))->isTensor()) {
+      targets.push_back((arguments + static_cast<std::ptrdiff_t>(place))->toTensor());
+    }
+  }
+  std::vector<at::Tensor> before;
+  before.reserve(targets.size() + 1);
+  for (const auto& target : targets) {
+    before.push_back(target.clone());
+  }
+  call(op, stack);
+  if (targets.empty() && !schema.is_mutable("self")) {
+    targets.push_back(stack->back().toTensor());
+    before.push_back(at::zeros_like(targets.back()));
+  }
+  int64_t written = given.stride(dim);
+  for (int64_t outer = 0; outer < dim; ++outer) {
+    written *= given.size(outer);
+  }
+  for (size_t each = 0; each < targets.size(); ++each) {
+    if (targets[each].is_contiguous() && before[each].sizes() == targets[each].sizes() && written < given.numel()) {
+      targets[each].view(-1).slice(0, written).copy_(before[each].view(-1).slice(0, written));
+    }
   }
 }
 
@@ -142,6 +185,11 @@ Inside misread_inside_of(const std::string& name) {
   }
   static const std::map<std::string, Inside> all{
       {"bincount", &bincount},
+      {"cumsum", &scan},
+      {"cumprod", &scan},
+      {"_logcumsumexp", &scan},
+      {"_cummax_helper", &scan},
+      {"_cummin_helper", &scan},
       {"lerp", &lerp},
       {"lerp_", &lerp},
       {"constant_pad_nd", &pad},

@@ -8,6 +8,7 @@ namespace metal {
 struct Misreads {
   std::atomic<bool> large_pad{false}; // padding more than four dimensions loses what it pads
   std::atomic<bool> lerp_weight{false}; // lerp reads its weight's bytes in the dtype of the tensors
+  std::atomic<bool> lone_scans{false}; // a scan over a dimension of one row writes as many columns as its stride says
   std::atomic<bool> scalar_views{false}; // a number in a CPU tensor is read at the beginning of its storage
   std::atomic<bool> index_add_gaps{false}; // index_add writes no result that is not contiguous from its storage's start
 };

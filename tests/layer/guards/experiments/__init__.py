@@ -82,6 +82,7 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "large-pad": (sizes.causal_padding_of_a_video, sizes.volumes_padded_by_their_edges),
     "adaptive-max-pool": (sizes.maxima_of_uneven_windows,),
     "lerp-weight": (sizes.a_beta_in_a_tensor, sizes.a_beta_of_a_schedule),
+    "lone-scans": (sizes.scans_of_a_batch_of_one, sizes.extremes_of_transposed_columns),
     "index-add-gaps": (sizes.sums_in_transposed_rows, sizes.sums_in_a_slice),
     "resume-rng": (resumed.resumed_trainer, resumed.resumed_accelerator),
     "lightning-rng": (resumed.resumed_lightning, resumed.resumed_lightning_epoch),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hf_mps.layer import guards
 from hf_mps.metal.kernels.rules import Dispatch
 
 BLOCKS = ["cumsum_block_reduce_float", "cumsum_block_carry_float"]
@@ -93,3 +94,10 @@ def test_group_norm_of_bfloat16_takes_weights_of_either_dtype(kernels: Dispatch,
         torch.testing.assert_close(found.cpu(), wanted, rtol=4e-2, atol=4e-2)
     assert kernels.ledger.operators["native_group_norm"] == 1
     assert kernels.ledger.operators["native_group_norm_backward"] == 1
+
+
+def test_where_the_kernel_would_write_over_other_tensors_it_does_not_run(kernels: Dispatch) -> None:
+    rows = torch.arange(100.0).view(10, 10)
+    with guards.suspended("lone-scans"):
+        assert torch.equal(rows.to("mps")[:1, :7].cumsum(0).cpu(), rows[:1, :7])
+    assert kernels.ledger.reasons["cumsum", "its kernel would write beyond the result"] == 1
