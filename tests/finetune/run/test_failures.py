@@ -229,8 +229,7 @@ def test_a_run_whose_folder_is_deleted_ends_with_a_checkpoint_that_the_same_comm
             " runs/my/checkpoint-4\n"
         ),
     )
-    ended = finetune(*words)
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune(*words).finished()
     assert "goes on from checkpoint-4" in ended.out
     assert {path.name for path in (desk / "runs/my").iterdir()} == {path.name for path in (desk / "whole").iterdir()}
     assert (desk / "runs/my/predictions.csv").read_bytes() == (desk / "whole/predictions.csv").read_bytes()

@@ -52,8 +52,7 @@ def test_a_run_stopped_behind_its_last_checkpoint_takes_no_step_more(
     assert finetune(*words, "output_dir=whole").code == 0
     stop_after_training()
     assert finetune(*words).code == 130
-    ended = finetune(*words)
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune(*words).finished()
     assert "this recipe's run goes on from checkpoint-" in ended.out
     same_end(desk / "whole", desk / "runs/my")
     steps = [entry["step"] for entry in results(desk / "runs/my")["log_history"]]
@@ -64,8 +63,7 @@ def test_a_run_stopped_in_its_last_step_is_over(desk: Path, finetune: Command, s
     assert finetune("my.yaml", "training.max_steps=8", "output_dir=whole").code == 0
     stop(8)
     assert finetune("my.yaml", "training.max_steps=8").code == 130
-    ended = finetune("my.yaml", "training.max_steps=8")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", "training.max_steps=8").finished()
     first, second = (load_file(run / "model.safetensors") for run in (desk / "whole", desk / "runs/my"))
     assert all((first[name] == second[name]).all() for name in first)
     assert results(desk / "whole")["metrics"] == results(desk / "runs/my")["metrics"]
@@ -141,8 +139,7 @@ def test_a_checkpoint_without_a_clock_is_gone_on_with(desk: Path, finetune: Comm
     state = json.loads(file.read_text(encoding="utf-8"))
     del state["stateful_callbacks"]["Stopwatch"]
     file.write_text(json.dumps(state), encoding="utf-8")
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml").finished()
     assert results(desk / "runs/my")["samples_per_second"] > 0
 
 
@@ -172,8 +169,7 @@ def test_a_run_is_not_gone_on_with_on_other_rows(desk: Path, finetune: Command, 
     more_columns = [f"{rows[0]},note", *(f"{row},{number}" for number, row in enumerate(rows[1:]))]
     (desk / "train.csv").write_text("\n".join(more_columns) + "\n", encoding="utf-8")
     (desk / "dev.csv").write_text(text, encoding="utf-8")
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml").finished()
     assert "this recipe's run goes on from checkpoint-4" in ended.out
 
 
@@ -181,8 +177,7 @@ def test_a_run_of_an_earlier_release_is_gone_on_with(desk: Path, finetune: Comma
     stop(4)
     assert finetune("my.yaml").code == 130
     (desk / "runs/my/data.json").unlink()
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml").finished()
     assert "this recipe's run goes on from checkpoint-4" in ended.out
     assert (desk / "runs/my/data.json").is_file()
 
@@ -198,8 +193,7 @@ def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Comma
         "hf-mps: runs/my holds a finished run of a recipe that has changed since: data.files.train has other content;"
         " next: the recipe as it was, or --fresh, which trains beside it in runs/my-2\n"
     )
-    ended = finetune(*words)
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune(*words).finished()
     assert "runs/my holds another run, which stays as it is" in ended.out
     assert (desk / "runs/my-2/results.json").is_file()
 

@@ -52,8 +52,7 @@ def test_a_stopped_run_saves_a_checkpoint_and_goes_on_to_the_same_end(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
-    ended = finetune(*words)
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune(*words).finished()
     assert "this recipe's run goes on from checkpoint-4" in ended.out
     assert history(run) == history(desk / "whole")
     assert not (desk / "runs" / "my-2").exists()
@@ -189,8 +188,7 @@ def test_the_stored_recipe_runs_by_itself(desk: Path, finetune: Command) -> None
         "# The recipe of this run, as it was given: hf-mps finetune my.yaml seed=5\n"
     )
     assert load_recipe(str(stored)).recipe.seed == 5
-    ended = finetune(str(stored))
-    assert (ended.code, ended.err) == (0, "")
+    finetune(str(stored)).finished()
     metrics = [results(desk / f"runs/{name}")["metrics"] for name in ("my", "recipe")]
     assert metrics[0] == metrics[1]
 
@@ -200,8 +198,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(desk: Pa
     (run / ".saving").mkdir(parents=True)
     (run / ".saving" / "half").write_text("x", encoding="utf-8")
     run_dir.store(run, load_recipe("my.yaml"), {})
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml").finished()
     assert "this recipe's run left no checkpoint and begins again" in ended.out
     assert not list(run.glob(".*"))
     assert run_dir.checkpoints(run)

@@ -39,7 +39,6 @@ def test_a_translation_run_generates_and_is_measured(models: Path, tmp_path: Pat
     assert trainer.model.device.type == "mps"
     trainer.train()
     found = trainer.evaluate()
-    assert prepared.predict is not None
     rows = list(prepared.predict(trainer))
     assert [row["prompt"] for row in rows] == [row["translation"]["en"] for row in ROWS]
     # What is measured are the texts in predictions.csv, against targets cut to their longest length.
@@ -113,7 +112,6 @@ def test_a_model_of_many_languages_writes_the_one_that_is_asked_for(tmp_path: Pa
 def test_labels_are_padded_with_what_no_loss_counts(models: Path, tmp_path: Path) -> None:
     place = str(builders.model(models, "bart"))
     prepared = builders.prepare(task="translation", model=place, data=translations(tmp_path), max_length=64)
-    assert prepared.collator is not None
     batch = prepared.collator([prepared.train[0], prepared.train[4]])
     lengths = [len(prepared.train[row]["labels"]) for row in (0, 4)]
     assert [(row != -100).sum().item() for row in batch["labels"]] == lengths
@@ -125,7 +123,6 @@ def test_the_baseline_of_a_summary_is_the_beginning_of_its_document(models: Path
     file = str(tiny.write_jsonl(tmp_path / "rows.jsonl", rows))
     data = {"files": {"train": file, "validation": file}}
     prepared = builders.prepare(task="summarization", model=str(builders.model(models, "t5")), data=data, max_length=32)
-    assert prepared.baseline is not None
     assert prepared.baseline.what == snapshot("answers with the first 3 sentences of the document")
     assert prepared.baseline.metrics["rouge1"] == pytest.approx(2 * (2 / 6) * 1 / (2 / 6 + 1))
     assert prepared.metrics.main == "rougeL"

@@ -80,7 +80,6 @@ def test_a_class_of_tensors_is_told_of_the_calls_that_the_script_makes_and_of_no
 def test_gradients_flow_through_a_copy_in_two_steps() -> None:
     there = VALUES.to("mps").requires_grad_()
     there.to("cpu", torch.float64).square().sum().backward()
-    assert there.grad is not None
     assert torch.equal(there.grad.cpu(), 2 * VALUES)
 
 

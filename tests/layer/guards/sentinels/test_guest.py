@@ -157,7 +157,6 @@ def test_a_trainer_that_trains_again_begins_anew(tmp_path: Path) -> None:
     run.train()
     second = stream.STREAM.series(run.optimizer)
     assert first is not second
-    assert second is not None
     assert second.steps == 8
 
 
@@ -188,7 +187,6 @@ def test_gradients_with_a_graph_behind_them_leave_none_behind() -> None:
         optimizer.step()
         weight.grad = None
     series = stream.STREAM.series(optimizer)
-    assert series is not None
     assert not any(value.requires_grad for _, value, _ in (*series.losses, *series.norms))
     assert found() == []
 

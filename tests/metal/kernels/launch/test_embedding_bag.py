@@ -28,14 +28,12 @@ def test_bags_and_their_gradients_are_the_cpus(
             indices.to(device), weight, offsets.to(device), mode=mode, padding_idx=padding
         )
         bags.backward(grad.to(device, kind))
-        assert weight.grad is not None
         return [bags.detach().cpu().double(), weight.grad.cpu().double()]
 
     found, wanted = run("mps", dtype), run("cpu", torch.float64)
     assert kernels.ledger.operators["_embedding_bag"] == 1
     assert kernels.ledger.operators["_embedding_bag_backward"] == 1
-    for mine, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_weights_of_samples_have_gradients_too(kernels: Dispatch) -> None:
@@ -55,8 +53,7 @@ def test_weights_of_samples_have_gradients_too(kernels: Dispatch) -> None:
         bags.square().sum().backward()
         return [bags.detach().cpu(), *(each.grad.cpu() for each in given if each.grad is not None)]
 
-    for mine, other in zip(run("mps"), run("cpu"), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(run("mps"), run("cpu"), rtol=1e-4, atol=1e-5)
     assert kernels.ledger.operators["_embedding_bag_per_sample_weights_backward"] == 1
 
 

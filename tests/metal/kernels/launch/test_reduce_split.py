@@ -56,6 +56,5 @@ def test_extremes_and_their_places_agree(newer: Dispatch, name: str, shape: tupl
             found += list(result) if isinstance(result, tuple) else [result]
         return [each.cpu() for each in found]
 
-    for found, wanted in zip(of(given.to("mps")), of(given), strict=True):
-        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(of(given.to("mps")), of(given))
     assert newer.ledger.reasons.total() == newer.ledger.reasons["copy_", "a blit between host and device, no kernel"]
