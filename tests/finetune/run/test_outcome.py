@@ -145,16 +145,6 @@ def test_a_run_stops_early_and_keeps_the_best(desk: Path, finetune: Command, han
     assert said["choices"]["early_stopping"]["value"] == snapshot("after 2 evaluations without a better f1")
 
 
-@pytest.mark.parametrize("option", ["eval_strategy=no", "save_strategy=no", "load_best_model_at_end=false"])
-def test_early_stopping_that_could_not_work_is_refused(desk: Path, finetune: Command, option: str) -> None:
-    ended = finetune("my.yaml", "early_stopping_patience=2", f"training.{option}")
-    assert (ended.code, "hf_mps finetune" in ended.out) == (2, False)
-    assert ended.err == (
-        "hf-mps: early_stopping_patience: it compares evaluations and keeps the best checkpoint, and"
-        f" training.{option}; leave one of them out\n"
-    )
-
-
 def test_a_tracker_that_is_not_installed_or_not_known_is_refused(desk: Path, finetune: Command) -> None:
     assert finetune("my.yaml", "training.report_to=swanlab").refused() == snapshot(
         "training.report_to=swanlab: it is not installed; next: pip install swanlab"

@@ -152,35 +152,6 @@ def test_the_seed_settles_the_losses(desk: Path, finetune: Command) -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_a_run_goes_on_from_a_checkpoint_that_the_recipe_names(desk: Path, finetune: Command) -> None:
-    assert finetune("my.yaml", "training.num_train_epochs=2").code == 0
-    checkpoint = "training.resume_from_checkpoint=runs/my/checkpoint-6"
-    finetune("my.yaml", "training.num_train_epochs=2", checkpoint, "output_dir=on").finished()
-    assert [entry["step"] for entry in results(desk / "on")["log_history"] if "eval_f1" in entry] == [6, 12]
-    assert not (desk / "on" / "checkpoint-6").exists()
-
-
-@pytest.mark.rotated
-@pytest.mark.parametrize("kind", ["tsv", "json", "jsonl", "parquet"])
-def test_other_formats_train_as_the_csv_does(desk: Path, finetune: Command, kind: str) -> None:
-    import datasets
-
-    for name, rows in (("train", tiny.rows(48)), ("dev", tiny.rows(16, 48))):
-        path = desk / f"{name}.{kind}"
-        if kind == "tsv":
-            tiny.write_csv(path, rows, delimiter="\t")
-        elif kind == "json":
-            path.write_text(json.dumps(rows), encoding="utf-8")
-        elif kind == "jsonl":
-            tiny.write_jsonl(path, rows)
-        else:
-            datasets.Dataset.from_list(rows).to_parquet(path)
-    assert finetune("my.yaml", "output_dir=csv").code == 0
-    arguments = (f"data.files.train=train.{kind}", f"data.files.validation=dev.{kind}", "output_dir=other")
-    assert finetune("my.yaml", *arguments).code == 0
-    assert results(desk / "other")["metrics"] == results(desk / "csv")["metrics"]
-
-
 def test_labels_may_be_words_and_the_model_knows_them(desk: Path, finetune: Command) -> None:
     words = ("bad", "good")
     for name, rows in (("train", tiny.rows(48)), ("dev", tiny.rows(16, 48))):
@@ -189,15 +160,6 @@ def test_labels_may_be_words_and_the_model_knows_them(desk: Path, finetune: Comm
     config = json.loads((desk / "runs/my/config.json").read_text(encoding="utf-8"))
     assert config["id2label"] == {"0": "bad", "1": "good"}
     assert results(desk / "runs/my")["choices"]["labels"]["value"] == "2 classes: bad, good"
-
-
-def test_labels_with_a_decimal_point_mean_regression(desk: Path, finetune: Command) -> None:
-    for name, rows in (("train", tiny.rows(48)), ("dev", tiny.rows(16, 48))):
-        tiny.write_csv(desk / f"{name}.csv", [{**row, "label": f"{2.5 * row['label']:.3f}"} for row in rows])
-    finetune("my.yaml", "metrics=glue/stsb", "data.columns.text_pair=null").finished()
-    config = json.loads((desk / "runs/my/config.json").read_text(encoding="utf-8"))
-    assert config["problem_type"] == "regression"
-    assert set(results(desk / "runs/my")["metrics"]) == {"pearsonr", "spearmanr", "loss"}
 
 
 def test_a_data_set_names_its_own_classes_and_splits(desk: Path, finetune: Command) -> None:

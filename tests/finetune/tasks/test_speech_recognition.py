@@ -140,25 +140,6 @@ def test_the_feature_encoder_stays_as_it_was_unless_the_recipe_frees_it(
         assert numpy.array_equal(before, after) is not free
 
 
-def test_accumulating_gradients_does_not_multiply_the_loss(hearing: Path, finetune: Command) -> None:
-    """transformers' CTC loss ignores num_items_in_batch: two batches a step would log twice the loss."""
-    losses = []
-    for batch, steps in ((8, 1), (4, 2)):
-        words = (
-            f"training.per_device_train_batch_size={batch}",
-            f"training.gradient_accumulation_steps={steps}",
-            "config_overrides={mask_time_prob: 0.0, hidden_dropout: 0.0, attention_dropout: 0.0,"
-            " feat_proj_dropout: 0.0, final_dropout: 0.0, activation_dropout: 0.0}",
-            "training.max_steps=1",
-            "training.logging_steps=1",
-            f"output_dir=by-{steps}",
-        )
-        ended = finetune("my.yaml", *words)
-        assert ended.code == 0, ended.err
-        losses.append(results(hearing / f"by-{steps}")["log_history"][0]["loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
-
-
 def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune: Command) -> None:
     assert finetune("my.yaml", "max_duration_in_seconds=0.75", "training.max_steps=1").code == 0
     left = results(hearing / "runs/my")["choices"]["left_out"]

@@ -94,14 +94,6 @@ def test_tags_of_single_words_are_measured_by_word(tagging: Path, finetune: Comm
     )
 
 
-def test_a_split_beside_the_two_is_measured_once_at_the_end(tagging: Path, finetune: Command) -> None:
-    tiny.write_jsonl(tagging / "test.jsonl", rows(8, seed=2))
-    finetune("my.yaml", "data.files.test=test.jsonl", "expect.test_overall_f1=0.9").finished()
-    said = results(tagging / "runs/my")
-    assert said["metrics"]["test_overall_f1"] == 1.0
-    assert not [name for name in said["metrics"] if "runtime" in name or "per_second" in name]
-
-
 def test_a_tag_stands_at_its_words_first_token_and_nowhere_else() -> None:
     # [CLS] Wash ##ing ##ton is . [SEP]
     assert token_classification.align([None, 0, 0, 0, 1, 2, None], [3, 0, 0]) == [-100, 3, -100, -100, 0, 0, -100]

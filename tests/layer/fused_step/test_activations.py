@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 
 from hf_mps.layer.fused_step.activations import ACTIVATION, ACTIVATIONS
 from hf_mps.metal import simulator
+from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused
 
 WIDE, NARROW = 24, 16
@@ -121,15 +122,8 @@ def test_under_autocast_they_are_stocks_too(name: str, fused: Fused) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_gradients_are_stocks(name: str, fused: Fused) -> None:
     module = layer(name)
-
-    def second(context: AbstractContextManager[Any]) -> list[Tensor]:
-        given = torch.randn(3, NARROW, generator=torch.Generator().manual_seed(1)).to("mps").requires_grad_()
-        with context:
-            (first,) = torch.autograd.grad(module(given).pow(3).sum(), given, create_graph=True)
-            return [each.cpu() for each in torch.autograd.grad(first.square().sum(), [given, *module.parameters()])]
-
-    for mine, theirs in zip(second(fused()), second(nullcontext()), strict=True):
-        torch.testing.assert_close(mine / theirs.abs().max(), theirs / theirs.abs().max(), rtol=1e-4, atol=1e-5)
+    given = torch.randn(3, NARROW, generator=torch.Generator().manual_seed(1)).to("mps").requires_grad_()
+    families.same_second_gradients(fused, module, given, wanted=module.parameters(), tolerance=1e-4)
 
 
 @pytest.mark.parametrize(("name", "part"), [("llama", "act_fn"), ("bert", "intermediate_act_fn"), ("bert", "dense")])

@@ -17,14 +17,15 @@ from hf_mps.metal import kernels
 from hf_mps.metal.device import choose
 from hf_mps.tools.doctor import metal
 from tests.metal.kernels.launch.conftest import running
-from tests.snapshots import refusal
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def said(monkeypatch: pytest.MonkeyPatch, value: str) -> str:
     monkeypatch.setenv("HF_MPS_KERNELS", value)
-    return refusal(lambda: kernels.requested())
+    with pytest.raises(UserError) as error:
+        kernels.requested()
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
