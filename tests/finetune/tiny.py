@@ -39,6 +39,11 @@ class Ended(NamedTuple):
     out: str
     err: str
 
+    def finished(self) -> Ended:
+        """Itself, of a command that ended well and said nothing to stderr."""
+        assert (self.code, self.err) == (0, ""), self.err
+        return self
+
     def refused(self) -> str:
         """The one line that a command was refused in, behind `hf-mps: `."""
         assert (self.code, self.err[:8], self.err.count("\n")) == (2, "hf-mps: ", 1), self.err

@@ -51,7 +51,6 @@ def kept(parameter: torch.Tensor) -> bool:
 
 def node(parameter: torch.Tensor) -> Any:
     made = parameter.view_as(parameter).grad_fn
-    assert made is not None
     return made.next_functions[0][0]
 
 

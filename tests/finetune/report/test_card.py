@@ -44,7 +44,6 @@ def test_a_folder_as_model_and_data_of_ones_own_stay_out_of_the_front_matter(tmp
     made = model_card(model=str(tmp_path / "minilm"), dataset=None, dataset_config=None, dataset_name="my pairs")
     assert made.data.base_model is None
     assert made.data.datasets is None
-    assert made.data.eval_results is not None
     assert made.data.eval_results[0].dataset_name == "my pairs"
     assert "Fine-tuned from `minilm` on my pairs, by hf_mps" in made.text
 
@@ -88,7 +87,6 @@ def test_the_card_tells_results_choices_recipe_and_versions_in_words() -> None:
 
 def fenced(text: str, language: str) -> str:
     found = re.search(rf"^(`{{3,}}){language}\n(.*?)\n\1$", text, re.DOTALL | re.MULTILINE)
-    assert found is not None
     return found.group(2)
 
 

@@ -177,7 +177,6 @@ def test_without_file_locks_a_second_run_is_refused_and_a_killed_one_is_not_in_t
     environment = {**broken_disk.library(desk.parent), "BROKEN_PATH": str(desk), "BROKEN_FAT": "1"}
     command = [sys.executable, "-c", LOCKING]
     first = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert first.stdout is not None
     try:
         assert first.stdout.readline() == "locked\n"
         second = subprocess.run(command, env=environment, input="", capture_output=True, text=True, check=False)

@@ -61,8 +61,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
 
 
 def test_weights_in_halves_are_loaded_trained_and_kept_as_halves(desk: Path, finetune: Command) -> None:
-    ended = finetune("my.yaml", *STEPS, "weights=bfloat16", "training.learning_rate=1e-3")
-    assert ended.code == 0
+    assert finetune("my.yaml", *STEPS, "weights=bfloat16", "training.learning_rate=1e-3").code == 0
     run = desk / "runs/my"
     assert {each.dtype for each in weights(run).values()} == {torch.bfloat16}
     assert json.loads((run / "config.json").read_text())["dtype"] == "bfloat16"

@@ -70,11 +70,9 @@ def test_a_resumed_run_is_the_whole_one_and_is_measured_again_alike(
     settings = {"per_device_train_batch_size": 4, "max_steps": 5, "save_strategy": "steps", "save_steps": 3}
     settings |= {"logging_steps": 2, "learning_rate": 0.01, "eval_strategy": "'no'"}
     words = [f"{name}.yaml", "data.rows.train=8", *(f"training.{key}={value}" for key, value in settings.items())]
-    ended = finetune(*words, f"output_dir={name}-whole")
-    assert ended.code == 0, ended.err
+    assert finetune(*words, f"output_dir={name}-whole").code == 0
     checkpoint = f"training.resume_from_checkpoint={name}-whole/checkpoint-3"
-    ended = finetune(*words, checkpoint, f"output_dir={name}-again")
-    assert ended.code == 0, ended.err
+    assert finetune(*words, checkpoint, f"output_dir={name}-again").code == 0
     whole = left(place / f"{name}-whole")
     assert [entry["step"] for entry in whole["log"] if "loss" in entry] == [2, 4]
     assert left(place / f"{name}-again") == whole

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
-from safetensors.numpy import load_file
 
 from tests.finetune import tiny
+from tests.finetune.run.test_exact_resume import left
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command, Stop
 
@@ -29,19 +29,6 @@ def stop_after_training(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(stages, "_measured", once)
 
 
-def same_end(one: Path, other: Path) -> None:
-    """Both runs have the same weights, steps and numbers."""
-    first, second = (load_file(run / "model.safetensors") for run in (one, other))
-    assert all((first[name] == second[name]).all() for name in first)
-    kept = ("step", "loss", "eval_loss", "eval_f1")
-    histories = [
-        [{key: entry[key] for key in kept if key in entry} for entry in results(run)["log_history"]]
-        for run in (one, other)
-    ]
-    assert [e for e in histories[0] if len(e) > 1] == [e for e in histories[1] if len(e) > 1]
-    assert results(one)["metrics"] == results(other)["metrics"]
-
-
 # Six batches are an epoch: step 8 stands within the second, and so does the last of one and a half epochs.
 @pytest.mark.rotated
 @pytest.mark.parametrize("ends", ["training.max_steps=8", "training.num_train_epochs=1.5"])
@@ -52,10 +39,9 @@ def test_a_run_stopped_behind_its_last_checkpoint_takes_no_step_more(
     assert finetune(*words, "output_dir=whole").code == 0
     stop_after_training()
     assert finetune(*words).code == 130
-    ended = finetune(*words)
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune(*words).finished()
     assert "this recipe's run goes on from checkpoint-" in ended.out
-    same_end(desk / "whole", desk / "runs/my")
+    assert left(desk / "runs/my") == left(desk / "whole")
     steps = [entry["step"] for entry in results(desk / "runs/my")["log_history"]]
     assert max(steps) == (8 if "max_steps" in ends else 9)
 
@@ -64,11 +50,8 @@ def test_a_run_stopped_in_its_last_step_is_over(desk: Path, finetune: Command, s
     assert finetune("my.yaml", "training.max_steps=8", "output_dir=whole").code == 0
     stop(8)
     assert finetune("my.yaml", "training.max_steps=8").code == 130
-    ended = finetune("my.yaml", "training.max_steps=8")
-    assert (ended.code, ended.err) == (0, "")
-    first, second = (load_file(run / "model.safetensors") for run in (desk / "whole", desk / "runs/my"))
-    assert all((first[name] == second[name]).all() for name in first)
-    assert results(desk / "whole")["metrics"] == results(desk / "runs/my")["metrics"]
+    finetune("my.yaml", "training.max_steps=8").finished()
+    assert left(desk / "runs/my") == left(desk / "whole")
 
 
 def test_a_run_goes_on_with_the_patience_that_it_had_left(
@@ -101,7 +84,7 @@ def test_a_stop_leaves_out_no_evaluation_that_tells_the_best_weights(
     assert "hf-mps: stopping after this evaluation, which tells the best weights" in ended.err
     assert "interrupted at step 6; kept: runs/my/checkpoint-6;" in ended.err
     assert finetune(*words).code == 0
-    same_end(desk / "whole", desk / "runs/my")
+    assert left(desk / "runs/my") == left(desk / "whole")
 
 
 def test_the_time_of_every_part_counts(
@@ -141,8 +124,7 @@ def test_a_checkpoint_without_a_clock_is_gone_on_with(desk: Path, finetune: Comm
     state = json.loads(file.read_text(encoding="utf-8"))
     del state["stateful_callbacks"]["Stopwatch"]
     file.write_text(json.dumps(state), encoding="utf-8")
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml").finished()
     assert results(desk / "runs/my")["samples_per_second"] > 0
 
 
@@ -172,8 +154,7 @@ def test_a_run_is_not_gone_on_with_on_other_rows(desk: Path, finetune: Command, 
     more_columns = [f"{rows[0]},note", *(f"{row},{number}" for number, row in enumerate(rows[1:]))]
     (desk / "train.csv").write_text("\n".join(more_columns) + "\n", encoding="utf-8")
     (desk / "dev.csv").write_text(text, encoding="utf-8")
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml").finished()
     assert "this recipe's run goes on from checkpoint-4" in ended.out
 
 
@@ -181,8 +162,7 @@ def test_a_run_of_an_earlier_release_is_gone_on_with(desk: Path, finetune: Comma
     stop(4)
     assert finetune("my.yaml").code == 130
     (desk / "runs/my/data.json").unlink()
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml").finished()
     assert "this recipe's run goes on from checkpoint-4" in ended.out
     assert (desk / "runs/my/data.json").is_file()
 
@@ -198,8 +178,7 @@ def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Comma
         "hf-mps: runs/my holds a finished run of a recipe that has changed since: data.files.train has other content;"
         " next: the recipe as it was, or --fresh, which trains beside it in runs/my-2\n"
     )
-    ended = finetune(*words)
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune(*words).finished()
     assert "runs/my holds another run, which stays as it is" in ended.out
     assert (desk / "runs/my-2/results.json").is_file()
 

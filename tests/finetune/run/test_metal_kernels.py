@@ -62,8 +62,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     assert finetune("my.yaml", *WORDS, "output_dir=whole").code == 0
     stop(4, signal.SIGINT)
     assert finetune("my.yaml", *WORDS).code == 130
-    ended = finetune("my.yaml", *WORDS)
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml", *WORDS).finished()
     assert "this recipe's run goes on from checkpoint-4" in ended.out
     assert history(desk / "runs/my") == history(desk / "whole")
     assert results(desk / "runs/my")["metal_kernels"]["release"] == kernels

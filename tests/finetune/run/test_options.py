@@ -176,8 +176,7 @@ def test_early_stopping_by_a_number_that_is_not_measured_is_refused(desk: Path, 
 
 def test_a_schedule_that_waits_for_a_score_waits_for_more_of_it(desk: Path, finetune: Command) -> None:
     words = ("lr_scheduler_type=reduce_lr_on_plateau", "metric_for_best_model=f1", "num_train_epochs=2")
-    ended = finetune("my.yaml", *(f"training.{word}" for word in words))
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", *(f"training.{word}" for word in words)).finished()
     import torch
 
     arguments = torch.load(desk / "runs/my/checkpoint-12/training_args.bin", weights_only=False)
@@ -195,8 +194,7 @@ def test_an_error_rate_is_better_the_smaller_it_is(desk: Path) -> None:
 
 @pytest.mark.parametrize("word", ["optim=sgd training.optim_args=momentum=0.9,nesterov=true", "optim=adafactor"])
 def test_what_can_be_trains(desk: Path, finetune: Command, word: str) -> None:
-    ended = finetune("my.yaml", "training.max_steps=1", *f"training.{word}".split())
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", "training.max_steps=1", *f"training.{word}".split()).finished()
 
 
 @pytest.mark.parametrize("word", ["dataloader_drop_last=true", "train_sampling_strategy=group_by_length"])
@@ -209,8 +207,7 @@ def test_evaluation_sees_every_row_in_its_order_however_training_draws(
         row["first"] += " and it was good" * (place % 4)
     tiny.write_csv(desk / "dev.csv", rows)
     words = (f"training.{word}", "training.per_device_eval_batch_size=5", "training.max_steps=2")
-    ended = finetune("my.yaml", *words)
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", *words).finished()
     answers = predictions(desk / "runs/my")
     assert [(row["text"], row["label"]) for row in answers] == [(row["first"], str(row["label"])) for row in rows]
     right = [row["label"] == row["prediction"] for row in answers]

@@ -49,8 +49,7 @@ def test_predictions_and_pictures_are_written_and_named_everywhere(
         return {"some_picture.png": PNG}
 
     handed |= {"predict": predict, "figures": figures, "snippet": 'load(".")'}
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml").finished()
     run = desk / "runs" / "my"
     rows = predictions(run)
     assert len(rows) == len(seen) == 16
@@ -138,23 +137,12 @@ def test_a_fallback_that_the_recipe_names_is_expected_and_another_is_not(
 def test_a_run_stops_early_and_keeps_the_best(desk: Path, finetune: Command, handed: dict[str, Any]) -> None:
     scores = iter([0.5, 0.75, 0.5, 0.5, 0.9])
     handed["compute_metrics"] = lambda _: {"f1": next(scores), "accuracy": 0.0}
-    ended = finetune("my.yaml", "early_stopping_patience=2", "training.num_train_epochs=5")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", "early_stopping_patience=2", "training.num_train_epochs=5").finished()
     said = results(desk / "runs/my")
     assert [entry["eval_f1"] for entry in said["log_history"] if "eval_f1" in entry] == [0.5, 0.75, 0.5, 0.5]
     assert said["metrics"]["f1"] == 0.75
     assert said["choices"]["kept_model"]["value"] == "best by f1"
     assert said["choices"]["early_stopping"]["value"] == snapshot("after 2 evaluations without a better f1")
-
-
-@pytest.mark.parametrize("option", ["eval_strategy=no", "save_strategy=no", "load_best_model_at_end=false"])
-def test_early_stopping_that_could_not_work_is_refused(desk: Path, finetune: Command, option: str) -> None:
-    ended = finetune("my.yaml", "early_stopping_patience=2", f"training.{option}")
-    assert (ended.code, "hf_mps finetune" in ended.out) == (2, False)
-    assert ended.err == (
-        "hf-mps: early_stopping_patience: it compares evaluations and keeps the best checkpoint, and"
-        f" training.{option}; leave one of them out\n"
-    )
 
 
 def test_a_tracker_that_is_not_installed_or_not_known_is_refused(desk: Path, finetune: Command) -> None:

@@ -27,8 +27,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finetune: Command, untrained: None) -> None:
     before = sorted(path.name for path in desk.iterdir())
-    ended = finetune("my.yaml", "--plan")
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml", "--plan").finished()
     lines = ended.out.splitlines()
     assert lines[0] == "hf_mps plan of my"
     names = [line[2:].partition("  ")[0] for line in lines[1:]]
@@ -38,8 +37,7 @@ def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finet
 
 
 def test_a_plan_as_json_has_what_a_program_wants(desk: Path, finetune: Command, untrained: None) -> None:
-    ended = finetune("my.yaml", "--plan", "--json", "training.gradient_accumulation_steps=2")
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune("my.yaml", "--plan", "--json", "training.gradient_accumulation_steps=2").finished()
     said = json.loads(ended.out)
     assert said["choices"]["device"]["value"] == "mps"
     assert said["simulated"] is True

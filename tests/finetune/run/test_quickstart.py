@@ -14,8 +14,7 @@ from tests.finetune.tiny import Command
 @pytest.mark.slow
 def test_the_quickstart_trains_on_mps(desk: Path, finetune: Command) -> None:
     """A sixteenth of its rows and steps: that it learns what the recipe expects takes all, each night."""
-    ended = finetune("quickstart", "data.rows={train: 160, validation: 64}", "training.num_train_epochs=1")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("quickstart", "data.rows={train: 160, validation: 64}", "training.num_train_epochs=1").finished()
     said = results(desk / "runs/quickstart")
     assert said["device"]["value"] == "mps"
     first, *_, last = [entry["loss"] for entry in said["log_history"] if "loss" in entry]
@@ -27,8 +26,7 @@ def test_the_quickstart_trains_on_mps(desk: Path, finetune: Command) -> None:
 def test_the_quickstart_learns_on_mps(desk: Path, finetune: Command) -> None:
     # 1,500 of its 2,500 rows: five minutes of a core are three, and it reaches all the same what the recipe expects of
     # all of them, which is not looked at where other rows are asked for (test_outcome.py).
-    ended = finetune("quickstart", "data.rows.train=1500")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("quickstart", "data.rows.train=1500").finished()
     said = results(desk / "runs/quickstart")
     assert said["device"]["value"] == "mps"
     assert said["device"]["reason"]

@@ -113,8 +113,7 @@ def test_a_run_killed_before_its_report_gets_it_from_the_next_call_without_train
     run, whole = desk / "runs/my", desk / "whole"
     assert not (run / "results.json").exists()
     monkeypatch.setattr(Trainer, "train", broken)
-    ended = finetune(*words)
-    assert (ended.code, ended.err) == (0, "")
+    ended = finetune(*words).finished()
     assert ended.out.startswith("runs/my: the training has ended; the report is written from what it stored\n")
     assert {path.name for path in run.iterdir()} == {path.name for path in whole.iterdir()}
     assert (run / "predictions.csv").read_bytes() == (whole / "predictions.csv").read_bytes()

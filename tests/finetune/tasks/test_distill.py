@@ -64,7 +64,6 @@ def test_the_divergence_and_its_gradient_are_trls(beta: float, device: str, monk
     expected = gkd()[1].generalized_jsd_loss(theirs, teacher, labels=labels, beta=beta, num_items_in_batch=7)
     found.backward()
     expected.backward()
-    assert ours.grad is not None
     assert theirs.grad is not None
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-6)

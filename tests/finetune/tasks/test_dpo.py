@@ -72,9 +72,7 @@ def test_rewards_are_beta_times_the_change_of_each_answers_probability(place: st
     assert found["eval_rewards/margins"] == pytest.approx(sum(margins) / len(margins), rel=1e-3)
     assert found["eval_rewards/margins"] > 0
     # Saving merges and takes apart again: the model is measured against its own start as before.
-    assert prepared.save is not None
     prepared.save(trainer, tmp_path / "saved")
-    assert prepared.predict is not None
     rows = list(prepared.predict(trainer))
     assert [row["reward_chosen"] for row in rows] == pytest.approx([pair[0] for pair in expected], rel=1e-3, abs=1e-4)
     assert rows[0]["chosen"] == "Yes."
@@ -103,7 +101,6 @@ def test_no_telemetry_is_sent(place: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_longer_answer_is_the_baseline(place: str, tmp_path: Path) -> None:
     prepared = builders.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100, lora={})
     longer = [len(row["chosen_ids"]) > len(row["rejected_ids"]) for row in prepared.validation]
-    assert prepared.baseline is not None
     assert prepared.baseline.metrics == {"rewards/accuracies": sum(longer) / len(longer)}
     assert 0 < sum(longer) < len(longer)
 

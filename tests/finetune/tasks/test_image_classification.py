@@ -80,8 +80,7 @@ def photos(desk: Path, vit: Path) -> Path:
 
 @pytest.mark.usefixtures("rendered")
 def test_a_folder_of_images_trains_on_mps_and_the_snippet_of_the_card_runs(photos: Path, finetune: Command) -> None:
-    ended = finetune("my.yaml", "training.num_train_epochs=4")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", "training.num_train_epochs=4").finished()
     said = results(photos / "runs/my")
     assert said["metrics"]["accuracy"] == 1.0
     assert said["baseline"]["metrics"]["accuracy"] == 0.5
@@ -111,8 +110,7 @@ def test_a_split_without_one_of_the_classes_keeps_their_numbers(photos: Path, fi
 
 
 def test_a_flat_folder_is_split_by_a_share(photos: Path, finetune: Command) -> None:
-    ended = finetune("my.yaml", "data.folder=photos/train", "data.hold_out=0.25", "training.max_steps=1")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", "data.folder=photos/train", "data.hold_out=0.25", "training.max_steps=1").finished()
     assert results(photos / "runs/my")["choices"]["data"]["value"] == "18 + 6 rows"
 
 
@@ -281,8 +279,7 @@ def test_what_cannot_be_said_is_refused(photos: Path, finetune: Command, argumen
 
 def test_real_photographs_train(shared_data: Path, photos: Path, finetune: Command) -> None:
     folder = f"data.folder={shared_data / 'images_ants_bees'}"
-    ended = finetune("my.yaml", folder, "training.max_steps=2", "data.rows.validation=20")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", folder, "training.max_steps=2", "data.rows.validation=20").finished()
     said = results(photos / "runs/my")["choices"]
     assert said["data"]["value"] == "244 + 20 rows"
     assert said["labels"]["value"] == "2 classes: ants, bees"

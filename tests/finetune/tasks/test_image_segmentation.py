@@ -61,8 +61,7 @@ def test_it_learns_classes_on_mps_and_the_saved_model_answers(
 
     from hf_mps.cli.main import main
 
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml").finished()
     said = results(scenes / "runs/my")
     assert said["device"]["value"] == "mps"
     assert said["fallback"] == []

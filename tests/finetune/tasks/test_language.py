@@ -84,7 +84,6 @@ def test_masked_perplexity_is_that_of_the_mean_gap_and_the_same_in_every_evaluat
 def test_training_gaps_are_drawn_anew(models: Path, files: dict[str, Any]) -> None:
     prepared = builders.prepare(task="masked-lm", model=str(builders.model(models, "bert")), data=files, max_length=32)
     rows = [prepared.train[number] for number in range(4)]
-    assert prepared.collator is not None
     one, other = prepared.collator(rows), prepared.collator(rows)
     assert one["labels"].shape == one["input_ids"].shape
     assert (one["labels"] != other["labels"]).any()
@@ -96,7 +95,6 @@ def test_training_gaps_are_drawn_anew(models: Path, files: dict[str, Any]) -> No
 def test_the_untrained_model_is_the_baseline(models: Path, files: dict[str, Any], tmp_path: Path) -> None:
     place = str(builders.model(models, "qwen3"))
     prepared = builders.prepare(task="causal-lm", model=place, data=files, max_length=40)
-    assert prepared.baseline is not None
     assert prepared.baseline.metrics == {}
     trainer = builders.trainer(prepared, tmp_path / "run")
     before = trainer.evaluate()
@@ -117,7 +115,6 @@ def test_the_untrained_model_is_not_measured_where_the_recipe_says_so(models: Pa
 def test_predictions_have_a_perplexity_for_each_block(models: Path, files: dict[str, Any], tmp_path: Path) -> None:
     prepared = builders.prepare(task="causal-lm", model=str(builders.model(models, "qwen3")), data=files, max_length=40)
     trainer = builders.trainer(prepared, tmp_path / "run")
-    assert prepared.predict is not None
     rows = list(prepared.predict(trainer))
     assert len(rows) == len(prepared.validation)
     tokens = sum(row["tokens"] for row in rows)

@@ -148,7 +148,6 @@ def test_the_rewards_of_a_pair_are_beta_times_the_mean_log_probability_of_its_to
             each = said.gather(1, ids[0, 1:, None].cpu())[-len(row[side]) :]
             sides.append(0.1 * float(each.mean()))
         expected.append(sides)
-    assert prepared.predict is not None
     answers = list(prepared.predict(trainer))
     rewards = [(row["reward_chosen"], row["reward_rejected"]) for row in answers]
     assert rewards == [pytest.approx(sides, rel=1e-4) for sides in expected]
@@ -178,7 +177,6 @@ def test_each_prompt_of_a_batch_is_paired_with_the_answer_to_another(place: str,
     file = str(tiny.write_jsonl(tmp_path / "rows.jsonl", ROWS["kto"]))
     data = {"files": {"train": file, "validation": file}}
     prepared = builders.prepare(task="kto", model=place, data=data, max_length=100)
-    assert prepared.collator is not None
     rows = [dict(prepared.train[place]) for place in (7, 2, 5)]
     batch = prepared.collator(rows)
     for prefix, order in (("", (0, 1, 2)), ("KL_", (2, 0, 1))):

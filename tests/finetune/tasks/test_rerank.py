@@ -62,8 +62,9 @@ def test_lists_are_learned_measured_and_saved_for_sentence_transformers(asking: 
     from sentence_transformers import CrossEncoder
     from sklearn.metrics import ndcg_score
 
-    ended = finetune("my.yaml", "training.num_train_epochs=6", "training.eval_strategy=no", "training.save_strategy=no")
-    assert (ended.code, ended.err) == (0, "")
+    finetune(
+        "my.yaml", "training.num_train_epochs=6", "training.eval_strategy=no", "training.save_strategy=no"
+    ).finished()
     run = asking / "runs/my"
     said = results(run)
     assert said["device"]["value"] == "mps"
@@ -101,13 +102,11 @@ def test_pairs_that_share_a_question_are_ranked_and_others_are_told_apart(asking
         ]
         tiny.write_jsonl(asking / f"{name}.jsonl", pairs)
     words = ("data.columns={text: question, text_pair: answer, label: right}", "training.max_steps=2")
-    ended = finetune("my.yaml", *words)
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", *words).finished()
     said = results(asking / "runs/my")
     assert said["choices"]["loss"]["value"] == "BinaryCrossEntropyLoss"
     assert set(said["metrics"]) == {"ndcg@10", "mrr@10", "loss"}
-    ended = finetune("my.yaml", *words, "metrics=[average_precision, rerank]", "output_dir=both")
-    assert ended.code == 0, ended.err
+    assert finetune("my.yaml", *words, "metrics=[average_precision, rerank]", "output_dir=both").code == 0
     assert set(results(asking / "both")["metrics"]) == {"average_precision", "ndcg@10", "mrr@10", "loss"}
 
 
@@ -120,8 +119,7 @@ def test_a_right_and_a_wrong_answer_are_a_list_of_two(asking: Path, finetune: Co
         tiny.write_jsonl(asking / f"{name}.jsonl", rows)
     columns = "data.columns={text: question, text_pair: yes, negative: no}"
     for loss in ("RankNetLoss", "LambdaLoss", "BinaryCrossEntropyLoss"):
-        ended = finetune("my.yaml", columns, f"loss={loss}", "training.max_steps=2", f"output_dir={loss}")
-        assert (ended.code, ended.err) == (0, "")
+        finetune("my.yaml", columns, f"loss={loss}", "training.max_steps=2", f"output_dir={loss}").finished()
         assert [line["label"] for line in predictions(asking / loss)] == ["1.0", "0.0"] * 9
 
 

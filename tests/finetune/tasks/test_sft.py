@@ -109,7 +109,6 @@ def test_packed_rows_have_the_loss_of_single_ones(place: str, tmp_path: Path) ->
     for packing in (False, True):
         prepared = builders.prepare(task="sft", model=place, data=chats(tmp_path), max_length=256, packing=packing)
         model = prepared.model.to("mps").eval()
-        assert prepared.collator is not None
         total, count = 0.0, 0
         for row in range(len(prepared.train)):
             batch = prepared.collator([prepared.train[row]])
@@ -140,12 +139,9 @@ def test_adapters_learn_and_the_saved_model_answers_as_the_trained_one(place: st
     )
     trainer = builders.trainer(prepared, tmp_path / "run", max_steps=20, learning_rate=2e-2, logging_steps=20)
     trainer.train()
-    assert prepared.baseline is not None
     after = trainer.evaluate()
     assert after["eval_perplexity"] < 0.8 * prepared.baseline.metrics["perplexity"]
-    assert prepared.save is not None
     prepared.save(trainer, tmp_path / "saved")
-    assert prepared.predict is not None
     rows = list(prepared.predict(trainer))
     assert [row["reference"] for row in rows] == ["Yes, the ball is red."] * 3
     kind = AutoModelForCausalLM if export == "merged" else AutoPeftModelForCausalLM

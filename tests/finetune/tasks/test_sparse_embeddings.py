@@ -68,8 +68,7 @@ def test_words_are_learned_that_find_the_other_text_and_saved_for_sentence_trans
 ) -> None:
     from sentence_transformers import SparseEncoder
 
-    ended = finetune("my.yaml", "training.num_train_epochs=12")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", "training.num_train_epochs=12").finished()
     run = pairing / "runs/my"
     said = results(run)
     assert said["device"]["value"] == "mps"
@@ -95,8 +94,7 @@ def test_embeddings_are_sparser_where_a_dimension_costs_more(pairing: Path, fine
     active = []
     for cost in ("1e-6", "1"):
         words = (f"document_regularizer={cost}", f"query_regularizer={cost}", "training.num_train_epochs=4")
-        ended = finetune("my.yaml", *words, f"output_dir=at-{cost}")
-        assert (ended.code, ended.err) == (0, "")
+        finetune("my.yaml", *words, f"output_dir=at-{cost}").finished()
         active.append(results(pairing / f"at-{cost}")["metrics"]["active_dims"])
     assert active[1] < active[0] / 2
 

@@ -81,8 +81,7 @@ def hearing(desk: Path, ear: Path) -> Path:
 def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(hearing: Path, finetune: Command) -> None:
     from transformers import pipeline
 
-    ended = finetune("my.yaml")
-    assert ended.code == 0, ended.err
+    assert finetune("my.yaml").code == 0
     said = results(hearing / "runs/my")
     assert said["device"]["value"] == "mps"
     assert {entry["operator"] for entry in said["fallback"]} == {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
@@ -109,18 +108,20 @@ def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(heari
 
 @pytest.mark.slow
 def test_a_model_learns_to_hear_what_it_never_heard(hearing: Path, finetune: Command) -> None:
-    ended = finetune(
-        "my.yaml",
-        "freeze_feature_encoder=false",
-        "config_overrides={mask_time_prob: 0.0}",
-        "training.per_device_train_batch_size=8",
-        "training.gradient_accumulation_steps=1",
-        "training.num_train_epochs=60",
-        "training.lr_scheduler_type=constant",
-        "training.eval_strategy=no",
-        "training.save_strategy=no",
+    assert (
+        finetune(
+            "my.yaml",
+            "freeze_feature_encoder=false",
+            "config_overrides={mask_time_prob: 0.0}",
+            "training.per_device_train_batch_size=8",
+            "training.gradient_accumulation_steps=1",
+            "training.num_train_epochs=60",
+            "training.lr_scheduler_type=constant",
+            "training.eval_strategy=no",
+            "training.save_strategy=no",
+        ).code
+        == 0
     )
-    assert ended.code == 0, ended.err
     assert results(hearing / "runs/my")["metrics"]["cer"] < 0.3
 
 
@@ -139,28 +140,8 @@ def test_the_feature_encoder_stays_as_it_was_unless_the_recipe_frees_it(
         assert numpy.array_equal(before, after) is not free
 
 
-def test_accumulating_gradients_does_not_multiply_the_loss(hearing: Path, finetune: Command) -> None:
-    """transformers' CTC loss ignores num_items_in_batch: two batches a step would log twice the loss."""
-    losses = []
-    for batch, steps in ((8, 1), (4, 2)):
-        words = (
-            f"training.per_device_train_batch_size={batch}",
-            f"training.gradient_accumulation_steps={steps}",
-            "config_overrides={mask_time_prob: 0.0, hidden_dropout: 0.0, attention_dropout: 0.0,"
-            " feat_proj_dropout: 0.0, final_dropout: 0.0, activation_dropout: 0.0}",
-            "training.max_steps=1",
-            "training.logging_steps=1",
-            f"output_dir=by-{steps}",
-        )
-        ended = finetune("my.yaml", *words)
-        assert ended.code == 0, ended.err
-        losses.append(results(hearing / f"by-{steps}")["log_history"][0]["loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)
-
-
 def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune: Command) -> None:
-    ended = finetune("my.yaml", "max_duration_in_seconds=0.75", "training.max_steps=1")
-    assert ended.code == 0
+    assert finetune("my.yaml", "max_duration_in_seconds=0.75", "training.max_steps=1").code == 0
     left = results(hearing / "runs/my")["choices"]["left_out"]
     texts = [json.loads(line)["text"] for line in (hearing / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     assert left["value"] == f"{sum(len(text) > 7 for text in texts)} training rows"
@@ -188,8 +169,7 @@ def test_a_row_that_cannot_be_heard_is_named(
     lines = [json.loads(line) for line in (hearing / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     lines[0] |= change
     tiny.write_jsonl(hearing / "train.jsonl", lines)
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (2, f"hf-mps: {message}\n")
+    assert finetune("my.yaml").refused() == message
 
 
 def test_without_soundfile_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +251,7 @@ def test_a_recogniser_keeps_its_own_letters_and_unknown_ones_are_told(hearing: P
     assert finetune("my.yaml", "letter_case=upper", "training.max_steps=1", "output_dir=first").code == 0
     lines = (hearing / "dev.jsonl").read_text(encoding="utf-8").replace("abba", "abbé")
     (hearing / "dev.jsonl").write_text(lines, encoding="utf-8")
-    ended = finetune("my.yaml", "model=first", "training.max_steps=1")
-    assert ended.code == 0, ended.err
+    assert finetune("my.yaml", "model=first", "training.max_steps=1").code == 0
     choices = results(hearing / "runs/my")["choices"]
     assert choices["vocabulary"] == {
         "value": "ABCD",

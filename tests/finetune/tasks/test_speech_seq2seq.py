@@ -64,8 +64,7 @@ def test_a_run_learns_to_write_the_tones_down_and_the_folder_is_whole(hearing: P
     from transformers import AutoTokenizer, pipeline
 
     shutil.copy(hearing / "train.jsonl", hearing / "dev.jsonl")
-    ended = finetune("my.yaml", "training.max_steps=90", "training.learning_rate=1e-2")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", "training.max_steps=90", "training.learning_rate=1e-2").finished()
     said = results(hearing / "runs/my")
     assert said["device"]["value"] == "mps"
     assert said["fallback"] == []
@@ -122,8 +121,7 @@ def test_the_model_learns_language_task_and_text_and_begins_with_its_start_token
 
 
 def test_rows_that_are_too_long_take_no_part_and_are_told_of(hearing: Path, finetune: Command) -> None:
-    ended = finetune("my.yaml", "max_duration_in_seconds=0.75")
-    assert ended.code == 0, ended.err
+    assert finetune("my.yaml", "max_duration_in_seconds=0.75").code == 0
     left = results(hearing / "runs/my")["choices"]["left_out"]
     counts = []
     for name in ("train", "dev"):
@@ -151,9 +149,9 @@ def test_what_does_not_fit_is_refused(hearing: Path, finetune: Command, words: t
 
 def test_a_model_that_knows_english_alone_takes_no_other(hearing: Path, finetune: Command) -> None:
     (hearing / "ear/generation_config.json").write_text('{"is_multilingual": false}', encoding="utf-8")
-    ended = finetune("my.yaml")
-    message = "language is 'hindi', and model ear knows English alone; next: one without .en"
-    assert (ended.code, ended.err) == (2, f"hf-mps: {message}\n")
+    assert (
+        finetune("my.yaml").refused() == "language is 'hindi', and model ear knows English alone; next: one without .en"
+    )
     assert finetune("my.yaml", "language=english").code == 0
     assert results(hearing / "runs/my")["choices"]["speech"]["reason"] == snapshot(
         "the model knows English alone; without timestamps"

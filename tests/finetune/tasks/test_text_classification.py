@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,15 @@ def test_values_are_predicted_as_numbers_and_drawn_over_the_truth(desk: Path, fi
     assert set(found[0]) == {"text", "text_pair", "label", "prediction"}
     assert [float(line["label"]) for line in found] == [2.5 * row["label"] for row in tiny.rows(16, 48)]
     assert (desk / "runs/my/values.png").read_bytes().startswith(b"\x89PNG")
+    config = json.loads((desk / "runs/my/config.json").read_text(encoding="utf-8"))
+    assert config["problem_type"] == "regression"
+    assert set(results(desk / "runs/my")["metrics"]) == {"pearsonr", "spearmanr", "loss"}
 
 
 def test_two_validation_splits_are_both_measured_as_mnli_has_them(desk: Path, finetune: Command) -> None:
     other = [{**row, "label": 1 - row["label"]} for row in tiny.rows(16, 48)]
     tiny.write_csv(desk / "other.csv", other)
-    ended = finetune("my.yaml", "data.files.mismatched=other.csv", "training.num_train_epochs=4")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml", "data.files.mismatched=other.csv", "training.num_train_epochs=4").finished()
     said = results(desk / "runs/my")
     assert set(said["metrics"]) == {
         f"{split}{name}" for split in ("", "mismatched_") for name in ("f1", "accuracy", "loss")

@@ -258,8 +258,7 @@ def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
         return forward(self, input_ids, *others, **settings)
 
     monkeypatch.setattr(BertModel, "forward", watched)
-    ended = finetune("my.yaml")
-    assert (ended.code, ended.err) == (0, "")
+    finetune("my.yaml").finished()
     from tests.finetune.run_files import results
 
     assert "like length together" in str(results(desk / "runs/my")["choices"]["sampling"])

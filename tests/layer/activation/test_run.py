@@ -68,7 +68,6 @@ def test_a_killing_signal_is_the_process_s_own(run_python, tmp_path: Path) -> No
     with subprocess.Popen(
         [sys.executable, "-m", "hf_mps", "run", "sleep.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == -signal.SIGTERM

@@ -29,3 +29,10 @@ def fused() -> Fused:
             yield
 
     return on
+
+
+@pytest.fixture(params=["operators", "kernel"])
+def way(request: pytest.FixtureRequest, _untouched: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether PyTorch's operators compute what a part fuses, or a kernel of ours."""
+    monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", str(int(request.param == "kernel")))
+    return str(request.param)

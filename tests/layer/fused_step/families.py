@@ -82,6 +82,20 @@ def trained(
     return counts, loss.item(), gradients
 
 
+def same_second_gradients(
+    fused: Any, call: Callable[..., torch.Tensor], *given: Any, wanted: Any = (), tolerance: float = 1e-3
+) -> None:
+    """The gradients of a gradient's squares are stock's in a fused step: of `call(*given)`, for `wanted` too."""
+    found, of = [], [*given, *wanted]
+    for context in (nullcontext(), fused()):
+        with context:
+            first = torch.autograd.grad(call(*given).pow(3).sum(), given, create_graph=True)
+
+            second = torch.autograd.grad(sum(each.square().sum() for each in first), of, allow_unused=True)
+        found.append([each.cpu() / each.abs().max().cpu().clamp(min=1) for each in second if each is not None])
+    torch.testing.assert_close(found[1], found[0], rtol=tolerance, atol=tolerance)
+
+
 def ids(draw: torch.Generator, rows: int = 64) -> Iterator[list[int]]:
     for _ in range(rows):
         yield torch.randint(3, WORDS, (LENGTH,), generator=draw).tolist()

@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 
 from hf_mps.layer.fused_step.activations import ACTIVATION, ACTIVATIONS
 from hf_mps.metal import simulator
+from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused
 
 WIDE, NARROW = 24, 16
@@ -94,8 +95,7 @@ def test_layers_with_adapters_are_called_as_they_are(fused: Fused) -> None:
     found, ours = through(module, fused())
     assert ours.launches < stock.launches - 10
     assert len(found) == 2 + 2 * len(targets)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "gpt2"])
@@ -122,15 +122,8 @@ def test_under_autocast_they_are_stocks_too(name: str, fused: Fused) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_of_gradients_are_stocks(name: str, fused: Fused) -> None:
     module = layer(name)
-
-    def second(context: AbstractContextManager[Any]) -> list[Tensor]:
-        given = torch.randn(3, NARROW, generator=torch.Generator().manual_seed(1)).to("mps").requires_grad_()
-        with context:
-            (first,) = torch.autograd.grad(module(given).pow(3).sum(), given, create_graph=True)
-            return [each.cpu() for each in torch.autograd.grad(first.square().sum(), [given, *module.parameters()])]
-
-    for mine, theirs in zip(second(fused()), second(nullcontext()), strict=True):
-        torch.testing.assert_close(mine / theirs.abs().max(), theirs / theirs.abs().max(), rtol=1e-4, atol=1e-5)
+    given = torch.randn(3, NARROW, generator=torch.Generator().manual_seed(1)).to("mps").requires_grad_()
+    families.same_second_gradients(fused, module, given, wanted=module.parameters(), tolerance=1e-4)
 
 
 @pytest.mark.parametrize(("name", "part"), [("llama", "act_fn"), ("bert", "intermediate_act_fn"), ("bert", "dense")])
@@ -149,8 +142,7 @@ def test_the_layers_of_a_gated_unit_keep_their_hooks(fused: Fused) -> None:
     found, ours = through(module, fused())
     assert any("gated_silu" in each for each in ours.operators)
     assert len(seen) == 4
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_other_activations_and_calls_without_gradients_stay_stocks(fused: Fused) -> None:

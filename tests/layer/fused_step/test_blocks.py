@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -70,8 +69,7 @@ def step(model: Any, batch: dict[str, Tensor], context: AbstractContextManager[N
 def alike(found: list[Tensor], expected: list[Tensor]) -> None:
     """Within rounding of the largest gradient: some are zero but for that."""
     most = max(float(each.abs().max()) for each in expected)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * most)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * most)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -94,8 +92,7 @@ def test_a_hidden_states_gradient_is_whole(fused: Fused) -> None:
         with context:
             states = model(**batch, output_hidden_states=True).hidden_states
             found.append([each.cpu() for each in torch.autograd.grad(states[-1].pow(3).sum(), states[:-1])])
-    for mine, theirs in zip(found[1], found[0], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -130,16 +127,8 @@ def test_dropout_before_a_residual_is_drawn_and_repeated(fused: Fused) -> None:
 
 def test_gradients_of_gradients_are_stocks(fused: Fused) -> None:
     model, batch = made("Llama")
-    inputs = model.get_input_embeddings()(batch["input_ids"]).detach()
-    found = []
-    for context in (nullcontext(), fused()):
-        given = copy.deepcopy(inputs).requires_grad_()
-        with context:
-            result = model(inputs_embeds=given).last_hidden_state
-            (first,) = torch.autograd.grad(result.pow(3).sum(), given, create_graph=True)
-            (second,) = torch.autograd.grad(first.square().sum(), given)
-        found.append(second.cpu())
-    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-3 * float(found[0].abs().max()))
+    inputs = model.get_input_embeddings()(batch["input_ids"]).detach().requires_grad_()
+    families.same_second_gradients(fused, lambda given: model(inputs_embeds=given).last_hidden_state, inputs)
 
 
 @pytest.mark.parametrize("part", ["input_layernorm", "self_attn", "post_attention_layernorm"])

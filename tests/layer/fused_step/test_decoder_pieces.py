@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -26,21 +25,15 @@ from transformers.models.llama import modeling_llama
 from hf_mps.layer.fused_step.decoder_pieces import DECODER_PIECES, ROTATION
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
+from tests.layer.fused_step.conftest import Fused
 from tests.layer.fused_step.families import trained
 
-Fused = Callable[[], AbstractContextManager[None]]
+pytestmark = pytest.mark.usefixtures("way")
 MODELS = {
     "llama": (LlamaForCausalLM, LlamaConfig),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config),
     "mistral": (MistralForCausalLM, MistralConfig),
 }
-
-
-@pytest.fixture(autouse=True, params=["operators", "kernel"])
-def way(request: pytest.FixtureRequest, _untouched: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether PyTorch's operators rotate, or a kernel of ours."""
-    monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", str(int(request.param == "kernel")))
-    return str(request.param)
 
 
 def model(name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -61,9 +54,7 @@ def test_losses_and_gradients_are_stocks_to_rounding(name: str, dtype: torch.dty
     counts, found, ours = trained(made, fused())
     assert counts.launches < 0.88 * stock.launches
     assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-3)
-    assert ours.keys() == grads.keys()
-    for each, expected in grads.items():
-        torch.testing.assert_close(ours[each], expected, rtol=1e-5, atol=1e-7 if dtype == torch.float32 else 2e-3)
+    torch.testing.assert_close(ours, grads, rtol=1e-5, atol=1e-7 if dtype == torch.float32 else 2e-3)
 
 
 def test_a_model_that_is_made_later_has_them_too(fused: Fused) -> None:
@@ -122,15 +113,6 @@ def test_a_part_of_the_width_is_rotated_as_stock_does(fused: Fused) -> None:
     torch.testing.assert_close(ours, grads, rtol=1e-5, atol=1e-7)
 
 
-def second_gradients(context: AbstractContextManager[None], call: Callable[[Tensor], Tensor]) -> Tensor:
-    torch.manual_seed(0)
-    given = torch.randn(2, 3, 4, 8, device="mps", requires_grad=True)
-    with context:
-        (first,) = torch.autograd.grad(call(given).pow(3).sum(), given, create_graph=True)
-        (second,) = torch.autograd.grad(first.square().sum(), given)
-    return second.cpu()
-
-
 def rotated(given: Tensor) -> Tensor:
     cos, sin = (function(torch.arange(64, device="mps").view(2, 4, 8)) for function in (torch.cos, torch.sin))
     return modeling_llama.apply_rotary_pos_emb(given, given * 2, cos, sin)[0]
@@ -147,5 +129,5 @@ def test_a_rotation_by_the_kernel_is_one_launch_each_way(fused: Fused, way: str)
 
 
 def test_gradients_of_gradients_are_stocks(fused: Fused) -> None:
-    expected = second_gradients(nullcontext(), rotated)
-    torch.testing.assert_close(second_gradients(fused(), rotated), expected, rtol=1e-4, atol=1e-3)
+    torch.manual_seed(0)
+    families.same_second_gradients(fused, rotated, torch.randn(2, 3, 4, 8, device="mps", requires_grad=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from hf_mps.layer import guards
 from hf_mps.layer.fused_step import switch
 from hf_mps.layer.fused_step.fused_dropout import FUSED_DROPOUT, STOCK_FUSES
 from hf_mps.metal import simulator
+from tests.layer.fused_step.conftest import Fused
 from tests.layer.guards.loops import own_compiler
 
-Fused = Callable[[], AbstractContextManager[None]]
 COUNT = 100_000
 FUSED_BY_STOCK = torch_release() >= STOCK_FUSES
 

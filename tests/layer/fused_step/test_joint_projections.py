@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from inline_snapshot import snapshot
-from torch import Tensor
 from transformers.models.bert import modeling_bert
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
@@ -62,38 +61,26 @@ def together(model: Any) -> list[Any]:
     return [getattr(layer, "base_layer", layer) for layer in (getattr(found, name) for name in names)]
 
 
+@pytest.mark.parametrize("device", ["mps", "cpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_and_gradients_are_stocks_with_fewer_products(name: str, dtype: torch.dtype, fused: Fused) -> None:
-    made = model(name)
+def test_losses_and_gradients_are_stocks_with_fewer_products(
+    name: str, dtype: torch.dtype, device: str, fused: Fused
+) -> None:
+    """The CPU has, as CUDA, no one operator for all gradients."""
+    made = model(name).to(device)
     said = {} if dtype == torch.float32 else {"autocast": dtype}
     before, loss, gradients = trained(made, nullcontext(), **said)
-    after, found, ours = trained(made, fused(), **said)
-    layers = {"encoder": 2, "grouped heads": 2 + 1, "LoRA": 2 + 1 + 3}[name] * families.SHAPE["num_hidden_layers"]
-    assert before.operators["aten::linear"] - after.operators["aten::linear"] == layers
-    assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-2)
-    assert ours.keys() == gradients.keys()
-    for each, expected in gradients.items():
-        torch.testing.assert_close(ours[each], expected, **CLOSE[dtype])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
-def test_without_one_operator_for_all_gradients_they_are_stocks_too(
-    name: str, dtype: torch.dtype, fused: Fused
-) -> None:
-    """As on CUDA; the CPU has no such operator either."""
-    made = model(name).cpu()
-    said = {} if dtype == torch.float32 else {"autocast": dtype}
-    _, loss, gradients = trained(made, nullcontext(), **said)
     with fused():
-        joint_projections.JOINT_PROJECTIONS.devices = frozenset({"cpu"})
-        _, found, ours = trained(made, nullcontext(), **said)
-    assert spans.joined([each.weight for each in together(made)], 0) is not None
+        joint_projections.JOINT_PROJECTIONS.devices = frozenset({device})
+        after, found, ours = trained(made, nullcontext(), **said)
+    if device == "mps":
+        layers = {"encoder": 2, "grouped heads": 2 + 1, "LoRA": 2 + 1 + 3}[name] * families.SHAPE["num_hidden_layers"]
+        assert before.operators["aten::linear"] - after.operators["aten::linear"] == layers
+    else:
+        assert spans.joined([each.weight for each in together(made)], 0) is not None
     assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-2)
-    assert ours.keys() == gradients.keys()
-    for each, expected in gradients.items():
-        torch.testing.assert_close(ours[each], expected, **CLOSE[dtype])
+    torch.testing.assert_close(ours, gradients, **CLOSE[dtype])
 
 
 def test_which_layers_belong_together_is_read_in_the_models_source() -> None:
@@ -150,9 +137,7 @@ def test_what_is_frozen_gets_no_gradient(how: str, fused: Fused) -> None:
         each.requires_grad_("key" not in name if how == "frozen" else "bias" in name)
     _, _, gradients = trained(made, nullcontext())
     _, _, ours = trained(made, fused())
-    assert ours.keys() == gradients.keys()
-    for name, expected in gradients.items():
-        torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(ours, gradients, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["shared", "wrapped", "hooked"])
@@ -181,17 +166,11 @@ def test_hooks_of_each_layer_run(fused: Fused) -> None:
 
 
 def test_gradients_of_gradients_are_stocks(fused: Fused) -> None:
-    def second(context: AbstractContextManager[None]) -> Tensor:
-        torch.manual_seed(0)
-        config = modeling_llama.LlamaConfig(hidden_size=8, intermediate_size=16, num_attention_heads=2)
-        mlp = modeling_llama.LlamaMLP(config).to("mps")
-        given = torch.randn(2, 3, 8, device="mps", requires_grad=True)
-        with context:
-            first = torch.autograd.grad(mlp(given).pow(3).sum(), (given, mlp.up_proj.weight), create_graph=True)
-            (found,) = torch.autograd.grad(sum(each.square().sum() for each in first), given)
-        return found.cpu()
-
-    torch.testing.assert_close(second(fused()), second(nullcontext()), rtol=1e-4, atol=1e-6)
+    torch.manual_seed(0)
+    config = modeling_llama.LlamaConfig(hidden_size=8, intermediate_size=16, num_attention_heads=2)
+    mlp = modeling_llama.LlamaMLP(config).to("mps")
+    given = torch.randn(2, 3, 8, device="mps", requires_grad=True)
+    families.same_second_gradients(fused, lambda x, _: mlp(x), given, mlp.up_proj.weight, tolerance=1e-4)
 
 
 def test_a_checkpointed_layer_is_replayed(fused: Fused) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from hf_mps.layer.fused_step.batch_parts import ONE_COPY
 from hf_mps.metal import simulator
 from hf_mps.metal.device import machine
 from hf_mps.metal.simulator import strictness
+from tests.layer.fused_step.conftest import Fused
 from tests.layer.guards.test_batch_waits import encoding, send
-
-Fused = Callable[[], AbstractContextManager[None]]
 
 
 def mixed() -> dict[str, Any]:

@@ -38,8 +38,6 @@ def test_an_encoders_mask_is_transformers_own(fused: Fused) -> None:
     expected, before = counted(create_bidirectional_mask)
     with fused():
         found, after = counted(create_bidirectional_mask)
-    assert found is not None
-    assert expected is not None
     assert torch.equal(found, expected)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     assert after <= 2 < before, "the bools, and the look whether there is padding"

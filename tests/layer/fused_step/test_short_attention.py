@@ -16,16 +16,11 @@ from hf_mps.layer.fused_step import short_attention
 from hf_mps.layer.fused_step.short_attention import SHORT_ATTENTION
 from hf_mps.layer.guards.platform import batches
 from hf_mps.metal import simulator
+from tests.layer.fused_step import families
+from tests.layer.fused_step.conftest import Fused
 
-Fused = Callable[[], AbstractContextManager[None]]
+pytestmark = pytest.mark.usefixtures("way")
 BATCH, HEADS, PLACES, WIDTH = 2, 3, 6, 4
-
-
-@pytest.fixture(autouse=True, params=["operators", "kernel"])
-def way(request: pytest.FixtureRequest, _untouched: None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether PyTorch's operators compute it, or a kernel of ours."""
-    monkeypatch.setenv("HF_MPS_TRAINING_KERNELS", str(int(request.param == "kernel")))
-    return str(request.param)
 
 
 def same(found: Any, expected: Any, way: str) -> None:
@@ -92,21 +87,6 @@ def test_heads_that_share_keys_are_stocks(name: str, fused: Fused, way: str) -> 
         )
     assert found[1][0] < found[0][0]
     same(found[1][1:], found[0][1:], way)
-
-
-def test_the_sums_are_those_of_double_precision(fused: Fused) -> None:
-    leaves, given = inputs()
-    with fused():
-        out = attention(*given)
-        out.sum().backward()
-    doubles = [each.detach().cpu().double().requires_grad_() for each in leaves]
-    query, key, value = (each.view(BATCH, PLACES, HEADS, WIDTH).transpose(1, 2) for each in doubles)
-    oracle = torch.softmax(query @ key.transpose(-2, -1) / WIDTH**0.5, -1) @ value
-    oracle.sum().backward()
-    torch.testing.assert_close(out.detach().cpu().double(), oracle.detach(), rtol=1e-6, atol=1e-6)
-    for leaf, double in zip(leaves, doubles, strict=True):
-        assert leaf.grad is not None
-        torch.testing.assert_close(leaf.grad.cpu().double(), double.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_it_launches_half_as_much_and_makes_a_mask_once_for_all_layers(fused: Fused, way: str) -> None:
@@ -183,7 +163,6 @@ def test_dropout_drops_as_many_and_the_gradient_knows_which(fused: Fused) -> Non
 
     assert stats.binomtest(int((found != 0).sum()), found.numel(), 0.75).pvalue > 1e-4
     torch.testing.assert_close(found.unique(), torch.tensor([0, 1 / 32 / 0.75]))
-    assert values.grad is not None
     # Each value's gradient is the sum of the chances by which it was multiplied.
     torch.testing.assert_close(values.grad.cpu()[..., 0], found.sum(-2))
 
@@ -206,21 +185,13 @@ def test_dropouts_gradient_is_that_of_the_same_mask(fused: Fused) -> None:
                 results.append(attention(*given, dropout_p=0.5).sum().item())
                 with torch.no_grad():
                     other[0, 1, 2] -= sign * step
-            assert leaf.grad is not None
             assert (results[0] - results[1]) / (2 * step) == pytest.approx(leaf.grad[0, 1, 2].item(), abs=2e-3)
 
 
 def test_a_gradient_of_a_gradient_is_stocks(fused: Fused) -> None:
-    found = []
-    for context in (nullcontext(), fused()):
-        leaves, given = inputs()
-        with context:
-            out = attention(*given, attn_mask=masks()["padding"]["attn_mask"])
-            first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-            second = torch.autograd.grad(sum(each.square().sum() for each in first), leaves)
-        found.append([each.detach().cpu() for each in second])
-    for mine, theirs in zip(found[1], found[0], strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    leaves, given = inputs()
+    mask = masks()["padding"]["attn_mask"]
+    families.same_second_gradients(fused, lambda *_: attention(*given, attn_mask=mask), *leaves, tolerance=1e-4)
 
 
 def test_checkpointing_repeats_it(fused: Fused) -> None:

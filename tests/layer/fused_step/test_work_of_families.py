@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,8 @@ import torch
 
 from hf_mps.core.releases import torch_release
 from tests.layer.fused_step import families
+from tests.layer.fused_step.conftest import Fused
 
-Fused = Callable[[], AbstractContextManager[None]]
 # Counted from macOS 15 on: on macOS 14 each tensor of a batch is a copy, and MPSGraph gets copies of permuted tensors.
 STEPS, PLAIN_STEPS, MINILM_STEPS = 32, 4, 4
 COLUMN = sum(torch_release() >= release for release in ((2, 14), (2, 15)))

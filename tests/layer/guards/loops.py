@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,14 @@ def close(one: list[Tensor], other: list[Tensor], tolerance: float = 1e-4) -> bo
     return all(torch.allclose(a, b, atol=tolerance, rtol=tolerance) for a, b in zip(one, other, strict=True))
 
 
+def descend(loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """A plain loop of as many steps."""
+    for _ in range(steps):
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def new_accelerator(**settings: Any) -> Any:
     """An Accelerator in a state of its own."""
     from accelerate import Accelerator
@@ -132,6 +140,15 @@ def own_compiler() -> Iterator[None]:
         yield
     torch._inductor.config.layout_optimization, torch._dynamo.config.suppress_errors = before
     torch._dynamo.reset()
+
+
+@contextmanager
+def stock() -> Iterator[None]:
+    """Without any guard or sentinel."""
+    from hf_mps.layer import guards
+
+    with guards.suspended(), guards.suspended(kind="sentinel"):
+        yield
 
 
 def batches() -> Any:

@@ -103,8 +103,8 @@ def test_rows_are_added_to_those_of_their_keys(keys: list[int], dtype: torch.dty
     torch.testing.assert_close(target.cpu().double(), wanted, rtol=1e-3, atol=2e-3)
 
 
-def test_a_trial_meets_the_devices_own_kernel_and_draws_nothing() -> None:
-    guard, before = guards.get("atomic-order"), torch.mps.get_rng_state()
+def test_a_trial_meets_the_devices_own_kernel() -> None:
+    guard = guards.get("atomic-order")
     with deterministic():
         found = guard.applies()
     assert found.value
@@ -112,7 +112,6 @@ def test_a_trial_meets_the_devices_own_kernel_and_draws_nothing() -> None:
         assert guard.applies().reason == snapshot(
             "tried on the device: 8 equal backward passes of an embedding agree to the bit"
         )
-    assert torch.equal(torch.mps.get_rng_state(), before)
     assert not guard.times
 
 

@@ -85,15 +85,17 @@ BATCHES: dict[str, Callable[[], Any]] = {
 }
 
 
+def shown(value: Any) -> Any:
+    """What there is to see of a batch."""
+    if isinstance(value, Tensor):
+        return value.tolist(), value.dtype, value.device, value.stride(), value.storage_offset(), type(value)
+    if hasattr(value, "items"):
+        return type(value), {name: shown(each) for name, each in value.items()}
+    return (type(value), [shown(each) for each in value]) if isinstance(value, list | tuple) else value
+
+
 @pytest.mark.parametrize("kind", BATCHES)
 def test_a_batch_of_any_form_is_what_stock_makes_of_it(kind: str) -> None:
-    def shown(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.tolist(), value.dtype, value.device, value.stride(), value.storage_offset(), type(value)
-        if hasattr(value, "items"):
-            return type(value), {name: shown(each) for name, each in value.items()}
-        return (type(value), [shown(each) for each in value]) if isinstance(value, list | tuple) else value
-
     found = []
     for off in (False, True):
         with guards.suspended("batch-waits") if off else nullcontext(), simulator.counted() as counts:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
-from hf_mps.layer.guards.numerics import layouts, products
+from hf_mps.layer.guards.numerics import layouts
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device
 
@@ -80,7 +80,6 @@ def test_a_class_of_tensors_is_told_of_the_calls_that_the_script_makes_and_of_no
 def test_gradients_flow_through_a_copy_in_two_steps() -> None:
     there = VALUES.to("mps").requires_grad_()
     there.to("cpu", torch.float64).square().sum().backward()
-    assert there.grad is not None
     assert torch.equal(there.grad.cpu(), 2 * VALUES)
 
 
@@ -133,15 +132,6 @@ def test_the_trial_tells_which_of_the_two_faults_is_there() -> None:
         assert guard.applies().reason == snapshot("tried on the device: the bias is wrong for one row")
     with strictness.on("row-bias", "many-rows-bias"):
         assert guard.applies().reason.endswith("wrong for one row and for 65,537 matrices")
-
-
-@pytest.mark.parametrize(("macos", "release"), [("14.7", "2.13.0"), ("26.1", "2.14.0")])
-def test_older_systems_and_newer_releases_have_no_kernel_of_ours(macos: str, release: str) -> None:
-    guard = products.LinearBias()
-    with device.mac(macos=macos, torch=release):
-        guard.install(torch)
-        assert not guard.arounds
-        assert not guard.applies().value
 
 
 @of_the_release

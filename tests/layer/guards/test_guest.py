@@ -6,8 +6,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,9 @@ import pytest
 import torch
 
 from hf_mps.core.notices import ignoring
-from hf_mps.layer import guards
 from hf_mps.layer.guards import SentinelNotice
-from hf_mps.layer.guards.catalogue import GUARDS
-from hf_mps.metal import fallback
-from hf_mps.metal.device import probe
-from hf_mps.metal.fallback import registration
-from hf_mps.metrics import scores
 from tests.layer.guards import lightning_loops, loops
 from tests.layer.guards.experiments import failures
-
-
-@contextmanager
-def stock() -> Iterator[None]:
-    """Without any guard or sentinel."""
-    with guards.suspended(), guards.suspended(kind="sentinel"):
-        yield
 
 
 class Failing(torch.nn.Module):
@@ -69,15 +56,6 @@ def test_a_trainer_leaves_its_arguments_as_they_were_given(fails: bool, tmp_path
         assert (found.dataloader_pin_memory, found.logging_nan_inf_filter) == (True, True)
 
 
-def test_a_trainer_has_the_callbacks_that_transformers_gives_it(tmp_path: Path) -> None:
-    from transformers import PrinterCallback, ProgressCallback
-    from transformers.trainer import DEFAULT_CALLBACKS
-
-    for disabled, shown in ((True, PrinterCallback), (False, ProgressCallback)):
-        run = loops.trainer(tmp_path, disable_tqdm=disabled)
-        assert [type(each) for each in run.callback_handler.callbacks] == [*DEFAULT_CALLBACKS, shown]
-
-
 @pytest.mark.parametrize("given", [True, False])
 def test_a_diverging_training_ends_as_stock_does_whatever_the_filter(given: bool, tmp_path: Path) -> None:
     run = loops.trainer(tmp_path, loops.Diverging(), logging_nan_inf_filter=given)
@@ -98,17 +76,15 @@ def test_the_callbacks_of_a_trainer_are_stocks(tmp_path: Path) -> None:
         return [type(each).__name__ for each in run.callback_handler.callbacks]
 
     seen = []
-    for layer in (True, False):
-        with ExitStack() as stack:
-            if not layer:
-                stack.enter_context(stock())
-            run = loops.trainer(tmp_path / str(layer), save_strategy="steps", save_steps=4)
+    for layer in (nullcontext, loops.stock):
+        with layer():
+            run = loops.trainer(tmp_path / layer.__name__, save_strategy="steps", save_steps=4)
             steps = [kinds(run), run.callback_handler.callback_list]
             run.add_callback(Own)
             steps += [kinds(run), type(run.pop_callback(Own)).__name__]
             run.remove_callback(PrinterCallback)
             run.train()
-            state = json.loads((tmp_path / str(layer) / "checkpoint-4" / "trainer_state.json").read_text())
+            state = json.loads((tmp_path / layer.__name__ / "checkpoint-4" / "trainer_state.json").read_text())
             steps += [kinds(run), state["stateful_callbacks"], sorted(state), sorted(state["log_history"][0])]
             seen.append(steps)
     assert seen[0] == seen[1]
@@ -149,12 +125,10 @@ def test_a_plain_program_says_nothing_beyond_stock(
 ) -> None:
     program(tmp_path)  # what libraries say at their first use
     said = []
-    for layer in (True, False):
+    for layer in (nullcontext, loops.stock):
         capsys.readouterr()
-        with warnings.catch_warnings(record=True) as warned, ExitStack() as stack:
+        with warnings.catch_warnings(record=True) as warned, layer():
             warnings.simplefilter("always")
-            if not layer:
-                stack.enter_context(stock())
             program(tmp_path)
         screen = re.sub(r"[\d.]+", "N", capsys.readouterr().err)
         said.append((screen, {str(each.message) for each in warned}))
@@ -164,68 +138,12 @@ def test_a_plain_program_says_nothing_beyond_stock(
     assert not any("hf_mps" in line or "hf-mps" in line for line in (screen, *ours))
 
 
-def trained_by_an_optimizer() -> None:
-    parameter = torch.nn.Parameter(torch.ones(2, device="mps"))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    parameter.sum().backward()
-    optimizer.step()
-
-
-def anew() -> None:
-    """Every guard looks for its fault as if it never had."""
-    for name in GUARDS.names:
-        guards.get(name).forget()
-    guards.report()
-
-
-def probed() -> None:
-    probe._known = None
-    assert probe.metal(owned=True).value
-
-
-def took_back_and_registered() -> None:
-    with registration.suspended():
-        pass
-
-
-MOMENTS: list[Callable[[], object]] = [
-    anew,
-    probed,
-    took_back_and_registered,
-    trained_by_an_optimizer,
-    fallback.report,
-    lambda: torch.linalg.eigh(torch.eye(3, device="mps")),
-    lambda: torch.ones(2).to("mps", non_blocking=True),
-    lambda: scores.spearmanr([1.0, 2.0, 3.0], [1.0, 1.0, 2.0]),
-    lambda: loops.accelerated(),
-]
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_warning_that_was_shown_once_is_not_shown_again(moment: Callable[[], object]) -> None:
-    registry: dict[str, Any] = {}
-
-    def warn() -> None:
-        warnings.warn_explicit("said once", UserWarning, "library.py", 1, registry=registry)
-
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("default")
-        warn()
-        filters = list(warnings.filters)
-        moment()
-        warn()
-        assert list(warnings.filters) == filters
-    assert [str(each.message) for each in shown].count("said once") == 1
-
-
 def test_a_trainer_shows_it_no_oftener_than_stock(tmp_path: Path) -> None:
     counts = []
-    for layer in (True, False):
+    for layer in (nullcontext, loops.stock):
         registry: dict[str, Any] = {}
-        with warnings.catch_warnings(record=True) as shown, ExitStack() as stack:
+        with warnings.catch_warnings(record=True) as shown, layer():
             warnings.simplefilter("default")
-            if not layer:
-                stack.enter_context(stock())
             for make in (lambda: loops.trainer(tmp_path), lambda: None):
                 warnings.warn_explicit("said once", UserWarning, "library.py", 1, registry=registry)
                 made = make()

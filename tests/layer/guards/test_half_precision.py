@@ -71,11 +71,3 @@ def test_what_can_be_had_trains(tmp_path: Path) -> None:
     for name in ("bf16", "fp16"):
         loops.trained(tmp_path, max_steps=1, **{name: True})
     assert not guards.get("half-precision").times
-
-
-def test_fp16_names_the_accelerate_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard: Any = guards.get("half-precision")
-    as_in_1_10 = {"fp16": lambda: False, "bf16": lambda: True}
-    monkeypatch.setattr(guard, "_in_accelerate", as_in_1_10)
-    with pytest.raises(UserError, match=r"^mixed_precision=fp16: .*needs accelerate 1.11 or newer; .*next: bf16, or"):
-        loops.new_accelerator(mixed_precision="fp16")

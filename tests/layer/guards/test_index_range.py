@@ -64,13 +64,6 @@ def test_a_refusal_names_every_part_and_leaves_the_device_as_it_was(tmp_path: Pa
     assert kernels() == before
 
 
-def test_labels_that_the_script_maps_itself_are_its_own_affair() -> None:
-    def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
-        return F.cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"] - 1)
-
-    epoch(loops.bert(), labelled(lambda number: number % 2 + 1), loss)
-
-
 def test_another_ignore_index_is_no_label() -> None:
     def loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
         return F.cross_entropy(model(input_ids=batch["input_ids"]).logits, batch["labels"], ignore_index=255)

@@ -46,11 +46,6 @@ def test_a_checkpoint_without_random_states_is_told_of(name: str, tmp_path: Path
         )
 
 
-@pytest.mark.parametrize("step", [2, 10])
-def test_a_run_goes_on_from_anywhere_in_an_epoch(step: int, tmp_path: Path) -> None:
-    assert lightning_loops.resumed(lightning_loops.NAMES[0], tmp_path, step)
-
-
 def test_checkpoints_made_on_the_cpu_are_lightning_s_own(tmp_path: Path) -> None:
     pl = lightning_loops.library()
     run = lightning_loops.trainer(pl, tmp_path, max_steps=1, accelerator="cpu")

@@ -2,60 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 import torch
 import torch.nn.functional as F
 
 from hf_mps.layer import guards
-from hf_mps.layer.guards.numerics import indices, operators
-from hf_mps.metal.device import profiles
 from hf_mps.metal.simulator import strictness
 from tests import hazards
 
 OURS = ("large-pad", "index-add-gaps", "lerp-weight", "scalar-views")
-
-
-@pytest.mark.parametrize(
-    ("release", "macos", "there"),
-    [
-        ("2.13.0", (14, 7), set(OURS)),
-        ("2.13.0", (26, 6), {"large-pad", "lerp-weight", "scalar-views"}),
-        ("2.14.1", (14, 7), {"large-pad", "lerp-weight"}),
-        ("2.15.0", (26, 6), set()),
-    ],
-)
-def test_each_release_and_system_has_what_upstream_says(release: str, macos: tuple[int, int], there: set[str]) -> None:
-    class Metal:
-        on: set[str]
-
-        def switch_fault(self, name: str, state: bool) -> None:
-            if state and name in OURS:
-                self.on.add(name)
-
-    metal = Metal()
-    metal.on = set()
-    strictness.start(metal, replace(profiles.get("m4-16gb"), macos=macos), release)
-    assert metal.on == there
-
-
-@pytest.mark.parametrize(
-    ("release", "macos", "there"),
-    [
-        ("2.13.0", "14.7", {"large-pad", "index-add-gaps", "lerp-weight"}),
-        ("2.13.0", "15.6", {"large-pad", "lerp-weight"}),
-        ("2.14.1", "14.7", {"large-pad", "lerp-weight"}),
-        ("2.15.0", "26.6", set()),
-    ],
-)
-def test_nothing_stands_before_the_device_where_the_fault_is_not(release: str, macos: str, there: set[str]) -> None:
-    for guard in (operators.LargePad(), indices.IndexAddGaps(), operators.LerpWeight()):
-        with hazards.device.mac(macos=macos, torch=release):
-            guard.install(torch)
-            assert bool(guard.kernels) is (guard.name in there)
-            assert guard.name in there or not guard.applies().value
-        guard.release()
 
 
 def test_calls_that_are_right_go_to_the_device_as_they_are() -> None:

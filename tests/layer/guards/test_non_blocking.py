@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,20 +35,6 @@ def test_a_copy_to_the_device_is_made_as_it_was_asked_for() -> None:
     assert not guards.get("non-blocking").times
 
 
-@pytest.mark.usefixtures("simulated")
-def test_a_copy_to_the_cpu_is_there_when_it_is_read() -> None:
-    there = torch.ones(4, device="mps")
-    with guards.suspended("non-blocking"):
-        early = there.to("cpu", non_blocking=True), torch.empty(4).copy_(there, non_blocking=True)
-        assert not any(each.all() for each in early), "as the installed release has it"
-        torch.mps.synchronize()
-        assert all(each.all() for each in early)
-    right = there.to("cpu", non_blocking=True), torch.empty(4).copy_(there, non_blocking=True)
-    assert all(each.all() for each in right)
-    assert guards.get("non-blocking").times == 2
-
-
-@pytest.mark.usefixtures("simulated")
 def test_a_source_that_the_script_writes_to_too_early_is_read_as_it_is_then() -> None:
     source = torch.ones(4)
     with strictness.on("late-copies"):

@@ -49,28 +49,6 @@ def test_where_they_are_right_each_is_left_to_the_device_from_its_second_call_on
     assert not guards.get(NAME).times
 
 
-NORM = "aten::native_batch_norm_backward"
-
-
-@pytest.mark.parametrize(
-    ("macos", "release", "put"),
-    [
-        ("14.7", "2.13.0", {f"aten::{name}" for name in TRIALS}),
-        ("15.6", "2.13.0", set()),
-        ("26.1", "2.13.0", {NORM}),
-        ("14.7", "2.14.1", {f"aten::{name}" for name in TRIALS}),
-        ("26.1", "2.14.1", set()),
-    ],
-)
-def test_only_what_release_and_macos_may_get_wrong_is_tried(macos: str, release: str, put: set[str]) -> None:
-    guard = guards.get(NAME)
-    with device.mac(macos=macos, torch=release), strictness.on(NAME):
-        guard.forget()
-        assert guard.kernels.keys() == put
-        assert guard.verdict().value is bool(put)
-        assert guard.tried().value
-
-
 def test_batch_norm_of_permuted_tensors_trains_on_macos_26() -> None:
     def gradient(where: str) -> torch.Tensor:
         given = torch.linspace(-1, 1, 120, device=where).view(2, 5, 4, 3).permute(0, 3, 1, 2).requires_grad_()

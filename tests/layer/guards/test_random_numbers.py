@@ -1,10 +1,11 @@
-"""Nothing of this layer draws from, seeds or reorders anybody's random numbers."""
+"""Nothing of this layer draws from, seeds or reorders anybody's random numbers, or shows a warning again."""
 
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hf_mps.layer.guards.catalogue import GUARDS
 from hf_mps.metal import fallback
 from hf_mps.metal.device import choice, memory, precision, probe
 from hf_mps.metal.fallback import registration
+from hf_mps.metrics import scores
 from tests import hazards
 from tests.layer.guards import lightning_loops, loops, resume_loops
 
@@ -68,8 +70,15 @@ def probed_anew() -> None:
     assert choice.choose().value == "mps"
 
 
+def anew() -> None:
+    """Every guard looks for its fault as if it never had."""
+    for name in GUARDS.names:
+        guards.get(name).forget()
+    guards.report()
+
+
 MOMENTS: list[Callable[[], object]] = [
-    guards.report,
+    anew,
     fallback.report,
     probed_anew,
     took_back_and_registered,
@@ -78,13 +87,27 @@ MOMENTS: list[Callable[[], object]] = [
     lambda: (memory.total("mps"), memory.recommended("mps"), memory.driver("mps"), memory.current("mps")),
     lambda: torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2, device="mps"))]),
     lambda: torch.linalg.eigh(torch.eye(3, device="mps")),  # an operator that runs on the CPU
+    lambda: torch.ones(2).to("mps", non_blocking=True),
+    lambda: scores.spearmanr([1.0, 2.0, 3.0], [1.0, 1.0, 2.0]),
 ]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_reports_probes_and_registrations_draw_nothing(moment: Callable[[], object]) -> None:
-    with no_draw():
-        moment()
+def test_reports_probes_and_registrations_draw_nothing_and_no_warning_comes_again(moment: Callable[[], object]) -> None:
+    registry: dict[str, Any] = {}
+
+    def warn() -> None:
+        warnings.warn_explicit("said once", UserWarning, "library.py", 1, registry=registry)
+
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        warn()
+        filters = list(warnings.filters)
+        with no_draw():
+            moment()
+        warn()
+        assert list(warnings.filters) == filters
+    assert [str(each.message) for each in shown].count("said once") == 1
 
 
 IMPORTS = """
@@ -132,7 +155,7 @@ def logged(folder: Path) -> tuple[list[float], list[torch.Tensor]]:
 
 def test_two_equal_trainings_are_equal_and_as_without_the_layer(tmp_path: Path) -> None:
     first, again = logged(tmp_path), logged(tmp_path)
-    with guards.suspended(), guards.suspended(kind="sentinel"):
+    with loops.stock():
         stock = logged(tmp_path)
     assert first[0] == again[0] == stock[0]
     assert loops.same(first[1], stock[1])
@@ -141,11 +164,8 @@ def test_two_equal_trainings_are_equal_and_as_without_the_layer(tmp_path: Path) 
 
 def test_an_accelerate_and_a_lightning_loop_are_too(tmp_path: Path) -> None:
     found = []
-    for suspended in (False, False, True):
-        with ExitStack() as stack:
-            if suspended:
-                stack.enter_context(guards.suspended())
-                stack.enter_context(guards.suspended(kind="sentinel"))
+    for layer in (nullcontext, nullcontext, loops.stock):
+        with layer():
             resume_loops.seed_all(11)
             weights = loops.accelerated(loops.bert(0.3))
             pl = lightning_loops.library()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 import pytest
@@ -147,3 +148,12 @@ def test_a_file_of_theirs_that_is_imported_before_torch_leaves_all_armed(module:
     )
     done = run_python("-c", code)
     assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has its own device")
+def test_the_report_switches_the_layer_on_where_nothing_has_yet(run_python) -> None:
+    done = run_python("-c", "import hf_mps; print(hf_mps.guards.report())")
+    assert done.returncode == 0, done.stderr
+    states = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
+    assert states["checkpoint-rng"] == "on"
+    assert states["resume-rng"] == "waits"

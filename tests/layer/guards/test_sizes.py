@@ -13,45 +13,13 @@ import torch.nn.functional as F
 from hf_mps.core.errors import UserError
 from hf_mps.layer import guards
 from hf_mps.layer.guards import kernel_overrides
-from hf_mps.layer.guards.numerics import convolutions, operators, products
-from hf_mps.metal.device import machine, profiles
+from hf_mps.layer.guards.numerics import operators, products
+from hf_mps.metal.device import machine
 from hf_mps.metal.simulator import strictness
 from tests import hazards
 
 OURS = ("huge-products", "huge-cat", "embedding-grad", "conv-batch", "conv3d-layout")
 GIB = 2**30
-
-
-def on_by_default(profile: profiles.Profile, torch_version: str) -> set[str]:
-    """The faults of this part that a profile has with a release."""
-
-    class Metal:
-        on: set[str]
-
-        def switch_fault(self, name: str, state: bool) -> None:
-            if state and name in OURS:
-                self.on.add(name)
-
-    metal = Metal()
-    metal.on = set()
-    strictness.start(metal, profile, torch_version)
-    return metal.on
-
-
-@pytest.mark.parametrize(
-    ("release", "macos", "missing"),
-    [
-        ("2.13.0", (26, 2), {"conv3d-layout"}),
-        ("2.14.1", (26, 2), set()),
-        ("2.14.1", (26, 3), {"conv3d-layout"}),
-        ("2.15.0", (26, 3), {"huge-cat", "conv3d-layout"}),
-    ],
-)
-def test_each_release_and_system_has_what_upstream_says(
-    release: str, macos: tuple[int, int], missing: set[str]
-) -> None:
-    profile = replace(profiles.get("m4-pro-24gb"), macos=macos)
-    assert on_by_default(profile, release) == set(OURS) - missing
 
 
 @pytest.mark.parametrize(
@@ -87,7 +55,6 @@ def test_what_is_recognized_as_too_large_needs_no_memory_to_ask() -> None:
     assert not operators._huge([meta(3, 4)[:, :2]], 1)
 
 
-@pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize(("gigabytes", "there"), [(8, False), (16, False), (18, True), (64, True)])
 def test_products_are_watched_only_on_macs_that_can_hold_such_tensors(
     gigabytes: int, there: bool, monkeypatch: pytest.MonkeyPatch
@@ -103,36 +70,6 @@ def test_products_are_watched_only_on_macs_that_can_hold_such_tensors(
     assert not guard.arounds
 
 
-@pytest.mark.usefixtures("untouched")
-@pytest.mark.parametrize(
-    ("macos", "release", "there"),
-    [("26.2", "2.14.0", True), ("26.3", "2.14.0", False), ("26.2", "2.13.0", False), ("15.6", "2.14.0", False)],
-)
-def test_volumes_are_watched_only_on_systems_with_the_fault(macos: str, release: str, there: bool) -> None:
-    guard = convolutions.Conv3dLayout()
-    try:
-        with hazards.device.mac(macos=macos, torch=release):
-            guard.install(torch)
-        assert bool(guard.arounds) is there
-    finally:
-        guard.release()
-
-
-@pytest.mark.usefixtures("untouched")
-@pytest.mark.parametrize("name", ["conv-batch", "conv3d-layout", "large-pad", "index-add-gaps"])
-def test_a_trial_tells_whether_the_fault_is_there_and_draws_nothing(name: str) -> None:
-    before = torch.mps.get_rng_state(), torch.get_rng_state()
-    with hazards.on(name):
-        assert guards.get(name).applies().value
-        with strictness.off(name):
-            found = guards.get(name).applies()
-    assert not found.value
-    assert found.reason.startswith("tried on the device: ")
-    assert torch.equal(torch.mps.get_rng_state(), before[0])
-    assert torch.equal(torch.get_rng_state(), before[1])
-
-
-@pytest.mark.usefixtures("untouched")
 def test_where_the_cure_of_volumes_does_not_help_a_person_hears_of_it() -> None:
     with hazards.on("conv3d-layout"):
         guard = guards.get("conv3d-layout")
@@ -142,7 +79,6 @@ def test_where_the_cure_of_volumes_does_not_help_a_person_hears_of_it() -> None:
             F.conv3d(torch.ones(1, 2, 3, 3, 3, device="mps"), torch.ones(1, 2, 2, 2, 2, device="mps"))
 
 
-@pytest.mark.usefixtures("untouched")
 def test_volumes_with_channels_last_stay_so() -> None:
     volume, weight = torch.randn(1, 4, 3, 5, 5), torch.randn(2, 4, 1, 3, 3)
     with hazards.on("conv3d-layout"):
@@ -152,7 +88,6 @@ def test_volumes_with_channels_last_stay_so() -> None:
     torch.testing.assert_close(found.cpu(), F.conv3d(volume, weight))
 
 
-@pytest.mark.usefixtures("untouched")
 def test_small_calls_go_to_the_device_and_no_guard_acts() -> None:
     one = torch.randn(2, 3, 4, device="mps", requires_grad=True)
     with hazards.on(*OURS), strictness.off():
@@ -166,7 +101,6 @@ def test_small_calls_go_to_the_device_and_no_guard_acts() -> None:
     assert not [each["name"] for each in guards.acted() if each["name"] in OURS]
 
 
-@pytest.mark.usefixtures("untouched")
 def test_the_words_of_metals_refusals_are_the_devices() -> None:
     ids = torch.arange(300, device="mps")
     weight = torch.randn(300, 20, device="mps", requires_grad=True)
@@ -177,7 +111,6 @@ def test_the_words_of_metals_refusals_are_the_devices() -> None:
         operators.together([torch.ones(2, 3, device="mps"), torch.ones(3, 2, device="mps")])
 
 
-@pytest.mark.usefixtures("simulated")
 def test_a_fault_begins_elsewhere_only_for_a_while() -> None:
     one = torch.ones(2, 40, 40, device="mps")
     with strictness.on("huge-cat"), guards.suspended("huge-cat"):
@@ -188,7 +121,6 @@ def test_a_fault_begins_elsewhere_only_for_a_while() -> None:
         strictness.beginning_at("conv-batch", 3).__enter__()
 
 
-@pytest.mark.usefixtures("untouched")
 def test_a_sum_that_is_too_long_by_itself_goes_to_the_device() -> None:
     one = torch.ones(1, 1, hazards.sizes.ELEMENTS + 1)
     with hazards.on("huge-products"):
@@ -196,7 +128,6 @@ def test_a_sum_that_is_too_long_by_itself_goes_to_the_device() -> None:
         assert not guards.get("huge-products").times
 
 
-@pytest.mark.usefixtures("untouched")
 def test_two_guards_at_one_operator_ask_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that are too large for one fault and whose sums are too long for the other are right."""
     one, other = torch.randn(2, 20, 40_009), torch.randn(2, 40_009, 16)
@@ -213,7 +144,6 @@ def test_two_guards_at_one_operator_ask_one_after_the_other(monkeypatch: pytest.
     assert guards.get("large-k").times == 2, "once for each part"
 
 
-@pytest.mark.usefixtures("untouched")
 def test_a_question_that_fails_costs_its_guard_alone_and_the_call_is_stocks() -> None:
     guard, asked = products.HugeProducts(), []
 

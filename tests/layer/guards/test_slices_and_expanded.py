@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hf_mps.layer import guards
-from hf_mps.metal.device import faults, profiles
 from hf_mps.metal.simulator import strictness
 from tests import hazards
 from tests.hazards import device
@@ -17,12 +16,6 @@ from tests.layer.guards.experiments import sizes
 
 SLICED, EXPANDED = "sliced-products", "expanded-operands"
 ONE, OTHER = torch.arange(6.0).view(2, 3), torch.arange(6.0).view(3, 2)
-MM, ADDMM, LINEAR = {"mm", "mm.out"}, {"addmm", "addmm.out", "addmm_"}, {"linear_backward"}
-
-
-@pytest.fixture(autouse=True)
-def _settled(untouched: None) -> None:
-    """The guards as they are in a process that has just begun."""
 
 
 def test_a_slice_is_never_written_and_gaps_are_written_over() -> None:
@@ -74,39 +67,6 @@ def test_from_torch_2_14_on_baddbmm_alone_is_wrong_and_is_cured(macos: str, faul
             assert "baddbmm differ" in guards.get(SLICED).verdict().reason
 
 
-def kernels(name: str, macos: str, release: str) -> set[str]:
-    """What the guard puts on such a Mac."""
-    with device.mac(macos=macos, torch=release):
-        guards.get(name).forget()
-        return {target.removeprefix("aten::") for target in guards.get(name).kernels}
-
-
-BADDBMM = {"baddbmm.out", "baddbmm_"}
-INTO = {"mm.out", "bmm.out", "addmm.out", "addmm_", *BADDBMM}
-
-
-@pytest.mark.parametrize(
-    ("macos", "release", "sliced", "expanded"),
-    [
-        ("14.7", "2.13.0", INTO, set()),
-        ("15.6", "2.13.0", INTO, ADDMM | LINEAR),
-        ("14.7", "2.14.1", BADDBMM, set()),
-        ("15.6", "2.14.1", BADDBMM, ADDMM),
-        ("15.6", "2.15.0", BADDBMM, ADDMM),
-        ("26.3", "2.13.0", set(), ADDMM | LINEAR),
-        ("26.4.1", "2.13.0", set(), set()),
-        ("26.6", "2.15.0", set(), set()),
-        ("27.0", "2.13.0", set(), MM | ADDMM | LINEAR),
-        ("27.1", "2.15.0", set(), MM | ADDMM),
-    ],
-)
-def test_kernels_stand_only_where_release_and_macos_may_be_wrong(
-    macos: str, release: str, sliced: set[str], expanded: set[str]
-) -> None:
-    assert kernels(SLICED, macos, release) == sliced
-    assert kernels(EXPANDED, macos, release) == expanded
-
-
 def test_where_the_device_is_right_the_first_such_call_takes_the_kernels_away() -> None:
     buffer, one, other = torch.zeros(2, 2, 2, device="mps"), ONE.to("mps"), OTHER.to("mps")
     with device.mac(macos="14.7"), strictness.off(*guards.get(SLICED).faults):
@@ -140,8 +100,7 @@ def test_the_fused_attention_needs_no_guard(fault: str) -> None:
         return [each.grad.cpu() for each in given if each.grad is not None]
 
     with guards.suspended(SLICED), strictness.on(fault):
-        for found, right in zip(gradients("mps"), gradients("cpu"), strict=True):
-            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradients("mps"), gradients("cpu"), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fault", ["sliced-products", "gapped-products"])
@@ -158,19 +117,4 @@ def test_joint_adapters_need_no_guard(fault: str) -> None:
         return [each.detach().cpu() for each in (*outs, *(each.grad for each in (rows, *learned[2:])))]
 
     with guards.suspended(SLICED), strictness.on(fault):
-        for found, right in zip(computed("mps"), computed("cpu"), strict=True):
-            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
-
-
-def test_profiles_have_what_upstream_says_of_their_systems() -> None:
-    names = [name for name in faults.FAULTS if name.startswith(("sliced", "gapped", "expanded"))]
-
-    def on(profile: str) -> set[str]:
-        mac = profiles.get(profile)
-        macos = ".".join(map(str, mac.macos))
-        return {name for name in names if faults.FAULTS[name].concerns(mac.chip, macos, "2.13.0")}
-
-    assert on("m1-8gb") == {"sliced-products", "sliced-baddbmm"}
-    assert on("m2-pro-16gb") == {"gapped-products", "gapped-baddbmm", "expanded-operands", "expanded-gradient"}
-    assert on("m4-16gb") == {"expanded-operands", "expanded-gradient"}
-    assert on("m5-macos27-24gb") == {"expanded-mm", "expanded-operands", "expanded-gradient"}
+        torch.testing.assert_close(computed("mps"), computed("cpu"), rtol=1e-4, atol=1e-4)

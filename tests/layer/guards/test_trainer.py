@@ -9,31 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from inline_snapshot import snapshot
 from transformers import HfArgumentParser, Seq2SeqTrainingArguments, TrainerCallback, TrainingArguments
 
-from hf_mps.core.errors import UserError
 from hf_mps.layer import guards
-from hf_mps.layer.guards import GuardNotice, SentinelNotice
+from hf_mps.layer.guards import GuardNotice
 from hf_mps.layer.guards.explicit_args import was_given
 from tests.layer.guards import loops
 from tests.layer.guards.experiments import failures
-
-
-def test_a_loss_that_is_nan_is_told_and_the_line_says_where(tmp_path: Path) -> None:
-    run = loops.trainer(tmp_path, loops.Diverging())
-    with pytest.warns(SentinelNotice, match=r"loss is nan at step 2 of 4, .* a lower learning_rate \(now 0.01\)"):
-        run.train()
-
-
-def test_a_filter_that_the_user_asked_for_stays(tmp_path: Path) -> None:
-    run = loops.trainer(tmp_path, loops.Diverging(), logging_nan_inf_filter=True)
-    run.train()
-    assert run.args.logging_nan_inf_filter
-    assert np.isfinite(failures.losses(run)).all()
 
 
 def of_pinning(train: Callable[[], object]) -> list[str]:
@@ -123,15 +108,6 @@ def test_several_processes_on_the_one_device_are_refused(way: str, run_python: A
     done = run_python("-c", SEVERAL, way, env=launched)
     assert done.returncode != 0
     assert "2 processes were started on this host and there is one Metal device" in done.stderr.splitlines()[-1]
-
-
-def test_a_notebook_s_launcher_starts_one_process_and_not_several() -> None:
-    from accelerate import notebook_launcher
-
-    ran: list[int] = []
-    with pytest.raises(UserError, match=r"num_processes=2\): there is one Metal device, .*accumulation_steps=2 for"):
-        notebook_launcher(ran.append, (1,), 2)
-    assert ran == []
 
 
 @pytest.mark.nightly

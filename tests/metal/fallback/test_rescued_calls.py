@@ -112,7 +112,6 @@ def test_a_pool_of_sizes_that_do_not_divide_trains(simulated: None) -> None:
     right = F.adaptive_avg_pool2d(here, 3)
     right.square().sum().backward()
     torch.testing.assert_close(found.cpu(), right)
-    assert there.grad is not None
     torch.testing.assert_close(there.grad.cpu(), here.grad)
     assert {entry.operator for entry in fallback.report().operators} >= {"aten::_adaptive_avg_pool2d"}
 

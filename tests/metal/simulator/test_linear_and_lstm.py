@@ -89,8 +89,7 @@ def test_states_that_are_given_get_gradients_and_states_that_come_out_give_them(
         out, (hidden, cell) = own(x.to(device), (begin[0], begin[1]))
         (gradient,) = torch.autograd.grad((hidden.square() + cell).sum(), begin)
         found.append([each.detach().cpu() for each in (out, hidden, cell, gradient)])
-    for device, host in zip(found[1], found[0], strict=True):
-        torch.testing.assert_close(device, host, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -86,7 +86,6 @@ def test_tensors_on_two_devices_are_refused() -> None:
 
 def test_another_profile_in_the_same_process_is_refused() -> None:
     present = simulator.loaded()
-    assert present is not None
     other = next(profile for profile in profiles.PROFILES.values() if profile != present)
     with pytest.raises(UserError, match=f"the simulated device {present.name} is loaded already; start a new process"):
         simulator.load(other.name)

@@ -20,7 +20,6 @@ MIB = 2**20
 
 def test_torch_takes_it_for_a_mac() -> None:
     profile = simulator.loaded()
-    assert profile is not None
     assert torch.backends.mps.is_available()
     assert torch.backends.mps.is_built()
     assert torch.backends.mps.is_macos_or_newer(*profile.macos)
@@ -68,7 +67,6 @@ def test_a_view_and_a_gradient_of_it_cost_what_they_hold() -> None:
 
 def test_the_recommended_maximum_is_the_profiles() -> None:
     profile = simulator.loaded()
-    assert profile is not None
     assert torch.mps.recommended_max_memory() == profile.recommended_max
 
 

@@ -119,7 +119,6 @@ def test_the_backward_pass_draws_as_the_forward_did_and_leaves_the_generator_alo
         before = torch.mps.get_rng_state()
         out.sum().backward()
         assert torch.equal(before, torch.mps.get_rng_state())
-        assert leaf.grad is not None
         return out.detach().cpu(), leaf.grad.cpu(), before
 
     out, gradient, _ = run(4 * 96 * 32)

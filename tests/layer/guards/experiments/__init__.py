@@ -40,10 +40,8 @@ EXPERIMENTS: dict[str, tuple[Experiment, ...]] = {
     "mixed-dtypes": (results.float32_norms, results.frozen_float32_norms),
     "large-k": (
         products.below_a_vocabulary,
-        products.below_a_vocabulary_in_chunks,
         products.of_a_large_batch,
         products.of_a_wide_layer,
-        products.of_einsum,
         products.in_every_form,
         products.in_half_precision,
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-def _agree(run: Callable[[str], list[torch.Tensor]]) -> bool:
-    pairs = zip(run("cpu"), run("mps"), strict=True)
-    return all(torch.allclose(found.cpu(), right, rtol=1e-3, atol=1e-4) for right, found in pairs)
+from tests.layer.guards.experiments.both import agree, numbers
 
 
 def _gradients(model: nn.Module, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -29,12 +25,12 @@ def channels_last_network(folder: Path) -> bool:
     """Batch norm and tanh in channels_last, pytorch#175189's."""
     torch.manual_seed(0)
     model, rows = nn.Sequential(nn.BatchNorm2d(3), nn.Tanh(), nn.BatchNorm2d(3)), torch.randn(4, 8, 8, 3)
-    return _agree(lambda device: _gradients(model.to(device), rows.to(device).permute(0, 3, 1, 2)))
+    return agree(lambda device: _gradients(model.to(device), rows.to(device).permute(0, 3, 1, 2)), laid_out=False)
 
 
 def permuted_values(folder: Path) -> bool:
     """The activations of pytorch#175188 on heads that were transposed, whose gradients come from a sum."""
-    values = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
+    values = numbers(2, 5, 3, 4)
 
     def run(device: str) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
@@ -44,12 +40,12 @@ def permuted_values(folder: Path) -> bool:
             found += torch.autograd.grad((function(given) * factors).sum(), given)
         return found
 
-    return _agree(run)
+    return agree(run, laid_out=False)
 
 
 def results_in_another_order(folder: Path) -> bool:
     """What pytorch#131736 names: softplus, threshold and prelu of a transposed tensor and of one in channels_last."""
-    values = torch.randn(2, 5, 3, 4, generator=torch.Generator().manual_seed(0))
+    values = numbers(2, 5, 3, 4)
 
     def run(device: str) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
@@ -61,7 +57,7 @@ def results_in_another_order(folder: Path) -> bool:
                 found += [result.detach(), *torch.autograd.grad((result * factors).sum(), given)]
         return found
 
-    return _agree(run)
+    return agree(run, laid_out=False)
 
 
 def images_through_a_resnet(folder: Path) -> bool:
@@ -77,4 +73,4 @@ def images_through_a_resnet(folder: Path) -> bool:
         there = model.to(device).to(memory_format=torch.channels_last)
         return _gradients(there, pictures.to(device).permute(0, 3, 1, 2))
 
-    return _agree(run)
+    return agree(run, laid_out=False)

@@ -122,7 +122,7 @@ def processes_of_a_notebook(folder: Path) -> bool:
     loops.forget_accelerators()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.distributed.launcher.api.elastic_launch", started)
-        return refused(lambda: notebook_launcher(print, (), 2), "one Metal device")
+        return refused(lambda: notebook_launcher(print, (), 2), "num_processes=2): there is one Metal device")
 
 
 def compiled_accelerator(folder: Path) -> bool:

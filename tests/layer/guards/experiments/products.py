@@ -2,162 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+
+from tests.layer.guards.experiments.both import agree, numbers
 
 WORDS = 40_009
-
-
-def _agrees(run: Callable[[str], torch.Tensor], tolerance: float = 1e-3) -> bool:
-    """Whether `run(device)` is the CPU's on the device, where other numbers lie in freed memory."""
-    right = run("cpu")
-    used = torch.full((2**20,), 50.0, device="mps")
-    del used
-    found = run("mps").cpu()
-    return torch.allclose(found, right, rtol=tolerance, atol=tolerance * float(right.abs().max()))
-
-
-def _numbers(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[0]))
 
 
 def below_a_vocabulary(folder: Path) -> bool:
     """What a language model's head sends down: pytorch#153957's layer, in 2 x 32 tokens."""
 
-    def run(device: str) -> torch.Tensor:
-        rows = _numbers(2, 32, 24).to(device).requires_grad_()
-        head = _numbers(WORDS, 24).to(device)
-        F.cross_entropy(F.linear(rows, head).flatten(0, 1), torch.arange(64, device=device)).backward()
-        assert rows.grad is not None
-        return rows.grad
+    def run(device: str) -> list[Tensor]:
+        rows = numbers(2, 32, 24).to(device).requires_grad_()
+        head = numbers(WORDS, 24).to(device)
+        loss = F.cross_entropy(F.linear(rows, head).flatten(0, 1), torch.arange(64, device=device))
+        return [*torch.autograd.grad(loss, rows)]
 
-    return _agrees(run)
-
-
-def below_a_vocabulary_in_chunks(folder: Path) -> bool:
-    """The same by the recipes' own loss."""
-    from hf_mps.finetune.loss.chunked import cross_entropy
-
-    def run(device: str) -> torch.Tensor:
-        rows = _numbers(2, 32, 24).to(device).requires_grad_()
-        cross_entropy(rows, _numbers(WORDS, 24).to(device), None, torch.arange(64, device=device)).backward()
-        assert rows.grad is not None
-        return rows.grad
-
-    return _agrees(run)
+    return agree(run)
 
 
 def of_a_large_batch(folder: Path) -> bool:
     """The gradient of a weight over 40,016 tokens: pytorch#177116."""
 
-    def run(device: str) -> torch.Tensor:
+    def run(device: str) -> list[Tensor]:
         layer = nn.Linear(16, 16, bias=False, device=device)
         nn.init.constant_(layer.weight, 0.5)
-        layer(_numbers(8, 5002, 16).to(device)).square().mean().backward()
-        assert layer.weight.grad is not None
-        return layer.weight.grad
+        return [*torch.autograd.grad(layer(numbers(8, 5002, 16).to(device)).square().mean(), layer.weight)]
 
-    return _agrees(run)
+    return agree(run)
 
 
 def of_a_wide_layer(folder: Path) -> bool:
     """A linear layer over flattened pictures of 40,009 values, with a bias."""
-    weight, bias, rows = _numbers(32, WORDS), _numbers(32), _numbers(16, WORDS)
-    return _agrees(lambda device: F.linear(rows.to(device), weight.to(device), bias.to(device)))
-
-
-def of_einsum(folder: Path) -> bool:
-    """Attention's sum over long keys, which einsum gives to bmm; wrong in 2.14 too."""
-    one, other = _numbers(2, 16, WORDS), _numbers(2, WORDS, 24)
-    return _agrees(lambda device: torch.einsum("bqk,bkd->bqd", one.to(device), other.to(device)))
+    weight, bias, rows = numbers(32, WORDS), numbers(32), numbers(16, WORDS)
+    return agree(lambda device: [F.linear(*(each.to(device) for each in (rows, weight, bias)))])
 
 
 def in_every_form(folder: Path) -> bool:
     """mm, addmm, baddbmm, in place and into another tensor, with factors."""
-    one, other, given = _numbers(16, WORDS), _numbers(WORDS, 16), _numbers(16, 16)
+    one, other, given = numbers(16, WORDS), numbers(WORDS, 16), numbers(16, 16)
 
-    def forms(device: str) -> torch.Tensor:
+    def forms(device: str) -> list[Tensor]:
         a, b, c = one.to(device), other.to(device), given.to(device)
-        return torch.stack(
-            [
-                torch.mm(a, b, out=torch.empty(0, device=device)),
-                torch.addmm(c, a, b, beta=2, alpha=0.5),
-                torch.addmm(c * float("nan"), a, b, beta=0, out=torch.empty(16, 16, device=device)),
-                c.clone().addmm_(a, b),
-                torch.baddbmm(c[None], a[None], b[None])[0],
-                c[None].clone().baddbmm_(a[None], b[None], alpha=3)[0],
-                torch.bmm(a[None], b[None], out=torch.empty(0, device=device))[0],
-            ]
-        )
+        return [
+            torch.mm(a, b, out=torch.empty(0, device=device)),
+            torch.addmm(c, a, b, beta=2, alpha=0.5),
+            torch.addmm(c * float("nan"), a, b, beta=0, out=torch.empty(16, 16, device=device)),
+            c.clone().addmm_(a, b),
+            torch.baddbmm(c[None], a[None], b[None])[0],
+            c[None].clone().baddbmm_(a[None], b[None], alpha=3)[0],
+            torch.bmm(a[None], b[None], out=torch.empty(0, device=device))[0],
+        ]
 
-    return _agrees(forms)
+    return agree(forms)
 
 
 def in_half_precision(folder: Path) -> bool:
     """The same under autocast, added up in float32 as the device's own kernel does."""
-    one, other = _numbers(16, WORDS), _numbers(WORDS, 16)
+    one, other = numbers(16, WORDS), numbers(WORDS, 16)
 
-    def run(device: str) -> torch.Tensor:
+    def run(device: str) -> list[Tensor]:
         with torch.autocast(device, torch.bfloat16):
-            return (one.to(device) @ other.to(device)).float()
+            return [(one.to(device) @ other.to(device)).float()]
 
-    return _agrees(run, tolerance=2e-2)
+    return agree(run, tolerance=2e-2)
 
 
 def into_slices(folder: Path) -> bool:
     """Products that are written into one of several matrices: pytorch PR 193385."""
 
-    def run(device: str) -> torch.Tensor:
-        one, other = _numbers(4, 8).to(device), _numbers(8, 4).to(device)
+    def run(device: str) -> list[Tensor]:
+        one, other = numbers(4, 8).to(device), numbers(8, 4).to(device)
         matrices = torch.zeros(5, 2, 4, 4, device=device)
         torch.mm(one, other, out=matrices[1, 0])
         torch.addmm(one[:, :4], one, other, beta=2, out=matrices[2, 0])
         matrices[3, 0].addmm_(one, other, alpha=3)
         torch.bmm(one.expand(2, 4, 8), other.expand(2, 8, 4), out=matrices[4])
         matrices[3:4, 1].baddbmm_(one[None], other[None])
-        return matrices
+        return [matrices]
 
-    return _agrees(run)
+    return agree(run)
 
 
 def between_columns(folder: Path) -> bool:
     """Products that are written into a part of each row, as layers side by side have them: pytorch#104832."""
 
-    def run(device: str) -> torch.Tensor:
-        one, other = _numbers(4, 8).to(device), _numbers(8, 4).to(device)
+    def run(device: str) -> list[Tensor]:
+        one, other = numbers(4, 8).to(device), numbers(8, 4).to(device)
         wide = torch.ones(4, 12, device=device)
         torch.mm(one, other, out=wide[:, :4])
         wide[:, 4:8].addmm_(one, other, alpha=0.5)
-        return wide
+        return [wide]
 
-    return _agrees(run)
+    return agree(run)
 
 
 def of_a_sums_gradient(folder: Path) -> bool:
     """pytorch#180201: the gradient of a sum is one number expanded, which a layer multiplies by its weight."""
 
-    def run(device: str) -> torch.Tensor:
-        rows, layer = _numbers(64, 3).to(device).requires_grad_(), nn.Linear(3, 1, device=device)
+    def run(device: str) -> list[Tensor]:
+        rows, layer = numbers(64, 3).to(device).requires_grad_(), nn.Linear(3, 1, device=device)
         nn.init.constant_(layer.weight, 0.5)
-        layer(rows).sum().backward()
-        assert rows.grad is not None
-        return rows.grad
+        return [*torch.autograd.grad(layer(rows).sum(), rows)]
 
-    return _agrees(run)
+    return agree(run)
 
 
 def of_expanded_matrices(folder: Path) -> bool:
     """One row for all, by mm and addmm in each form."""
 
-    def run(device: str) -> torch.Tensor:
-        one, other = _numbers(1, 3).to(device).expand(40, 3), _numbers(3, 5).to(device)
-        added = _numbers(5).to(device)
+    def run(device: str) -> list[Tensor]:
+        one, other = numbers(1, 3).to(device).expand(40, 3), numbers(3, 5).to(device)
+        added = numbers(5).to(device)
         forms = [one @ other, torch.mm(one, other, out=torch.empty(0, device=device))]
         forms += [torch.addmm(added, one, other, beta=2), torch.zeros(40, 5, device=device).addmm_(one, other, alpha=3)]
-        return torch.stack(forms)
+        return forms
 
-    return _agrees(run)
+    return agree(run)

@@ -47,7 +47,6 @@ def reentrant_checkpoint(folder: Path) -> bool:
         torch.manual_seed(2)
         y = layer(x) if reentrant is None else torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
         y.sum().backward()
-        assert x.grad is not None
         found.append([x.grad.cpu()])
     return loops.same(*found)
 

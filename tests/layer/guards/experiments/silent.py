@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from hf_mps.core.errors import UserError
 from tests.layer.guards import lightning_loops, loops
+from tests.layer.guards.experiments.both import agree, numbers
 
 
 def _refused(run: Callable[[], Any], *words: str) -> bool:
@@ -153,15 +155,12 @@ def many_matrices(folder: Path) -> bool:
 
 
 def _linear_agrees(*shape: int) -> bool:
-    draw = torch.Generator().manual_seed(7)
-    rows, weight, bias = (torch.randn(each, generator=draw) for each in (shape, (3, shape[-1]), (3,)))
-    there = [each.to("mps").requires_grad_() for each in (rows, weight, bias)]
-    here = [each.requires_grad_() for each in (rows, weight, bias)]
-    found, right = F.linear(*there), F.linear(*here)
-    found.square().mean().backward()
-    right.square().mean().backward()
-    pairs = [(found, right), *((one.grad, other.grad) for one, other in zip(there, here, strict=True))]
-    return all(torch.allclose(one.cpu(), other, atol=1e-5) for one, other in pairs if one is not None)
+    def run(device: str) -> list[Tensor]:
+        given = [numbers(*each).to(device).requires_grad_() for each in (shape, (3, shape[-1]), (3,))]
+        found = F.linear(*given)
+        return [found.detach(), *torch.autograd.grad(found.square().mean(), given)]
+
+    return agree(run, tolerance=1e-5)
 
 
 def _multiplied() -> torch.dtype:

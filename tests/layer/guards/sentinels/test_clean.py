@@ -106,10 +106,7 @@ def learned(folder: Path) -> None:
     """A loss that is exactly zero from its first steps on."""
     weight = nn.Parameter(torch.ones(4, device="mps"))
     optimizer = torch.optim.SGD([weight], lr=0.5)
-    for _ in range(60):
-        torch.relu(weight.sum() - 2).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    loops.descend(lambda: torch.relu(weight.sum() - 2), optimizer, 60)
 
 
 CLEAN: list[Callable[[Path], None]] = [

@@ -68,7 +68,8 @@ def test_trainer_is_warned_once_and_keeps_the_users_callbacks(tmp_path: Path) ->
         run.train()
     lines = [str(each.message) for each in told if each.category is SentinelNotice]
     assert len(lines) == 1
-    assert lines[0].startswith("hf_mps: loss is nan at step 3 of 40, and the training goes on; next: ")
+    assert lines[0].startswith("hf_mps: loss is nan at step 3 of 40, and the training goes on; next: a lower")
+    assert "learning_rate (now 0.01)" in lines[0]
     assert run.state.global_step == 40
 
 
@@ -156,7 +157,6 @@ def test_a_trainer_that_trains_again_begins_anew(tmp_path: Path) -> None:
     run.train()
     second = stream.STREAM.series(run.optimizer)
     assert first is not second
-    assert second is not None
     assert second.steps == 8
 
 
@@ -187,7 +187,6 @@ def test_gradients_with_a_graph_behind_them_leave_none_behind() -> None:
         optimizer.step()
         weight.grad = None
     series = stream.STREAM.series(optimizer)
-    assert series is not None
     assert not any(value.requires_grad for _, value, _ in (*series.losses, *series.norms))
     assert found() == []
 
@@ -232,10 +231,7 @@ def on_two_devices() -> list[Tensor]:
     torch.manual_seed(0)
     head, body = nn.Linear(4, 2), nn.Linear(4, 4).to("mps")
     optimizer = torch.optim.AdamW([*head.parameters(), *body.parameters()], lr=1e-2, foreach=False)
-    for _ in range(20):
-        head(body(torch.ones(3, 4, device="mps")).cpu()).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    loops.descend(lambda: head(body(torch.ones(3, 4, device="mps")).cpu()).square().mean(), optimizer, 20)
     return loops.weights(body) + loops.weights(head)
 
 
@@ -244,10 +240,7 @@ def converged() -> list[Tensor]:
     torch.manual_seed(0)
     layer = nn.Linear(4, 2).to("mps")
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.2)
-    for _ in range(400):
-        (layer(torch.ones(3, 4, device="mps")) - 0.7).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    loops.descend(lambda: (layer(torch.ones(3, 4, device="mps")) - 0.7).square().mean(), optimizer, 400)
     return loops.weights(layer)
 
 
@@ -257,10 +250,7 @@ def at_a_minimum() -> list[Tensor]:
     rows, goal = torch.randn(16, 2).to("mps"), torch.randn(16, 1).to("mps")
     layer = nn.Linear(2, 1).to("mps")
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.3)
-    for _ in range(300):
-        (layer(rows) - goal).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    loops.descend(lambda: (layer(rows) - goal).square().mean(), optimizer, 300)
     return loops.weights(layer)
 
 
@@ -269,10 +259,7 @@ def in_complex_numbers() -> list[Tensor]:
     torch.manual_seed(0)
     turn, scale = nn.Parameter(torch.randn(4, dtype=torch.complex64).to("mps")), nn.Parameter(torch.ones(4).to("mps"))
     optimizer = torch.optim.SGD([turn, scale], lr=1e-2)
-    for _ in range(20):
-        ((turn * scale).abs().square().sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    loops.descend(lambda: (turn * scale).abs().square().sum(), optimizer, 20)
     return loops.weights(nn.ParameterList([turn, scale]))
 
 

@@ -10,6 +10,7 @@ from hf_mps.core import settings
 from hf_mps.layer import guards
 from hf_mps.layer.guards import SentinelNotice
 from hf_mps.layer.guards.catalogue import SENTINELS
+from tests.layer.guards import loops
 
 NAMES = SENTINELS.names
 
@@ -18,10 +19,7 @@ def train(still: nn.Parameter, moving: nn.Parameter) -> None:
     """A plain loop whose optimizer puts one of its weights back, as a kernel does that never writes it."""
     optimizer = torch.optim.SGD([("still", still), ("moving", moving)], lr=0.1)
     optimizer.register_step_post_hook(lambda *_: still.data.fill_(1.0))
-    for _ in range(6):
-        (still.sum() + moving.square().sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    loops.descend(lambda: still.sum() + moving.square().sum(), optimizer, 6)
 
 
 def test_one_that_found_something_says_so_once_and_names_the_weight() -> None:

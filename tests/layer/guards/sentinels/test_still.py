@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hf_mps.layer import guards
 from hf_mps.layer.guards import SentinelNotice
+from tests.layer.guards import loops
 
 
 class Trusting(torch.optim.Optimizer):
@@ -74,10 +75,7 @@ def test_an_optimizer_with_steps_of_its_own_is_not_blamed(name: str) -> None:
         torch.manual_seed(0)
         layer = nn.Linear(8, 4).to("mps", dtype)
         optimizer = OPTIMIZERS[name](layer.parameters())
-        for _ in range(6):
-            (layer(torch.ones(2, 8, device="mps", dtype=dtype)).sum() * size).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        loops.descend(lambda: layer(torch.ones(2, 8, device="mps", dtype=dtype)).sum() * size, optimizer, 6)
 
     for size, dtype in itertools.product((1e-6, 1.0, 1e6), (torch.float32, torch.bfloat16)):
         quiet(functools.partial(train, size, dtype))
@@ -162,9 +160,6 @@ def test_a_bank_of_vectors_on_the_cpu_beside_weights_on_the_device_is_no_fault()
     def train() -> None:
         bank, weight = nn.Parameter(torch.ones(6, 4)), nn.Parameter(torch.ones(4, device="mps"))
         optimizer = torch.optim.AdamW([bank, weight], lr=1e-2, foreach=False)
-        for _ in range(5):
-            (bank.sum(0).to("mps") * weight).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        loops.descend(lambda: (bank.sum(0).to("mps") * weight).square().sum(), optimizer, 5)
 
     quiet(train)

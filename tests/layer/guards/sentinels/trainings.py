@@ -35,10 +35,7 @@ def transposed_sgd(folder: Path) -> None:
     weight = nn.Parameter(torch.ones(3, 4, device="mps").t())
     other = nn.Parameter(torch.ones(4, 3, device="mps"))
     optimizer = torch.optim.Adagrad([weight, other], lr=0.1)
-    for _ in range(4):
-        (weight.square().sum() + other.square().sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    loops.descend(lambda: weight.square().sum() + other.square().sum(), optimizer, 4)
 
 
 def overflowed_trainer(folder: Path) -> None:
@@ -88,10 +85,7 @@ def frozen_features(folder: Path) -> None:
     features, goal = torch.randn(16, 8, device="mps"), torch.randn(16, 8, device="mps")
     layer = nn.LayerNorm(8, device="mps")
     optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.0)
-    for _ in range(50):
-        (layer(features) - goal).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    loops.descend(lambda: (layer(features) - goal).square().mean(), optimizer, 50)
 
 
 # Hazard -> the sentinel that sees it, and the trainings.

@@ -39,7 +39,7 @@ def test_all_names_are_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["air.exp.f8", "air.no_such_thing.f32", "air.simd_sum", "air.convert.f.f32", "exp", ""]
+    "name", ["air.exp.f8", "air.no_such_thing.f32", "air.simd_sum", "air.convert.f.f32", "air.min.i32", "exp", ""]
 )
 def test_an_unknown_name_is_not_guessed(name: str) -> None:
     assert intrinsics.define(name) is None

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from hf_mps.metal.kernels.intrinsics import define
 from tests.metal.kernels.intrinsics.harness import run
 from tests.metal.kernels.intrinsics.test_coverage import DECLARED
 from tests.metal.kernels.intrinsics.values import integers
@@ -35,11 +34,3 @@ def test_all_and_any_of_a_vector() -> None:
     pairs = np.ascontiguousarray(bools[:, :2])
     np.testing.assert_array_equal(run("air.all.v2i1", pairs), pairs.all(axis=1))
     np.testing.assert_array_equal(run("air.any.v2i1", pairs), pairs.any(axis=1))
-
-
-def test_a_simdgroup_has_32_lanes() -> None:
-    assert run("air.get_simdgroup_size.i16", count=1)[0] == 32
-
-
-def test_a_sign_is_needed() -> None:
-    assert define("air.min.i32") is None

@@ -45,7 +45,6 @@ def running(release: str) -> Iterator[Dispatch]:
     """The rules of a fetched release run for the block."""
     metal_kernels.enable(release, build.running("these tests need the simulated device"))
     dispatch = metal_kernels.running()
-    assert dispatch is not None
     vars(dispatch.release).update(_read_before(release))
     try:
         yield dispatch

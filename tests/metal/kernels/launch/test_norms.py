@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from hf_mps.layer import guards
 from hf_mps.metal.kernels.rules import Dispatch
 
 
@@ -37,25 +34,6 @@ def test_small_variances_are_lost_on_this_release_as_on_a_mac(kernels: Dispatch)
     assert kernels.ledger.operators["native_layer_norm"] == 1
     torch.testing.assert_close(found.cpu(), torch.tensor([[-990.0, -990.0, 990.0, 990.0]]), rtol=1e-3, atol=0)
     torch.testing.assert_close(torch.nn.functional.layer_norm(given, (4,), eps=1e-12), given.sign(), rtol=1e-3, atol=0)
-
-
-@pytest.fixture
-def unguarded() -> Iterator[None]:
-    """A guard's own kernel, which an earlier test may have switched on, is away before the rules come."""
-    with guards.suspended("mixed-dtypes"):
-        yield
-
-
-def test_a_wider_weight_is_read_as_if_it_were_narrow_as_on_a_mac(unguarded: None, kernels: Dispatch) -> None:
-    """pytorch#190054: layer norm picks its kernel by the input's dtype and binds a float32 weight as it lies."""
-    draw = torch.Generator().manual_seed(0)
-    given = torch.randn(4, 8, generator=draw).to(torch.bfloat16)
-    weight = torch.randn(8, generator=draw)
-    found = torch.nn.functional.layer_norm(given.to("mps"), (8,), weight.to("mps")).cpu()
-    misread = weight.view(torch.bfloat16)[:8]
-    wanted = torch.nn.functional.layer_norm(given.float(), (8,), misread.float()).to(torch.bfloat16)
-    assert kernels.ledger.operators["native_layer_norm"] == 1
-    torch.testing.assert_close(found, wanted, rtol=3e-2, atol=3e-2, equal_nan=True)
 
 
 @pytest.mark.parametrize("axis", [3, 384, 5000])

@@ -1,4 +1,4 @@
-"""Reductions run PyTorch's own Metal kernels, in every layout the host tells apart, with the CPU's results."""
+"""Reductions and histc run PyTorch's own Metal kernels, in every layout that the host tells apart, as on the CPU."""
 
 from __future__ import annotations
 
@@ -87,16 +87,6 @@ def test_nan_is_the_extreme_and_its_place_is_found(kernels: Dispatch) -> None:
     assert on_device.argmax(1).tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("order", [0, 0.5, 1, 2, 3, float("inf"), -float("inf")])
-def test_vectors_have_every_norm(kernels: Dispatch, draw: torch.Generator, order: float) -> None:
-    given = torch.randn(6, 5, 40, generator=draw)
-    for dim in (None, 0, 2, (0, 2)):
-        found = torch.linalg.vector_norm(given.to("mps"), order, dim)
-        wanted = torch.linalg.vector_norm(given.double(), order, dim)
-        torch.testing.assert_close(found.cpu().double(), wanted, rtol=2e-5, atol=1e-5)
-    assert kernels.ledger.operators["linalg_vector_norm"] == 4
-
-
 def test_clipping_takes_a_norm_of_each_gradient(kernels: Dispatch, draw: torch.Generator) -> None:
     def clipped(device: str) -> Tensor:
         weights = [torch.nn.Parameter(torch.zeros(8, 9, device=device)) for _ in range(3)]
@@ -119,3 +109,12 @@ def test_booleans_have_an_extreme_however_many_they_are(kernels: Dispatch) -> No
 def test_what_is_mpsgraph_on_the_release_runs_as_without_kernels(kernels: Dispatch) -> None:
     assert torch.arange(6.0, device="mps").view(2, 3).max(1).indices.tolist() == [2, 2]
     assert kernels.ledger.reasons["max.dim", "MPSGraph on this release"] == 1
+
+
+@pytest.mark.parametrize("edges", [{}, {"min": -1, "max": 1}], ids=["all", "some"])
+def test_elements_are_counted_between_edges_wherever_they_lie(kernels: Dispatch, edges: dict[str, int]) -> None:
+    given = torch.randn(30, 100, generator=torch.Generator().manual_seed(0))
+    for view in (given, given.t(), given[:, ::3]):
+        torch.testing.assert_close(torch.histc(view.to("mps"), 7, **edges).cpu(), torch.histc(view, 7, **edges))
+    assert kernels.ledger.operators["histc"] == 3
+    assert kernels.ledger.kernels["histogramdd_float"] == 3

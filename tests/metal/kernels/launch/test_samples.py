@@ -39,6 +39,7 @@ TAKEN = [
     Taken("cat stack half bfloat16 long fill masked_fill"),
     Taken("index_put __getitem__ gather scatter scatter_add scatter_reduce", ran=0.7),
     Taken("tril triu nn.functional.unfold unfold repeat_interleave nonzero argwhere"),
+    Taken("nn.functional.avg_pool2d", (torch.float32, torch.int64)),
     Taken("masked_select masked_scatter index_copy nn.functional.pad"),
     Taken(
         "nn.functional.max_pool1d nn.functional.max_pool2d max_pool2d_with_indices_backward",

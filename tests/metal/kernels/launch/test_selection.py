@@ -57,7 +57,6 @@ def test_windows_are_summed_and_their_gradient_is_taken(kernels: Dispatch, dtype
         given = given.detach().requires_grad_()
         image = torch.nn.functional.fold(given, (8, 12), (2, 3), stride=2, padding=(1, 0), dilation=(2, 1))
         image.square().sum().backward()
-        assert given.grad is not None
         return torch.cat([image.detach().flatten(), given.grad.flatten()])
 
     found = launched(kernels, fold, (numbers(2, 12, 20) / 64).to(dtype))

@@ -48,17 +48,6 @@ def test_a_dimension_that_is_not_the_last_and_a_view_are_sorted(kernels: Dispatc
     assert kernels.ledger.operators["sort.stable"] == 2
 
 
-@pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_the_largest_are_found_with_their_places(kernels: Dispatch, dim: int, largest: bool) -> None:
-    given = drawn((50, 60), torch.float32)
-    found = given.to("mps").topk(5, dim, largest)
-    wanted = given.topk(5, dim, largest)
-    assert kernels.ledger.operators["topk"] == 1
-    torch.testing.assert_close(found.values.cpu(), wanted.values)
-    torch.testing.assert_close(found.indices.cpu(), wanted.indices)
-
-
 def test_a_wrong_k_is_refused_in_pytorchs_words(kernels: Dispatch) -> None:
     with pytest.raises(RuntimeError, match="selected index k out of range"):
         torch.ones(3, device="mps").topk(4)

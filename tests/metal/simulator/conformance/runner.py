@@ -72,7 +72,6 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        assert self._process.stdout is not None
         first = self._process.stdout.readline()
         if not first:
             raise RuntimeError(
@@ -85,9 +84,6 @@ class Worker:
         """The report of one operator; a crash is a difference."""
         if self._process is None:
             self.start()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
