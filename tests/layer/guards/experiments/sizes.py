@@ -215,22 +215,22 @@ def scans_of_a_batch_of_one(folder: Path) -> bool:
     """Sums, products and logarithms of sums over the only row, which was a column: one each is new, one is given."""
 
     def run(device: str) -> list[Tensor]:
-        row = _numbers(40, 1).to(device).t()
+        row = numbers(40, 1).to(device).t()
         found = [row.cumsum(0), row.cumsum(-2, dtype=torch.float16).float(), row.cumprod(0), row.logcumsumexp(0)]
         found += [(row > 0).cumsum(0).float(), torch.cumsum(row, 0, out=torch.ones(1, 40, device=device))]
         return [*found, row.clone().cumsum_(0)]
 
-    return _agree(run)
+    return agree(run)
 
 
 def extremes_of_transposed_columns(folder: Path) -> bool:
     """The largest and smallest so far of one step, of columns that were transposed to be scanned."""
 
     def run(device: str) -> list[Tensor]:
-        columns = _numbers(3, 40, 1).to(device).transpose(1, 2)
+        columns = numbers(3, 40, 1).to(device).transpose(1, 2)
         return [each.float() for scan in (torch.cummax, torch.cummin) for each in scan(columns, 1)]
 
-    return _agree(run)
+    return agree(run)
 
 
 def sums_in_transposed_rows(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.fused_step import fused_dropout
 from hf_mps.metal.simulator import strictness
-from tests.layer.guards.experiments import Experiment, results, sizes
+from tests.layer.guards.experiments import Experiment, results
 from tests.metal.kernels.launch.conftest import running
 
 DROPOUT = "dropout_fwd_float" if torch_release() >= fused_dropout.STOCK_FUSES else "bernoulli_scalar_float"
@@ -19,8 +19,6 @@ DROPOUT = "dropout_fwd_float" if torch_release() >= fused_dropout.STOCK_FUSES el
 FAULTY = [
     ("mixed-dtypes", "2.13.0", results.float32_norms, "layer_norm_single_row_bfloat"),
     ("mixed-dtypes", "2.13.0", results.frozen_float32_norms, "layer_norm_single_row_bfloat"),
-    ("lone-scans", "2.13.0", sizes.scans_of_a_batch_of_one, "cumsum_outer_float"),
-    ("lone-scans", "2.13.0", sizes.extremes_of_transposed_columns, "cummax_outer_float"),
     ("checkpoint-rng", "2.13.0", results.checkpointed_gradients, DROPOUT),
 ]
 """The guard, a release with the fault, what a person would see, and the kernel that shows it."""

@@ -7,6 +7,7 @@ import torch
 
 from hf_mps.layer import guards
 from hf_mps.metal.kernels.rules import Dispatch
+from hf_mps.metal.simulator import strictness
 
 BLOCKS = ["cumsum_block_reduce_float", "cumsum_block_carry_float"]
 
@@ -101,3 +102,11 @@ def test_where_the_kernel_would_write_over_other_tensors_it_does_not_run(kernels
     with guards.suspended("lone-scans"):
         assert torch.equal(rows.to("mps")[:1, :7].cumsum(0).cpu(), rows[:1, :7])
     assert kernels.ledger.reasons["cumsum", "its kernel would write beyond the result"] == 1
+
+
+def test_of_one_row_the_kernel_writes_as_many_columns_as_the_stride_says(kernels: Dispatch) -> None:
+    row = torch.arange(1.0, 34.0).view(33, 1).to("mps").t()
+    with guards.suspended("lone-scans"), strictness.off("lone-scans"):
+        found = torch.cumsum(row, 0, out=torch.zeros(1, 33, device="mps"))
+    assert kernels.ledger.kernels["cumsum_outer_float"] == 1
+    assert found.tolist() == [[1.0] + [0.0] * 32], "PyTorch's own kernel has no fault"
