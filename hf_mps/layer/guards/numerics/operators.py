@@ -201,6 +201,7 @@ class LoneScans(Tried):
         " columns unwritten, or write over other tensors, without an error"
     )
 
+    until = "PyTorch takes the columns of such a scan from the shape"
     given = "a transposed column"
 
     patches = {f"aten::{name}": Kernel("_with_usual_strides", when=_lone, faults=("lone-scans",)) for name in SCANS}
