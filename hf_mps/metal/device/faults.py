@@ -175,8 +175,8 @@ FAULTS: dict[str, Fault] = {
     "large-pad": at(194922, "<2.15", "large-pad")("F.pad of five dimensions or more loses large frames and volumes"),
     # From macOS 15 on MPSGraph writes by strides; 2.14 has a kernel of PyTorch's own.
     "index-add-gaps": at(176159, "<2.14", "index-add-gaps", "<15")("index_add_ leaves transposed tensors unchanged"),
-    # The host takes the stride of the dimension for the number of columns (ScanKernel.mm). MLX has the same kernel.
-    "lone-scans": at("https://github.com/ml-explore/mlx/pull/4254", guard="lone-scans")(
+    # The host takes the stride of the dimension for the number of columns, as MLX's did (ml-explore/mlx#4254).
+    "lone-scans": at(f"{OPERATIONS}/ScanKernel.mm", guard="lone-scans")(
         "cumulative sums, products and extremes over a dimension of size 1 leave values of slices and transposed "
         "columns unwritten, or write over other tensors"
     ),
