@@ -6,11 +6,11 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.finetune.run.test_resume import history
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 from tests.metal.kernels.conftest import RELEASE, fetched
@@ -18,6 +18,13 @@ from tests.metal.kernels.launch.conftest import running
 
 WORDS = ("training.num_train_epochs=2", "training.logging_steps=1")
 TOLD = f"computing with torch {RELEASE}'s own Metal kernels"
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    """The losses and scores of a run, without timings."""
+    kept = ("step", "loss", "eval_loss", "eval_f1", "learning_rate")
+    entries = (entry for entry in results(run)["log_history"] if "train_runtime" not in entry)
+    return [{key: entry[key] for key in kept if key in entry} for entry in entries]
 
 
 @pytest.fixture
