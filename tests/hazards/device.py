@@ -11,8 +11,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from hf_mps.core.releases import numbers
-from hf_mps.metal.device import faults, machine
+from hf_mps.metal.device import faults, machine, profiles
+from hf_mps.metal.simulator import strictness
 from tests.hazards.kernels import host, kernels
+
+
+def faults_of(profile: str, release: str, macos: tuple[int, ...] | None = None) -> set[str]:
+    """Which faults the simulated device switches on as this Mac, with this torch and the profile's macOS or another."""
+    mac, on = profiles.get(profile), set[str]()
+
+    class Metal:
+        def switch_fault(self, name: str, state: bool) -> None:
+            if state:
+                on.add(name)
+
+    strictness.start(Metal(), dataclasses.replace(mac, macos=macos or mac.macos), release)
+    return on
 
 
 @contextmanager

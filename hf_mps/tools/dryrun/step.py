@@ -40,6 +40,8 @@ WITHOUT_VALUES = ("float64-columns", "pin-memory", "nan-hidden", "one-device")
 _MADE_UP = re.compile(r"\S*hf-mps-smoke-\w+(/[\w.-]+)*")
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 _LOSS = str(Path(_PACKAGE, "finetune", "loss", "chunked.py"))
+# What a fake step calls in place of torch's own functions, and raises what those would.
+_FAKE = str(Path(_PACKAGE, "finetune", "smoke", "fake.py"))
 
 
 # An exception, since Trainer's loop logs, saves and evaluates behind its last step whatever a callback asks for.
@@ -232,9 +234,8 @@ def model_errors(resolved: ResolvedRecipe) -> Iterator[None]:
     except RunError:
         raise
     except Exception as error:
-        # What the fake step calls in place of torch's own functions raises what those would.
         frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        files = [file for file in frames if not file.endswith("smoke/fake.py")]
+        files = [file for file in frames if file != _FAKE]
         # An architecture's code, its call, or a Trainer that it does not suit; below the loss in chunks it is our own.
         ours = files[-1].startswith(_PACKAGE) or _LOSS in files
         if failures.describe(error) is not None or ours:

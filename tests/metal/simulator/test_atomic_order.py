@@ -13,6 +13,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.releases import torch_release
 from hf_mps.metal.device import profiles
 from hf_mps.metal.simulator import strictness
+from tests.hazards.device import faults_of
 
 pytestmark = pytest.mark.usefixtures("mps", "bare")
 WORDS = torch.arange(320).view(10, 32) % 8
@@ -93,34 +94,18 @@ def _ones() -> tuple[torch.Tensor, torch.Tensor]:
     return WORDS.view(-1).to("mps"), torch.ones(320, dtype=torch.int64, device="mps")
 
 
-class Metal:
-    """Takes down which faults are switched on."""
-
-    def __init__(self) -> None:
-        self.on: set[str] = set()
-
-    def switch_fault(self, name: str, state: bool) -> None:
-        if state:
-            self.on.add(name)
-
-
-def started(profile: str = "m2-pro-16gb", release: str = "2.13.0") -> set[str]:
-    metal = Metal()
-    strictness.start(metal, profiles.get(profile), release)
-    return metal.on
-
-
 def test_every_profile_adds_so_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_FAULTS", "")
-    assert all("atomic-order" in started(name) for name in profiles.PROFILES)
-    assert "large-k" in started()
+    assert all("atomic-order" in faults_of(name, "2.13.0") for name in profiles.PROFILES)
+    assert "large-k" in faults_of("m2-pro-16gb", "2.13.0")
     monkeypatch.setenv("HF_MPS_FAULTS", "-atomic-order, -large-k")
-    assert "large-k-batched" in started()
-    assert not {"atomic-order", "large-k"} & started()
+    assert "large-k-batched" in faults_of("m2-pro-16gb", "2.13.0")
+    assert not {"atomic-order", "large-k"} & faults_of("m2-pro-16gb", "2.13.0")
 
 
 def test_the_bias_of_one_row_is_lost_on_m1_with_macos_26_alone() -> None:
-    assert ["row-bias" in started(name) for name in ("m1-16gb", "m1-macos26-16gb", "m4-16gb")] == [False, True, False]
+    macs = ("m1-16gb", "m1-macos26-16gb", "m4-16gb")
+    assert ["row-bias" in faults_of(name, "2.13.0") for name in macs] == [False, True, False]
 
 
 def test_a_fault_that_there_is_not_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,8 +75,7 @@ void pad(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 // imitated: it would be other tensors' memory here too.
 void scan(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
-  const size_t count = schema.arguments().size();
-  const auto arguments = stack->end() - static_cast<std::ptrdiff_t>(count);
+  const auto arguments = stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size());
   const auto given = arguments->toTensor();
   const bool extremes = schema.returns().empty(); // values and indices are arguments, between the tensor and `dim`
   const auto rank = given.dim();
@@ -86,9 +85,9 @@ void scan(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return call(op, stack);
   }
   std::vector<at::Tensor> targets;
-  for (size_t place = 1; place < count; ++place) {
-    if ((arguments + static_cast<std::ptrdiff_t>(place))->isTensor()) {
-      targets.push_back((arguments + static_cast<std::ptrdiff_t>(place))->toTensor());
+  for (auto argument = arguments + 1; argument != stack->end(); ++argument) {
+    if (argument->isTensor()) {
+      targets.push_back(argument->toTensor());
     }
   }
   std::vector<at::Tensor> before;
