@@ -16,12 +16,12 @@ from torch import Tensor
 from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
-from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
+from hf_mps.layer.fused_step.model_code import CACHES, MODELS, ModelCode
 
 ROTARY = "llama.modeling_llama:LlamaRotaryEmbedding.forward"
 COUNTED = """
 if position_ids is None:
-    past_seen_tokens = past_key_values.get_seq_length() if past_key_values is not None else 0
+    past_seen_tokens = cache.get_seq_length() if cache is not None else 0
     position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past_seen_tokens
     position_ids = position_ids.unsqueeze(0)
 """
@@ -91,7 +91,7 @@ class FixedPositions(ModelCode):
     def _placed(self, stock: OriginalCall, model: Any, *args: Any, **kwargs: Any) -> Any:
         first: Any = args[0] if args else kwargs.get("input_ids")
         given: Any = first if kwargs.get("inputs_embeds") is None else kwargs["inputs_embeds"]
-        free = len(args) <= 2 and kwargs.get("position_ids") is None and kwargs.get("past_key_values") is None
+        free = len(args) <= 2 and all(kwargs.get(name) is None for name in ("position_ids", *CACHES))
         if free and self.trains(given) and given.dim() > 1:
             kwargs["position_ids"] = self._of_length(given.shape[1], given.device)
         return stock(model, *args, **kwargs)
@@ -133,7 +133,7 @@ def _counts(forward: Any) -> bool:
     # Behind the model and the two arguments that `_placed` lets a caller give by their places.
     if "position_ids" not in names or names.index("position_ids") < 3:
         return False
-    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))))
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(forward))).replace(*CACHES))
     asks = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "position_ids"]
     own = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node) == COUNTED.strip()]
     return len(own) == 1 and min(each.lineno for each in asks) == own[0].lineno

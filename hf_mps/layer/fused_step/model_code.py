@@ -23,6 +23,8 @@ from hf_mps.layer.fused_step.base import Part
 from hf_mps.metal.device.no_modes import no_modes
 
 MODELS, MADE = "transformers.models.", "transformers.modeling_utils"
+CACHES = ("past_key_values", "cache")
+"""The argument for keys and values of earlier tokens: its name up to transformers 5.23, and since then."""
 
 
 class ModelCode(Part):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel, runs
-from hf_mps.layer.fused_step.model_code import ModelCode, parts_of, watched
+from hf_mps.layer.fused_step.model_code import CACHES, ModelCode, parts_of, watched
 from hf_mps.metal.training_kernels import norms, trial
 from hf_mps.metal.training_kernels.library import ordinary
 
@@ -67,8 +67,9 @@ WRITTEN: dict[str, Callable[..., Any]] = {
 
 
 def _attended(hidden_states: Tensor, attention_mask: Tensor, **named: float) -> tuple[Tensor, None]:
-    """Return what shows which words an attention is called with."""
-    return hidden_states.cos() + attention_mask + sum(len(name) * value for name, value in named.items()), None
+    """Return what shows which words an attention is called with, a cache by either of its names."""
+    weights = {name.replace(*CACHES): value for name, value in named.items()}
+    return hidden_states.cos() + attention_mask + sum(len(name) * value for name, value in weights.items()), None
 
 
 class Norms(ModelCode):
@@ -109,10 +110,12 @@ class Norms(ModelCode):
 
     def sample(self, function: Callable[..., Any]) -> list[Any]:
         """Return what a layer's `forward` makes in two dtypes where each of its parts does something else."""
-        found, several = [], len(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        found, several = [], len(parameters)
         of_blocks = (name for names in BLOCKS.values() for name in names)
         parts: dict[str, Any] = parts_of("dense", "dropout", "LayerNorm", "mlp", *of_blocks)
-        words = {"position_ids": 2, "use_cache": 3, "past_key_values": 5, "position_embeddings": 7, "other": 11}
+        cache = CACHES[CACHES[1] in parameters]
+        words = {"position_ids": 2, "use_cache": 3, cache: 5, "position_embeddings": 7, "other": 11}
         for dtype in (torch.float32, torch.bfloat16):
             given = torch.linspace(-2, 2, 8, dtype=dtype, device="cpu").view(2, 4)
             layer = SimpleNamespace(weight=given[1] + 2, variance_epsilon=0.01, **parts)

@@ -16,6 +16,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._pytree import tree_map_only
 from transformers import DynamicCache, TrainerCallback
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import RunError, UserError
@@ -267,14 +268,15 @@ def first_and_last_pass(trainer: Any, batch: Mapping[str, Any]) -> None:
     ids, mask = (batch[name].repeat(args.steps_per_generation, 1) for name in ("input_ids", "attention_mask"))
     said = min(args.max_completion_length, ids.shape[1] - 1)
     cache = DynamicCache(config=model.config)
+    cached = {"cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values": cache, "use_cache": True}
     with disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
         prompt = {"input_ids": ids[:, :-said], "attention_mask": mask[:, :-said]}
-        model(**prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(**prompt, **cached, logits_to_keep=1)
         for layer in cache.layers:
             if said > 1 and getattr(layer, "keys", None) is not None:  # (rows, heads, length, width)
                 sizes = ((*states.shape[:-2], said - 1, states.shape[-1]) for states in (layer.keys, layer.values))
                 layer.update(*map(layer.keys.new_zeros, sizes))
         last = {"input_ids": ids[:, -1:], "attention_mask": mask}
-        logits = model(**last, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        logits = model(**last, **cached, logits_to_keep=1).logits[:, -1]
         scores = logits.to(copy=True, dtype=torch.float32) / args.temperature
         torch.multinomial(torch.nn.functional.softmax(scores, dim=-1), num_samples=1)

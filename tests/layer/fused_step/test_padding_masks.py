@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import BertConfig
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
+from hf_mps.layer.fused_step.model_code import CACHES
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused
@@ -51,7 +53,8 @@ def test_a_batch_without_padding_needs_none(fused: Fused) -> None:
 @pytest.mark.parametrize("case", ["causal", "evaluation", "a mask of one's own", "keys of another text"])
 def test_other_masks_are_made_as_ever(case: str, fused: Fused) -> None:
     make = create_causal_mask if case == "causal" else create_bidirectional_mask
-    said: dict[str, Any] = {"past_key_values": None} if case == "causal" else {}
+    cache = CACHES[CACHES[1] in inspect.signature(create_causal_mask).parameters]
+    said: dict[str, Any] = {cache: None} if case == "causal" else {}
     if case == "a mask of one's own":
         said["and_mask_function"] = lambda batch, head, query, key: query >= key
     if case == "keys of another text":

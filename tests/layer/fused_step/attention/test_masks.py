@@ -17,7 +17,8 @@ LENGTH = 48
 def packed() -> Any:
     positions = torch.cat([torch.arange(20), torch.arange(28)])[None].expand(2, -1).to("mps")
     ids = masking_utils.find_packed_sequence_indices(positions)
-    return masking_utils.packed_sequence_compatibility_function(masking_utils.causal_mask_function, positions, ids)
+    within = masking_utils.remap_positions_for_packed_sequence(masking_utils.causal_mask_function, positions)
+    return masking_utils.and_masks(within, masking_utils.packed_sequence_mask_function(ids))
 
 
 def functions() -> dict[str, Any]:
