@@ -23,9 +23,12 @@ from tests.snapshots import masked
 
 
 def limited(size: int) -> str:
-    """A Python program that runs the recipe where no file may grow over `size` bytes: a write ends in EFBIG."""
+    """A Python program that runs the recipe where no file may grow over `size` bytes: a write ends in EFBIG.
+
+    It stores no bytecode: Python 3.11 takes a short write for a whole one, and a cut .pyc would end every later import.
+    """
     return (
-        "import resource, runpy, sys; import torch, datasets, hf_mps.finetune.run.runner;"
+        "import resource, runpy, sys; sys.dont_write_bytecode = True; import torch, datasets, hf_mps.finetune.run.runner;"
         "from hf_mps.metal import device; from hf_mps.layer.activation import activate; activate.activate();"
         "device.choose();"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}));"
