@@ -213,12 +213,11 @@ class Ledger:
         start, before = since if since is not None else (self._start, {})
         wall = end - start
         entries = []
-        for name, (calls, seconds, copied, shared) in figures.items():
+        for name, now in figures.items():
             past = before.get(name, (0, 0.0, 0, 0))
-            if calls > past[0]:
-                spent = seconds - past[1]
-                part = spent / wall if wall > 0 else 0.0
-                entries.append(Entry(name, calls - past[0], spent, copied - past[2], shared - past[3], part))
+            calls, spent, copied, shared = (one - other for one, other in zip(now, past, strict=True))
+            if calls > 0:
+                entries.append(Entry(name, calls, spent, copied, shared, spent / wall if wall > 0 else 0.0))
         return Report(tuple(sorted(entries, key=lambda entry: -entry.seconds)), wall)
 
     def seconds(self) -> float:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hf_mps.metal.operators.calls import inputs_of
+
 ONE_TENSOR = ("Tensor", "Optional[Tensor]")
 
 # It adds to what its out= tensor holds (aten/src/ATen/native/LinearAlgebra.cpp); all others of aten overwrite it.
@@ -81,10 +83,6 @@ def _plain(kind: Any) -> bool:
     return kind.kind() in ("IntType", "SymIntType", "FloatType", "BoolType", "StringType", "NumberType")
 
 
-def _inputs(op: Any) -> list[tuple[str, str]]:
-    return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
-
-
 def _siblings(op: Any) -> list[Any]:
     """Return the overloads of an operator's name that take the same arguments, out= ones aside, and have a CPU kernel.
 
@@ -92,7 +90,7 @@ def _siblings(op: Any) -> list[Any]:
     """
     has, packet = torch._C._dispatch_has_kernel_for_dispatch_key, op.overloadpacket
     others = [getattr(packet, name) for name in packet.overloads() if name != op._overloadname]
-    return [other for other in others if _inputs(other) == _inputs(op) and has(other.name(), "CPU")]
+    return [other for other in others if inputs_of(other) == inputs_of(op) and has(other.name(), "CPU")]
 
 
 def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
@@ -106,7 +104,5 @@ def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
 
 def _functional_overload(op: Any) -> Any | None:
     """Return the overload with the same arguments but the out= ones, where the CPU has a kernel for it."""
-    for other in _siblings(op):
-        if all(each.alias_info is None for each in other._schema.arguments):
-            return other
-    return None
+    pure = (each for each in _siblings(op) if all(given.alias_info is None for given in each._schema.arguments))
+    return next(pure, None)

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,9 +21,10 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.notices import overriding
+from hf_mps.metal.kernels.coverage import Counts
 from hf_mps.metal.kernels.runtime import Kernel, recording
 from hf_mps.metal.kernels.values import NoRule
-from hf_mps.metal.operators.calls import call_of, on_device, text_of
+from hf_mps.metal.operators.calls import call_of, inputs_of, on_device, text_of
 from hf_mps.metal.operators.dispatcher import registered_kernel
 from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
 
@@ -47,8 +47,6 @@ class Rule:
     operator: str
     """The overload that the rule names, as "gelu" or "add.Tensor"."""
     function: Function
-    family: str
-    """The file of `launch/` that the rule is in."""
     outputs: Function | None = None
     """Returns what is written: `outputs(given, *arguments)`, where `given` is the tensor to write to, or None for a new
     one. Without it the rule returns its results."""
@@ -93,11 +91,10 @@ def rule(*operators: str, outputs: Function | None = None, **fixed: Any) -> Call
     """
 
     def declare(function: F) -> F:
-        family = function.__module__.rpartition(".")[2]
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"two rules for {operator}")
-            RULES[operator] = Rule(operator, partial(function, **fixed) if fixed else function, family, outputs)
+            RULES[operator] = Rule(operator, partial(function, **fixed) if fixed else function, outputs)
         return function
 
     return declare
@@ -112,10 +109,11 @@ class Dispatch:
     """The rules of a release in front of the simulated device's kernels.
 
     `device` is the simulated one: `begin_launch(tensors)` brings in what is queued, `launched(name, text)` counts.
+    `ledger` has all other counts.
     """
 
-    def __init__(self, release: Release, ledger: Ledger, device: Any) -> None:
-        self.release, self.ledger, self.device = release, ledger, device
+    def __init__(self, release: Release, device: Any) -> None:
+        self.release, self.ledger, self.device = release, Counts(), device
         self._library: Any = None
         self._rules: dict[str, Rule] = {}
 
@@ -191,22 +189,18 @@ def overloads(rule: Rule) -> list[tuple[OpOverload, Form]]:
     if rule.outputs is None:
         return [(first, lambda rule, arguments, options: rule.function(*arguments, **options))]
     found: list[tuple[OpOverload, Form]] = [(first, partial(_fill, first, ()))]
-    given = _inputs(first)
+    given = inputs_of(first)
     for other in family.overloads():
         overload = getattr(family, other)
         names = tuple(each.name for each in overload._schema.arguments if each.is_out)
-        if names and _inputs(overload) == given:
+        if names and inputs_of(overload) == given:
             found.append((overload, partial(_fill, first, names)))
     in_place = getattr(torch.ops.aten, f"{packet}_", None)
     for other in in_place.overloads() if in_place is not None else ():
         overload = getattr(in_place, other)
-        if _inputs(overload) == given:
+        if inputs_of(overload) == given:
             found.append((overload, partial(_fill, first, None)))
     return found
-
-
-def _inputs(overload: OpOverload) -> list[tuple[str, str]]:
-    return [(each.name, str(each.type)) for each in overload._schema.arguments if not each.is_out]
 
 
 def _fill(
@@ -271,23 +265,6 @@ def refuse_repeated(target: Tensor) -> None:
     """Raise NoRule where a tensor that is written holds an element more than once."""
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         raise NoRule("what is written to holds elements more than once")
-
-
-@dataclass
-class Ledger:
-    """Counts since it was made, of all threads."""
-
-    operators: Counter[str] = field(default_factory=Counter)
-    """Calls of an operator ("add.Tensor") that a rule ran whole."""
-    kernels: Counter[str] = field(default_factory=Counter)
-    """Launches of a kernel by its name."""
-    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Calls of an operator that has a rule, and that the rule did not cover: the operator and the reason."""
-
-    def clear(self) -> None:
-        """Forget all counts."""
-        for counts in (self.operators, self.kernels, self.reasons):
-            counts.clear()
 
 
 OUTSIDE = "an index out of bounds: the simulated device raises what a Mac raises"

@@ -19,13 +19,14 @@ import torch
 
 from hf_mps.metal.kernels.lowering import entry
 from hf_mps.metal.kernels.lowering.checks import FAULT, NOTE_BYTES, NOTE_WORDS, RANGES
-from hf_mps.metal.kernels.signature import LOCATIONS, THREADGROUP, Binding, Signature
+from hf_mps.metal.kernels.signature import LOCATIONS, THREADGROUP, Binding, Compiled
 from hf_mps.metal.kernels.values import NoRule, Pointers, span
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Grid = tuple[int, int, int] | int
+Grid = tuple[int, ...] | int
+"""One to three numbers."""
 
 WORTH_A_THREAD = 1 << 15
 """Threads of a grid below which one core does them all: handing a share to another costs about 20 µs."""
@@ -62,14 +63,12 @@ class Loaded:
 class Kernel:
     """One kernel of a release, compiled and loaded."""
 
-    def __init__(
-        self, release: str, signature: Signature, code: bytes, threadgroup_bytes: int, *, checked: bool = False
-    ) -> None:
-        self.release, self.signature, self.name, self.checked = release, signature, signature.name, checked
-        self.threadgroup_bytes = threadgroup_bytes
-        self._loaded = Loaded(code)
-        self._by_name = {each.name: each for each in signature.bindings}
-        found = [each for each in signature.bindings if each.space != THREADGROUP]
+    def __init__(self, release: str, compiled: Compiled, *, checked: bool = False) -> None:
+        self.release, self.signature, self.checked = release, compiled.signature, checked
+        self.name, self.threadgroup_bytes = self.signature.name, compiled.threadgroup_bytes
+        self._loaded = Loaded(compiled.code)
+        self._by_name = {each.name: each for each in self.signature.bindings}
+        found = [each for each in self.signature.bindings if each.space != THREADGROUP]
         self._buffers = sorted(found, key=lambda each: each.location)
         self._checked: set[tuple[Any, ...]] = set()
         self._seconds: dict[tuple[int, ...], float] = {}
@@ -212,7 +211,7 @@ def _grid(threads: Grid | None, group: Grid, groups: Grid | None) -> tuple[int, 
 
 
 def _three(grid: Grid) -> tuple[int, ...]:
-    return (grid, 1, 1) if isinstance(grid, int) else grid
+    return (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
 
 
 def _some_groups(function: Any, buffers: Any, sizes: Any, first: int, last: int) -> None:

@@ -89,15 +89,24 @@ class Signature:
     largest_group: int = 1024
     """`[[max_total_threads_per_threadgroup]]` where the kernel states it, else Metal's own limit."""
 
-    def at(self, location: int, *, threadgroup: bool = False) -> Binding | None:
-        """The buffer bound at a location, or the threadgroup memory there; None where the kernel has none."""
-        there = (each for each in self.bindings if each.location == location)
-        return next((each for each in there if (each.space == THREADGROUP) == threadgroup), None)
+    def at(self, location: int) -> Binding | None:
+        """The buffer bound at a location; None where the kernel has none."""
+        return next((each for each in self.bindings if each.location == location and each.space != THREADGROUP), None)
 
     @property
     def dimensions(self) -> int:
         """Dimensions of the grid that the kernel reads its thread's place in, 1 to 3; 0 where it reads none."""
         return next((each.width for each in self.attributes if each.name == "thread_position_in_grid"), 0)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's object file for this CPU, and what a launch must know of it."""
+
+    signature: Signature
+    threadgroup_bytes: int
+    """Threadgroup memory that the kernel declares; what the host asks for follows it."""
+    code: bytes
 
 
 def read(text: str, name: str) -> Signature:

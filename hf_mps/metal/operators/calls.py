@@ -54,6 +54,11 @@ def on_device(*trees: Any) -> list[torch.Tensor]:
     return [each for each in tensors_of(*trees) if each.is_mps]
 
 
+def inputs_of(overload: Any) -> list[tuple[str, str]]:
+    """Return name and type of each argument of an overload of torch.ops, out= ones aside."""
+    return [(each.name, str(each.type)) for each in overload._schema.arguments if not each.is_out]
+
+
 def _number(argument: Any) -> int | tuple[int, ...] | None:
     if isinstance(argument, (list, tuple)) and all(isinstance(each, int) for each in argument):
         return tuple(map(int, argument))
@@ -63,11 +68,6 @@ def _number(argument: Any) -> int | tuple[int, ...] | None:
 def operands(tree: Any) -> Iterator[Operand]:
     """Return the tensors in arguments or results as operands."""
     for leaf in tensors_of(tree):
-        dense = leaf.layout != torch.strided or _is_dense(leaf)
+        last = torch.channels_last if leaf.dim() == 4 else torch.contiguous_format
+        dense = leaf.layout != torch.strided or leaf.is_contiguous() or leaf.is_contiguous(memory_format=last)
         yield Operand(str(leaf.dtype).removeprefix("torch."), tuple(map(int, leaf.shape)), dense, leaf.device.type)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.is_contiguous():
-        return True
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)

@@ -88,9 +88,9 @@ def cases(_: str) -> Iterator[Case]:
     """Yield two steps of a weight, the first from nothing."""
     draw = torch.Generator().manual_seed(0)
     for shape, dtype in (((100, 333), torch.float32), ((64, 96), torch.bfloat16)):
-        inputs = [torch.randn(*shape, generator=draw).to(dtype) for _ in range(2)]
-        label = f"{shape[0]} x {shape[1]}, {str(dtype).removeprefix('torch.')}"
-        yield Case(label, inputs, functools.partial(_two_steps, adam), functools.partial(_two_steps, written_out))
+        inputs = [torch.randn(*shape, generator=draw) for _ in range(2)]
+        sides = (functools.partial(_two_steps, each) for each in (adam, written_out))
+        yield trial.case(f"{shape[0]} x {shape[1]}", inputs, dtype, *sides)
 
 
 def _two_steps(way: Any, weight: Tensor, gradient: Tensor) -> Sequence[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.training_kernels.library import TYPES, Source, by_place
-from hf_mps.metal.training_kernels.trial import Case
+from hf_mps.metal.training_kernels.trial import Case, case
 
 SOURCE = Source("rotary.metal")
 Pair = tuple[Tensor, Tensor]
@@ -68,10 +68,8 @@ def cases(_: str) -> Iterator[Case]:
     draw = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
         sizes = ((2, 8, 64, 64), (2, 2, 64, 64), (1, 64, 64), (1, 64, 64), (2, 8, 64, 64), (2, 2, 64, 64))
-        inputs = [torch.randn(size, generator=draw).to(dtype) for size in sizes]
-        yield Case(
-            f"2 x 8 + 2 x 64 x 64, {str(dtype).removeprefix('torch.')}", inputs, _side(rotated), _side(written_out)
-        )
+        inputs = [torch.randn(size, generator=draw) for size in sizes]
+        yield case("2 x 8 + 2 x 64 x 64", inputs, dtype, _side(rotated), _side(written_out))
 
 
 def _side(turn: Callable[..., Pair]) -> Callable[..., Sequence[Tensor]]:

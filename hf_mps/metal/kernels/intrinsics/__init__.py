@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Literal
 
-from hf_mps.metal.kernels.intrinsics import conversions, exponentials, integers, rounding, simd
+from hf_mps.metal.kernels.intrinsics import conversions, floats, integers, simd
 from hf_mps.metal.kernels.intrinsics.body import Definition
 from hf_mps.metal.kernels.intrinsics.conversions import RUNTIME, explicit, lacking
 from hf_mps.metal.kernels.intrinsics.simd import narrowed
@@ -18,7 +18,7 @@ __all__ = ["RUNTIME", "Definition", "define", "explicit", "gathered", "kind", "l
 Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}
 _LANE = (
-    *(conversions.define, conversions.define_bfloat, rounding.define, exponentials.define),
+    *(conversions.define, conversions.define_bfloat, floats.define),
     *(integers.define, integers.define_atomic, simd.define_matrix),
 )
 

@@ -27,7 +27,7 @@ import math
 import re
 from collections.abc import Callable
 
-from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, bytes_of, llvm_type, scalar_of
 from hf_mps.metal.kernels.intrinsics.conversions import widened
 from hf_mps.metal.kernels.intrinsics.integers import SIMDGROUP
 
@@ -58,7 +58,10 @@ def lanes(name: str) -> Definition | None:
         return _fill(name, llvm_type(found[3]), found[2])
     if found := _VOTE.fullmatch(name):
         return _vote(name, found[2], width_of(found[1]))
-    return _matrix_product(name)
+    found = _PRODUCT.fullmatch(name)
+    if not found or found[1] != found[4] or not found[1].endswith("f32"):
+        return None
+    return _product(name, *(llvm_type(found[i]) for i in (2, 3, 4)))
 
 
 def width_of(group: str) -> int:
@@ -102,7 +105,7 @@ class Lanes(Body):
 
 def alignment(kind: str) -> int:
     """What may be relied on at a slot's member: the element's own alignment."""
-    return max(1, bits_of(scalar_of(kind)) // 8)
+    return bytes_of(scalar_of(kind))
 
 
 def _neutral(kind: str, operation: str, unsigned: bool) -> float:
@@ -247,14 +250,6 @@ def define_matrix(name: str) -> Definition | None:
     if not (found := _MEMORY.fullmatch(name)):
         return None
     return (_load if found[1] == "load" else _store)(name, llvm_type(found[2]), f"ptr addrspace({found[3]})")
-
-
-def _matrix_product(name: str) -> Definition | None:
-    """The definition of multiply_accumulate."""
-    found = _PRODUCT.fullmatch(name)
-    if not found or found[1] != found[4] or not found[1].endswith("f32"):
-        return None
-    return _product(name, *(llvm_type(found[i]) for i in (2, 3, 4)))
 
 
 def narrowed(text: str) -> str:

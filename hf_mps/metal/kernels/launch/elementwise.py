@@ -9,52 +9,108 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import (
-    Operand,
-    as_common,
-    as_common_float,
-    as_float,
-    as_input,
-    as_truth,
-    common,
-    plane,
-    walk,
-    written,
-)
+from hf_mps.metal.kernels.launch.iterator import broadcast, plane, result, walk
 from hf_mps.metal.kernels.launch.pointwise import exec_binary, exec_ternary, exec_unary, params, valued
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, i64, metal, u32
+from hf_mps.metal.kernels.values import NoRule, i64, metal, span, u32
+
+Operand = Tensor | complex
+"""An input of two: a number comes as Python's where PyTorch wrapped one."""
+
+
+def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand, exact: bool = False) -> Tensor:
+    """Return the output: `target` where it has the shape of the result and a dtype that takes `dtype`, else a new one.
+
+    `exact` is for operators whose output has to be of `dtype` itself.
+
+    Raises:
+        NoRule: PyTorch refuses the arguments, or `target` has another shape (which PyTorch resizes).
+    """
+    inputs = [each for each in operands if isinstance(each, Tensor)]
+    if target is None:
+        return result(dtype, *inputs)
+    shape = broadcast(*(tuple(each.shape) for each in inputs))
+    refuse(tuple(target.shape) != shape and target.numel(), "the result has another shape than what it is written to")
+    if target.dtype != dtype and (exact or not torch.can_cast(dtype, target.dtype)):
+        raise NoRule("PyTorch refuses the arguments: the result's dtype can't be cast to the output's")
+    refuse(any(_overlap(target, each) for each in inputs), "an input and the output share memory in part")
+    if tuple(target.shape) != shape:
+        target.resize_(shape)
+    return target
+
+
+def _overlap(target: Tensor, given: Tensor) -> bool:
+    """They share storage, and are not the same elements in the same order: PyTorch refuses some of these cases."""
+    if not given.is_mps or target.untyped_storage().data_ptr() != given.untyped_storage().data_ptr():
+        return False
+    if target.data_ptr() == given.data_ptr() and target.shape == given.shape and target.stride() == given.stride():
+        return False
+    return (
+        target.numel() > 0 and given.numel() > 0 and _end(target) > given.data_ptr() and _end(given) > target.data_ptr()
+    )
+
+
+def _end(tensor: Tensor) -> int:
+    return tensor.data_ptr() + span(tensor) * tensor.element_size()
+
+
+def common(first: Operand, second: Operand) -> torch.dtype:
+    """Return the dtype that two inputs are promoted to; numbers count less than tensors (torch.result_type)."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dtype == second.dtype:
+        return first.dtype
+    return torch.result_type(first, second)
+
+
+def floating(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a float function's result: whole numbers give the default dtype."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+
+
+def as_input(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """One input, and the output has its dtype."""
+    return torch.empty_like(self) if target is None else written(target, self.dtype, self, exact=True)
+
+
+def as_float(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """One input, and whole numbers become floats."""
+    return written(target, floating(self.dtype), self)
+
+
+def as_truth(target: Tensor | None, *operands: Operand) -> Tensor:
+    """One input or two, and the output is of bool."""
+    return written(target, torch.bool, *operands)
+
+
+def as_common(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
+    """Two inputs, promoted to one dtype."""
+    return written(target, common(self, other), self, other)
+
+
+def as_common_float(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
+    """Two inputs, promoted to one dtype, and whole numbers become floats."""
+    return written(target, floating(common(self, other)), self, other)
+
 
 # Host: operations/UnaryKernel.mm, BinaryKernel.mm, TensorCompare.mm, ActivationKernel.mm and Activation.mm.
 COMPLEX = {torch.float32: torch.complex64, torch.float16: torch.complex32}
 GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
-def one_operand(output: Tensor, self: Tensor, *, kernel: str) -> None:
-    """Launch the kernel of one operand."""
-    exec_unary(output, self, kernel)
-
-
-def activate(output: Tensor, self: Tensor, *, kernel: str) -> None:
+def activate(output: Tensor, self: Tensor, *, name: str) -> None:
     """Launch the kernel of one operand of a floating dtype."""
     refuse(not self.is_floating_point(), "no numbers of a floating dtype")
-    exec_unary(output, self, kernel)
+    exec_unary(output, self, name)
 
 
-def of_real(output: Tensor, self: Tensor, *, kernel: str) -> None:
+def of_real(output: Tensor, self: Tensor, *, name: str) -> None:
     """Launch the kernel of one operand of real numbers."""
     refuse(self.is_complex(), "complex numbers: the host takes the real part of a complex result")
-    exec_unary(output, self, kernel)
+    exec_unary(output, self, name)
 
 
-def two_operands(output: Tensor, self: Operand, other: Operand, *, kernel: str) -> None:
-    """Launch the kernel of two operands."""
-    exec_binary(output, self, other, kernel)
-
-
-def compare(output: Tensor, self: Operand, other: Operand, *, kernel: str) -> None:
+def compare(output: Tensor, self: Operand, other: Operand, *, name: str) -> None:
     """Launch a comparison, whose result is of bool whatever the output is."""
-    exec_binary(output, self, other, kernel, common=common(self, other), natural=torch.bool)
+    exec_binary(output, self, other, name, common=common(self, other), natural=torch.bool)
 
 
 def as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
@@ -65,40 +121,40 @@ def as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
 
 
 PLAIN: tuple[tuple[Callable[..., None], Callable[..., Tensor], str], ...] = (
-    (one_operand, as_input, "neg bitwise_not round"),
+    (exec_unary, as_input, "neg bitwise_not round"),
     (
-        one_operand, as_float,
+        exec_unary, as_float,
         "acos asin atan cos cosh digamma erf erfc erfinv exp exp2 expm1 i0 lgamma log log10 log1p log2 reciprocal "
         "rsqrt sigmoid sin sinc sinh sqrt tan tanh special_entr special_erfcx special_i0e special_i1 special_i1e "
         "special_spherical_bessel_j0",
     ),
     *(
-        (one_operand, as_float, f"special_{name}={name}_forward")
+        (exec_unary, as_float, f"special_{name}={name}_forward")
         for name in (
             "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
             "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1",
         )
     ),
-    (one_operand, as_truth, "logical_not"),
+    (exec_unary, as_truth, "logical_not"),
     (of_real, as_input, "abs"),
     (of_real, as_float, "angle"),
     (activate, as_input, "silu hardswish hardsigmoid mish"),
     (
-        two_operands, as_common,
+        exec_binary, as_common,
         "mul.Tensor remainder.Tensor fmod.Tensor maximum minimum hypot nextafter logaddexp logaddexp2 igamma igammac "
         "gcd lcm bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor "
         "bitwise_right_shift.Tensor clamp_min.Tensor=maximum clamp_max.Tensor=minimum silu_backward hardswish_backward "
         "hardsigmoid_backward mish_backward sigmoid_backward",
     ),
     (
-        two_operands, as_common_float,
+        exec_binary, as_common_float,
         "div.Tensor=div_true atan2 copysign.Tensor xlogy.Tensor special_xlog1py special_zeta "
         "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
         "special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t "
         "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
         "special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he",
     ),
-    (two_operands, as_complex, "complex=make_complex polar"),
+    (exec_binary, as_complex, "complex=make_complex polar"),
     (
         compare, as_truth,
         "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar "
@@ -112,7 +168,7 @@ for _launch, _outputs, _operators in PLAIN:
     for _word in _operators.split():
         _operator, _, _kernel = _word.partition("=")
         _kernel = _kernel or _operator.partition(".")[0].removeprefix("special_")
-        rule(_operator, outputs=_outputs, kernel=_kernel)(_launch)
+        rule(_operator, outputs=_outputs, name=_kernel)(_launch)
 
 
 @rule("round.decimals", outputs=as_input)

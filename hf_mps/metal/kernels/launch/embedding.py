@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.rules import errors, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, span, u8, u32
+from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, i32, i64, metal, span, u8, u32
 
 # Host: operations/EmbeddingBag.mm.
 STRIDED = "a sparse gradient, or indices of another layout"
@@ -114,8 +114,7 @@ def _require_32_bits(tensor: Tensor) -> None:
         raise NoRule("more than 2**32 elements")
 
 
-_DIMENSIONS = 16
-_PARAMETERS = struct.Struct(f"<{3 * _DIMENSIONS}I3I4xq?7x")
+_PARAMETERS = struct.Struct(f"<{3 * DIMENSIONS}I3I4xq?7x")
 """EmbeddingDenseBackwardParams with offsets of 32 bits (kernels/Embedding.h)."""
 
 
@@ -127,13 +126,13 @@ def dense_backward(grad: Tensor, indices: Tensor, rows: int, padding_index: int,
     size, count = grad.shape[-1], indices.numel()
     integer = metal(indices.dtype)
     kernel = kernels[f"embedding_dense_backward_{metal(grad.dtype)}_{integer}_32"]
-    refuse(grad.dim() != indices.dim() + 1 or indices.dim() >= _DIMENSIONS, "shapes that PyTorch refuses")
+    refuse(grad.dim() != indices.dim() + 1 or indices.dim() >= DIMENSIONS, "shapes that PyTorch refuses")
     refuse(max(count, span(grad), span(indices), rows * size) >= 1 << 31, "more than 2**31 elements")
     if count == 0 or size == 0 or rows == 0:
         return torch.zeros(rows, size, dtype=grad.dtype, device=grad.device)
     sums = torch.zeros(rows, size, dtype=torch.float32, device=grad.device)
     arrays = (indices.shape, grad.stride()[:-1], indices.stride())
-    numbers = [number for each in arrays for number in (*each, *[0] * (_DIMENSIONS - len(each)))]
+    numbers = [number for each in arrays for number in (*each, *[0] * (DIMENSIONS - len(each)))]
     parameters = _PARAMETERS.pack(*numbers, grad.stride(-1), indices.dim(), size, padding_index, scale_grad_by_freq)
     # Any buffer: the kernel reads the counts with scale_grad_by_freq alone.
     counts = sums

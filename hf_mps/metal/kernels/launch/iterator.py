@@ -1,4 +1,4 @@
-"""How a pointwise operator walks over its operands, and where it writes: PyTorch's TensorIterator.
+"""How a pointwise operator walks over its operands, and how its result lies: PyTorch's TensorIterator.
 
 Shapes broadcast; dimensions are put in the order of their strides, fastest first, and merged where every operand runs
 through them in one stride. What is left is one dimension without gaps (a dense kernel), or sizes with a stride in
@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.rules import refuse
-from hf_mps.metal.kernels.values import NoRule, span
+from hf_mps.metal.kernels.values import NoRule
 
 LARGEST_GROUP = 1024
 
@@ -188,80 +188,3 @@ def _result(inputs: tuple[Layout, ...]) -> Layout:
         # As PyTorch lays out tensors without elements, whose strides are not 0.
         step *= max(1, shape[dim])
     return shape, tuple(strides)
-
-
-Operand = Tensor | complex
-"""An input of two: a number comes as Python's where PyTorch wrapped one."""
-
-
-def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand, exact: bool = False) -> Tensor:
-    """Return the output: `target` where it has the shape of the result and a dtype that takes `dtype`, else a new one.
-
-    `exact` is for operators whose output has to be of `dtype` itself.
-
-    Raises:
-        NoRule: PyTorch refuses the arguments, or `target` has another shape (which PyTorch resizes).
-    """
-    inputs = [each for each in operands if isinstance(each, Tensor)]
-    if target is None:
-        return result(dtype, *inputs)
-    shape = broadcast(*(tuple(each.shape) for each in inputs))
-    refuse(tuple(target.shape) != shape and target.numel(), "the result has another shape than what it is written to")
-    if target.dtype != dtype and (exact or not torch.can_cast(dtype, target.dtype)):
-        raise NoRule("PyTorch refuses the arguments: the result's dtype can't be cast to the output's")
-    refuse(any(_overlap(target, each) for each in inputs), "an input and the output share memory in part")
-    if tuple(target.shape) != shape:
-        target.resize_(shape)
-    return target
-
-
-def _overlap(target: Tensor, given: Tensor) -> bool:
-    """They share storage, and are not the same elements in the same order: PyTorch refuses some of these cases."""
-    if not given.is_mps or target.untyped_storage().data_ptr() != given.untyped_storage().data_ptr():
-        return False
-    if target.data_ptr() == given.data_ptr() and target.shape == given.shape and target.stride() == given.stride():
-        return False
-    return (
-        target.numel() > 0 and given.numel() > 0 and _end(target) > given.data_ptr() and _end(given) > target.data_ptr()
-    )
-
-
-def _end(tensor: Tensor) -> int:
-    return tensor.data_ptr() + span(tensor) * tensor.element_size()
-
-
-def common(first: Operand, second: Operand) -> torch.dtype:
-    """Return the dtype that two inputs are promoted to; numbers count less than tensors (torch.result_type)."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dtype == second.dtype:
-        return first.dtype
-    return torch.result_type(first, second)
-
-
-def floating(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a float function's result: whole numbers give the default dtype."""
-    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
-
-
-def as_input(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """One input, and the output has its dtype."""
-    return torch.empty_like(self) if target is None else written(target, self.dtype, self, exact=True)
-
-
-def as_float(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """One input, and whole numbers become floats."""
-    return written(target, floating(self.dtype), self)
-
-
-def as_truth(target: Tensor | None, *operands: Operand) -> Tensor:
-    """One input or two, and the output is of bool."""
-    return written(target, torch.bool, *operands)
-
-
-def as_common(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
-    """Two inputs, promoted to one dtype."""
-    return written(target, common(self, other), self, other)
-
-
-def as_common_float(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
-    """Two inputs, promoted to one dtype, and whole numbers become floats."""
-    return written(target, floating(common(self, other)), self, other)

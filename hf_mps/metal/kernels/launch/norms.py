@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.iterator import is_dense
-from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, parameters
+from hf_mps.metal.kernels.launch.reduce import GROUP, INNER, parameters
 from hf_mps.metal.kernels.launch.reductions import Dims, kept, wrapped
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, u32
+from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, f32, i32, i64, metal, u32
 
 ROW = 4096
 """Longest row that one threadgroup reads at once: 1,024 threads with four elements each."""
@@ -36,7 +36,7 @@ def layer_norm(
     single = axis <= ROW
     name, dtype = f"layer_norm_{'single_row' if single else 'looped'}", metal(given.dtype)
     wide = given.numel() >= 1 << 31
-    indexed = f"{name}_i64_{dtype}" if wide else f"{name}_i32_{dtype}"
+    indexed = f"{name}_{'i64' if wide else 'i32'}_{dtype}"
     newer = indexed in kernels
     kernel = kernels[indexed if newer else f"{name}_{dtype}"]
     arguments: dict[str, Tensor | bytes | None] = {"input": row, "output": output, "meanOut": mean, "rstdTensor": rstd}
@@ -105,11 +105,9 @@ def group_norm(given: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes
     names = [metal(given.dtype), metal(of), *("void" if each is None else metal(each.dtype) for each in (weight, bias))]
     gamma, beta = (None if each is None else each.contiguous() for each in (weight, bias))
     arguments = {"Y": output, "mean": mean, "rstd": rstd, "X": image, "gamma": gamma, "beta": beta}
-    kernels[f"group_norm_{'_'.join(names)}_uint32_t"].launch(
-        {**arguments, "params": _group_params(pixels, groups, channels, samples, epsilon)},
-        groups=samples * groups,
-        group=_threads(channels // groups * pixels),
-    )
+    bound = {**arguments, "params": _group_params(pixels, groups, channels, samples, epsilon)}
+    kernel = kernels[f"group_norm_{'_'.join(names)}_uint32_t"]
+    kernel.launch(bound, groups=samples * groups, group=_threads(channels // groups * pixels))
     return output, mean, rstd
 
 
@@ -129,17 +127,15 @@ def group_norm_backward(
     common = {"dY": upstream, "X": image, "mean": mean, "rstd": rstd, "params": params}
     of = given.dtype if weight is None else weight.dtype
     by_input = torch.empty_like(image) if wanted[0] else None
-    by_weight, by_bias = (
-        torch.empty(channels, dtype=of, device=given.device) if any(wanted[1:]) else None for _ in range(2)
-    )
+    by_weight, by_bias = (given.new_empty(channels, dtype=of) if any(wanted[1:]) else None for _ in range(2))
     if by_input is not None:
         name = f"group_norm_backward_x_{types}_{'void' if weight is None else metal(of)}_uint32_t"
         bound = {**common, "dX": by_input, "gamma": gamma}
         kernels[name].launch(bound, groups=samples * groups, group=_threads(channels // groups * pixels))
     if by_weight is not None:
-        kernels[f"group_norm_backward_affine_{types}_{metal(of)}_uint32_t"].launch(
-            {**common, "dgamma": by_weight, "dbeta": by_bias}, groups=channels, group=_threads(samples * pixels)
-        )
+        bound = {**common, "dgamma": by_weight, "dbeta": by_bias}
+        kernel = kernels[f"group_norm_backward_affine_{types}_{metal(of)}_uint32_t"]
+        kernel.launch(bound, groups=channels, group=_threads(samples * pixels))
     return by_input, by_weight if wanted[1] else None, by_bias if wanted[2] else None
 
 

@@ -101,9 +101,7 @@ def normal_of(mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Gen
     output: Tensor = normal(like.new_empty(shape), 0.0, spread, generator=generator)
     if isinstance(std, Tensor):
         output.mul_(std)
-    return output.add_(
-        mean if isinstance(mean, Tensor) else torch.full((), mean, dtype=output.dtype, device=output.device)
-    )
+    return output.add_(mean if isinstance(mean, Tensor) else output.new_full((), mean))
 
 
 @rule("bernoulli_.Tensor")
@@ -157,9 +155,11 @@ for _name in DISTRIBUTIONS:
     rule(_name, operator=_name)(distributed)
 
 
-@rule("random_.from")
-def random_between(output: Tensor, low: int, high: int | None, *, generator: Generator | None = None) -> Tensor:
-    """Whole numbers from `low` to `high` - 1; without `high` to the dtype's largest (random_from_to_impl)."""
+@rule("random_.from", "random_.to")
+def random_between(output: Tensor, *bounds: int | None, generator: Generator | None = None) -> Tensor:
+    """Whole numbers from a bound, or 0, to another less 1, or to the dtype's largest (random_from_to_impl)."""
+    low, high = (0, *bounds)[-2:]
+    assert low is not None
     if high is None and low == _LOWEST:
         return fill(output, "random_int", i64(_LOWEST, 0), generator)
     dtype = output.dtype
@@ -178,12 +178,6 @@ def random_between(output: Tensor, low: int, high: int | None, *, generator: Gen
     count = last - low + 1
     # A range that int64 cannot count is bound as 0, with which the kernel takes all 64 bits, as above.
     return fill(output, "random_int", i64(low, count if count <= _HIGHEST else 0), generator)
-
-
-@rule("random_.to")
-def random_below(output: Tensor, high: int, *, generator: Generator | None = None) -> Tensor:
-    """From zero to `high` - 1."""
-    return random_between(output, 0, high, generator=generator)
 
 
 @rule("random_")

@@ -108,7 +108,6 @@ def _scan(name: str, given: Tensor, result: Tensor, dim: int) -> None:
     length = source.shape[dim]
     scans = source.numel() // length
     if blocked and form == "innermost" and length <= 32 and scans >= 4096:
-        # Many rows in a threadgroup.
         # Many rows in a threadgroup, of which there would be too many otherwise.
         rows = TINY_TILE // length
         bound = {"in": source, "out": target, "axis_size": u32(length), "n_scans": u32(scans), "rows_per_tg": u32(rows)}

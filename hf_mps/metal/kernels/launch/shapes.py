@@ -181,20 +181,12 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 # Host: operations/Eye.mm.
-@rule("eye.out")
-def eye(n: int, *, out: Tensor) -> Tensor:
-    """An identity matrix."""
-    eye_of(n, n, out=out)
-    return out
-
-
-@rule("eye.m_out")
-def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
-    """A matrix of n rows and m columns with ones on its diagonal."""
+@rule("eye.out", "eye.m_out")
+def eye(n: int, m: int | None = None, *, out: Tensor) -> Tensor:
+    """A matrix of n rows and m columns, n of them too by default, with ones on its diagonal."""
+    m = n if m is None else m
     refuse(n < 0 or m < 0)
-    kind = metal(out.dtype)
-    name = f"eye_{kind}" if n * m <= ONE_PASS else f"eye_diag_{kind}"
-    kernel = kernels[name]
+    kernel = kernels[f"eye_{'diag_' if n * m > ONE_PASS else ''}{metal(out.dtype)}"]
     out.resize_((n, m))
     if out.numel() == 0:
         return out

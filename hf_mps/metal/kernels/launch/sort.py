@@ -261,9 +261,7 @@ class Work:
         """This, or the same into contiguous tensors that are still to be copied."""
         if self.values.is_contiguous() and self.indices.is_contiguous():
             return self
-        values, indices = (
-            torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (self.values, self.indices)
-        )
+        values, indices = (each.new_empty(each.shape) for each in (self.values, self.indices))
         return replace(self, values=values, indices=indices)
 
     def rows_of(self, *, last: bool) -> Tensor:
@@ -278,9 +276,8 @@ class Work:
 
     def scratch(self, values: torch.dtype, indices: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return room for every row's values and places between two launches."""
-        device = self.given.device
         shape = (self.rows, self.size)
-        return torch.empty(shape, dtype=values, device=device), torch.empty(shape, dtype=indices, device=device)
+        return self.given.new_empty(shape, dtype=values), self.given.new_empty(shape, dtype=indices)
 
     def finish(self, values: Tensor, indices: Tensor) -> None:
         """Copy sorted rows to the outputs, their dimension where it was."""

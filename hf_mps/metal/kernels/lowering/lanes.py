@@ -24,7 +24,7 @@ from hf_mps.metal.kernels import intrinsics
 from hf_mps.metal.kernels.intrinsics.body import Definition, bytes_of
 from hf_mps.metal.kernels.lowering import assembly, entry
 from hf_mps.metal.kernels.lowering.flatten import Flat
-from hf_mps.metal.kernels.lowering.frame import VALUE, Block, Frame, blocks, incoming, kept, named, split, typed
+from hf_mps.metal.kernels.lowering.frame import VALUE, Block, blocks, incoming, kept, named, split, typed
 
 BARRIER, DONE = 0x4000_0000, 0xFFFF_FFFF
 """A thread's state is the number of the place where it stands or from where it may go on (0, the kernel's beginning,
@@ -208,11 +208,13 @@ def steps(flat: Flat, uniform: Iterable[str] = ()) -> Steps:
     }
     function, places = _divided(whole)
     frame = kept(function, types, {named(each) for each in uniform})
+    cases = " ".join(f"i32 {place.number}, label %hf.after.{place.number}" for place in places)
     lines = [
-        f"define internal void @step(i32 %hf.place, {CONTEXT}, {parameters}) nounwind {{",
-        *_beginning(function[0].label, len(places), frame),
-        *frame.body(function),
-        *(_DONE,),
+        f"define internal void @step(i32 %hf.place, {CONTEXT}, {parameters}) nounwind {{\nhf.begin:",
+        "  %hf.lane.w = zext i32 %hf.lane to i64",
+        *(own(line) for line in frame.beginning),
+        f"  switch i32 %hf.place, label %{function[0].label} [ {cases} ]",
+        *(*frame.body(function), _DONE),
     ]
     rest = re.sub(r"^declare .*@(air\.|hf\.)[^\n]*\n", "", rest, flags=re.M)
     text = f"{rest}{frame.type}\n" + "\n".join(lines) + "\n}\n" + operation(places)
@@ -224,16 +226,6 @@ _DONE = f"""hf.done:
   br label %hf.out
 hf.out:
   ret void"""
-
-
-def _beginning(first: str, places: int, frame: Frame) -> list[str]:
-    cases = " ".join(f"i32 {number}, label %hf.after.{number}" for number in range(1, places + 1))
-    return [
-        "hf.begin:",
-        "  %hf.lane.w = zext i32 %hf.lane to i64",
-        *(own(line) for line in frame.beginning),
-        f"  switch i32 %hf.place, label %{first} [ {cases} ]",
-    ]
 
 
 def _reach(function: list[Block], places: int) -> tuple[int, ...]:

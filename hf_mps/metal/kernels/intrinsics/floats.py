@@ -1,6 +1,10 @@
-"""exp, log, pow, hyperbolic and trigonometric functions, computed in double and rounded once to float.
+"""Functions of floats: rounding, extrema, fma, roots, remainders; exponentials, logarithms, angles, powers.
 
-A modest polynomial in double is both simpler and more accurate than a careful one in float: each result is within
+Meanings are the Metal Shading Language specification's: fmin and fmax take the other argument where one is NaN, clamp
+is fmin(fmax(x, low), high), fract stays below one, subnormals are kept. sqrt and rsqrt are correctly rounded.
+
+exp, log, pow, hyperbolic and trigonometric functions are computed in double and rounded once to float. A modest
+polynomial in double is both simpler and more accurate than a careful one in float: each result is within
 0.51 units in the last place, well inside what Metal promises for precise math (2 to 16), so `fast_` names share these
 definitions. exp and exp2, which training calls most, stay in float and are within one unit. No call, no branch, no
 table: a loop over them is vectorised. Angles and powers, which are rarer, are the host's libm's, by LLVM's intrinsics
@@ -13,9 +17,8 @@ import math
 import re
 from collections.abc import Callable
 
-from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, llvm_type, scalar_of
 from hf_mps.metal.kernels.intrinsics.conversions import from_double
-from hf_mps.metal.kernels.intrinsics.rounding import copysign
 
 
 def _read(text: str) -> tuple[float, ...]:
@@ -46,34 +49,43 @@ _HALF_ROOT = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
 _ONE = 0x3FF0000000000000
 
 _NAME = re.compile(rf"air\.(?:fast_)?(\w+)\.({TYPE})")
+_PLAIN = {name: name for name in ("floor", "ceil", "trunc", "round", "fabs", "sqrt")} | {"rint": "roundeven"}
+_BELOW_ONE = {"half": 1 - 2.0**-11, "float": 1 - 2.0**-24}
 
 
 def define(name: str) -> Definition | None:
-    """The definition of one of these functions; sincos returns the sine and stores the cosine."""
+    """The definition of a function of floats; sincos returns the sine and stores the cosine."""
     found = _NAME.fullmatch(name)
     if not found or scalar_of(kind := llvm_type(found[2])) not in ("half", "float"):
         return None
-    if found[1] in ("exp", "exp2") and scalar_of(kind) == "float":
+    operation, scalar = found[1], scalar_of(kind)
+    if operation in _OPERATIONS:
+        write, parameters = _OPERATIONS[operation]
+        kinds = [kind if p == "x" else p for p in parameters]
+        if "i32" in kinds and kind.startswith("<"):
+            return None
+        body = Body(name, scalar if operation == "dot" else kind, *kinds)
+        return body.finish(write(*body.arguments))
+    if operation in ("exp", "exp2") and scalar == "float":
         body = Body(name, kind, kind)
-        return body.finish(exp_in_float(body.arguments[0], natural=found[1] == "exp"))
-    if found[1] == "sincos":
+        return body.finish(exp_in_float(body.arguments[0], natural=operation == "exp"))
+    if operation == "sincos":
         body = Body(name, kind, kind, "ptr")
         x = body.arguments[0].cast("fpext", "double")
-        sin, cos = (from_double(body.llvm(each, x), scalar_of(kind)) for each in ("sin", "cos"))
+        sin, cos = (from_double(body.llvm(each, x), scalar) for each in ("sin", "cos"))
         body.effect(f"store {kind} {cos.name}, ptr {body.arguments[1].name}")
         return body.finish(sin)
-    function = _FUNCTIONS.get(found[1])
+    function = _IN_DOUBLE.get(operation)
     if function is None:
         return None
     body = Body(name, kind, *[kind] * function.__code__.co_argcount)
-    result = function(*(a.cast("fpext", "double") for a in body.arguments))
-    return body.finish(from_double(result, scalar_of(kind)))
+    return body.finish(from_double(function(*(a.cast("fpext", "double") for a in body.arguments)), scalar))
 
 
-def bounded(x: Value, limit: float) -> Value:
-    """`x` kept within -limit and limit; NaN stays."""
-    x = x.compare("olt", -limit).select(-limit, x)
-    return x.compare("ogt", limit).select(limit, x)
+def bounded(x: Value, low: float, high: float) -> Value:
+    """`x` kept within two limits; NaN stays."""
+    x = x.compare("olt", low).select(low, x)
+    return x.compare("ogt", high).select(high, x)
 
 
 def exp2_split(x: Value) -> tuple[Value, Value]:
@@ -87,7 +99,7 @@ def exp2_split(x: Value) -> tuple[Value, Value]:
 
 def exp2(x: Value) -> Value:
     """2^x in double; over and under float's range where float's is."""
-    power, rest = exp2_split(bounded(x, 200.0))
+    power, rest = exp2_split(bounded(x, -200.0, 200.0))
     return x.body.fma(power, rest, power)
 
 
@@ -98,8 +110,7 @@ def exp_in_float(x: Value, natural: bool) -> Value:
     """
     body = x.body
     low, high = (-104.0, 89.0) if natural else (-150.0, 129.0)
-    x = x.compare("olt", low).select(low, x)
-    x = x.compare("ogt", high).select(high, x)
+    x = bounded(x, low, high)
     shifted = body.fma(x, _LOG2_E if natural else 1.0, _ROUNDING_FLOAT)
     whole = shifted - _ROUNDING_FLOAT
     r = body.fma(whole, _LN2_REST, body.fma(whole, -_LN2, x)) if natural else (x - whole) * math.log(2)
@@ -112,7 +123,7 @@ def exp_in_float(x: Value, natural: bool) -> Value:
 
 def expm1(x: Value) -> Value:
     """e^x - 1, accurate relative to itself near zero."""
-    power, rest = exp2_split(bounded(x * _LOG2_E, 200.0))
+    power, rest = exp2_split(bounded(x * _LOG2_E, -200.0, 200.0))
     return x.body.fma(power, rest, power - 1.0)
 
 
@@ -132,24 +143,23 @@ def log2(x: Value) -> Value:
 
 def tanh(x: Value) -> Value:
     """With t = e^(2|x|) - 1: t / (t + 2), which is 1 in float from |x| = 10 on."""
-    t = expm1(bounded(x.body.llvm("fabs", x) * 2.0, 60.0))
+    t = expm1(bounded(x.body.llvm("fabs", x) * 2.0, 0.0, 60.0))
     return copysign(t / (t + 2.0), x)
 
 
-def _asinh(x: Value) -> Value:
-    """The logarithm of |x| + sqrt(x^2 + 1); of small numbers, where the sum is 1, the first terms of its series."""
+def _odd(far: Callable[[Value], Value], cubic: float, x: Value) -> Value:
+    """An odd function: of a small number, where `far` would lose it in a sum with 1, the first terms of its series."""
     size = x.body.llvm("fabs", x)
-    far = log2(size + x.body.llvm("sqrt", size * size + 1.0)) * math.log(2)
-    near = size - size * size * size * (1 / 6)
-    return copysign(size.compare("olt", 1e-4).select(near, far), x)
+    near = size + size * size * size * cubic
+    return copysign(size.compare("olt", 1e-4).select(near, far(size)), x)
+
+
+def _asinh(x: Value) -> Value:
+    return _odd(lambda size: log2(size + x.body.llvm("sqrt", size * size + 1.0)) * math.log(2), -1 / 6, x)
 
 
 def _atanh(x: Value) -> Value:
-    """Half the logarithm of (1 + x) / (1 - x), or the first terms of its series, as for asinh."""
-    size = x.body.llvm("fabs", x)
-    far = log2((size + 1.0) / (x.body.value(1.0, x.kind) - size)) * (math.log(2) / 2)
-    near = size + size * size * size * (1 / 3)
-    return copysign(size.compare("olt", 1e-4).select(near, far), x)
+    return _odd(lambda size: log2((size + 1.0) / (x.body.value(1.0, x.kind) - size)) * (math.log(2) / 2), 1 / 3, x)
 
 
 def _sinpi(x: Value) -> Value:
@@ -170,15 +180,15 @@ def _cospi(x: Value) -> Value:
     return _sinpi(x - turns + 0.5)
 
 
-def _libm(name: str) -> Callable[[Value], Value]:
+def _llvm(name: str) -> Callable[[Value], Value]:
     return lambda x: x.body.llvm(name, x)
 
 
-def _libm_of_two(name: str) -> Callable[[Value, Value], Value]:
+def _llvm_of_two(name: str) -> Callable[[Value, Value], Value]:
     return lambda x, y: x.body.llvm(name, x, y)
 
 
-_FUNCTIONS: dict[str, Callable[..., Value]] = {
+_IN_DOUBLE: dict[str, Callable[..., Value]] = {
     "exp": lambda x: exp2(x * _LOG2_E),
     "exp2": lambda x: exp2(x),
     "exp10": lambda x: exp2(x * math.log2(10)),
@@ -186,8 +196,8 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "log2": lambda x: log2(x),
     "log10": lambda x: log2(x) * math.log10(2),
     "tanh": tanh,
-    **{name: _libm(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
-    **{name: _libm_of_two(name) for name in ("pow", "atan2")},
+    **{name: _llvm(name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh")},
+    **{name: _llvm_of_two(name) for name in ("pow", "atan2")},
     "asinh": _asinh,
     # Two roots: that of x * x - 1 is a number below -1, too.
     "acosh": lambda x: log2(x + x.body.llvm("sqrt", x - 1.0) * x.body.llvm("sqrt", x + 1.0)) * math.log(2),
@@ -195,4 +205,81 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "sinpi": _sinpi,
     "cospi": _cospi,
     "tanpi": lambda x: _sinpi(x) / _cospi(x),
+}
+
+
+def maximum(a: Value, b: Value) -> Value:
+    """The larger of two; where one is NaN, the other."""
+    return a.body.llvm("maxnum", a, b)
+
+
+def minimum(a: Value, b: Value) -> Value:
+    """The smaller of two; where one is NaN, the other."""
+    return a.body.llvm("minnum", a, b)
+
+
+def copysign(magnitude: Value, sign: Value) -> Value:
+    """`magnitude` with the sign of `sign`."""
+    return magnitude.body.llvm("copysign", magnitude, sign)
+
+
+def _fract(x: Value) -> Value:
+    rest = x - x.body.llvm("floor", x)
+    top = _BELOW_ONE[scalar_of(x.kind)]
+    return rest.compare("ogt", top).select(top, rest)
+
+
+def _rsqrt(x: Value) -> Value:
+    wide = x.cast("fpext", "double")
+    return from_double(1.0 / x.body.llvm("sqrt", wide), scalar_of(x.kind))
+
+
+def _fma(a: Value, b: Value, c: Value) -> Value:
+    """a * b + c, rounded once; of halves it is formed in double."""
+    scalar = scalar_of(a.kind)
+    if scalar == "float":
+        return a.body.fma(a, b, c)
+    return from_double(a.body.fma(*(v.cast("fpext", "double") for v in (a, b, c))), scalar)
+
+
+def _dot(a: Value, b: Value) -> Value:
+    """The products summed in order, each rounded into a float."""
+    body, scalar = a.body, scalar_of(a.kind)
+    count = int(a.kind[1:].split(" ")[0])
+    a, b = a.cast("fpext", "float"), b.cast("fpext", "float")
+    total = body.value(0.0, "float")
+    for i in range(count):
+        left, right = (body.emit("float", f"extractelement {v.kind} {v.name}, i32 {i}") for v in (a, b))
+        total = left * right if not i else body.fma(left, right, total)
+    return total.cast("fptrunc", scalar)
+
+
+def _nextafter(x: Value, toward: Value) -> Value:
+    """The neighbour of x in the direction of `toward`; equal arguments give `toward`, NaN gives NaN."""
+    body, scalar = x.body, scalar_of(x.kind)
+    width = bits_of(scalar)
+    bits = body.bits(x)
+    ahead = x.compare("olt", toward)
+    outward = ahead.cast("zext", f"i{width}").compare("eq", (bits >> (width - 1)) ^ 1)
+    stepped = outward.select(bits + 1, bits - 1)
+    smallest = (body.bits(toward) & (1 << (width - 1))) | 1
+    moved = x.compare("oeq", 0.0).select(smallest, stepped).cast("bitcast", scalar)
+    kept = x.compare("oeq", toward).select(toward, moved)
+    return x.compare("uno", toward).select(x + toward, kept)
+
+
+_OPERATIONS: dict[str, tuple[Callable[..., Value], str | tuple[str, ...]]] = {
+    **{name: (_llvm(operation), "x") for name, operation in _PLAIN.items()},
+    "fmin": (minimum, "xx"),
+    "fmax": (maximum, "xx"),
+    "clamp": (lambda x, low, high: minimum(maximum(x, low), high), "xxx"),
+    "fma": (_fma, "xxx"),
+    "copysign": (copysign, "xx"),
+    "fract": (_fract, "x"),
+    "rsqrt": (_rsqrt, "x"),
+    "dot": (_dot, "xx"),
+    # LLVM puts the second overload, i32, into the name itself.
+    "ldexp": (lambda x, exponent: x.body.llvm("ldexp", x, exponent), ("x", "i32")),
+    "fmod": (lambda x, y: x.body.emit(x.kind, f"frem {x.kind} {x.name}, {y.name}"), "xx"),
+    "nextafter": (_nextafter, "xx"),
 }
