@@ -18,8 +18,7 @@ from hf_mps.metal.fallback import fast_path
 from hf_mps.metal.fallback.accounting import OpStats, warn_float32, warn_operator
 from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, nbytes, overlapping_storages
 from hf_mps.metal.fallback.op_schema import OpSchema
-from hf_mps.metal.operators.calls import on_device
-from hf_mps.metal.operators.outputs import OutputSpecs
+from hf_mps.metal.operators.calls import OutputSpecs, on_device
 
 # Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
 _NoTorchFunction = torch._C.DisableTorchFunction

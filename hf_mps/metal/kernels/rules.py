@@ -24,9 +24,8 @@ from hf_mps.core.notices import overriding
 from hf_mps.metal.kernels.coverage import Counts
 from hf_mps.metal.kernels.runtime import Kernel, recording
 from hf_mps.metal.kernels.values import NoRule
-from hf_mps.metal.operators.calls import call_of, inputs_of, on_device, text_of
+from hf_mps.metal.operators.calls import OutputSpec, OutputSpecs, call_of, inputs_of, on_device, text_of
 from hf_mps.metal.operators.dispatcher import registered_kernel
-from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -214,8 +213,7 @@ def _fill(
     elif written:
         inputs = on_device(arguments if names else arguments[1:])
         for spec, target in zip(_specs(first, arguments, options), written, strict=False):
-            refuse_shared(target, inputs)
-            refuse_misfit(target, spec.shape if target.numel() else target.shape, spec.dtype)
+            refuse_unfit(target, spec.shape if target.numel() else target.shape, spec.dtype, inputs)
             target.resize_(spec.shape)  # an empty one alone has another shape here
     else:
         outputs = made(first, arguments, options)
@@ -249,13 +247,11 @@ _of_meta = cache(OutputSpecs)
 MISFIT = "the result has another shape or dtype than what it is written to"
 
 
-def refuse_misfit(target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
-    """Raise NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
+def refuse_unfit(
+    target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None, inputs: Sequence[Tensor] = ()
+) -> None:
+    """Raise NoRule where what is written has another shape or dtype (None: any) than a result, or an input's memory."""
     refuse(tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype), MISFIT)
-
-
-def refuse_shared(target: Tensor, inputs: Sequence[Tensor]) -> None:
-    """Raise NoRule where a tensor that is written shares memory with one that is read."""
     place = target.untyped_storage().data_ptr()
     shared = target.numel() and any(each.untyped_storage().data_ptr() == place for each in inputs)
     refuse(shared, "an input shares memory with the output")
@@ -272,10 +268,8 @@ OUTSIDE = "an index out of bounds: the simulated device raises what a Mac raises
 SIZE = 15364
 """Bytes of ErrorMessages: a count, and room for 30 messages."""
 
-_local = threading.local()
 
-
-class Errors:
+class Errors(threading.local):
     """The buffer of this OS thread, as a kernel's argument: `tensor`; `any()` says whether something was reported."""
 
     def __init__(self) -> None:
@@ -289,12 +283,7 @@ class Errors:
         return reported
 
 
-def errors() -> Errors:
-    """Return the buffer, which begins empty."""
-    found: Errors | None = getattr(_local, "errors", None)
-    if found is None:
-        found = _local.errors = Errors()
-    return found
+errors = Errors()
 
 
 def refuse_outside(index: torch.Tensor, size: int) -> None:

@@ -120,8 +120,8 @@ class Kernel:
         self._run(buffers, grid, max(work, grid[0] * grid[1] * grid[2]))
         if watch is not None:
             watch.report(self, grid)
-        if recordings := getattr(_local, "recordings", None):
-            recordings[-1].append(self.name)
+        if _local.recordings:
+            _local.recordings[-1].append(self.name)
 
     def _bound(self, arguments: Mapping[str, Any] | Sequence[Any]) -> list[tuple[Binding, Any]]:
         if isinstance(arguments, Mapping):
@@ -215,31 +215,34 @@ def _three(grid: Grid) -> tuple[int, ...]:
 
 
 def _some_groups(function: Any, buffers: Any, sizes: Any, first: int, last: int) -> None:
-    if function(ctypes.addressof(buffers), ctypes.addressof(sizes), first, last, _arena()):
+    if function(ctypes.addressof(buffers), ctypes.addressof(sizes), first, last, _local.arena):
         raise MemoryError("the variables of a threadgroup's threads do not fit an arena")
 
 
-_local = threading.local()
+class _Local(threading.local):
+    """What belongs to an OS thread: the lists that note its launches, and its memory for threadgroups.
+
+    The memory is address space that the system fills in where it is touched.
+    """
+
+    def __init__(self) -> None:
+        self.recordings: list[list[str]] = []
+        self._memory = mmap.mmap(-1, entry.ARENA_BYTES)
+        self.arena = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+
+_local = _Local()
 
 
 @contextmanager
 def recording() -> Iterator[list[str]]:
     """Note the names of the kernels that this thread launches, those of blocks inside this one left to them."""
     names: list[str] = []
-    recordings = _local.__dict__.setdefault("recordings", [])
-    recordings.append(names)
+    _local.recordings.append(names)
     try:
         yield names
     finally:
-        recordings.pop()
-
-
-def _arena() -> int:
-    """This OS thread's memory for threadgroups: address space that the system fills in where it is touched."""
-    if not hasattr(_local, "address"):
-        _local.memory = mmap.mmap(-1, entry.ARENA_BYTES)
-        _local.address = ctypes.addressof(ctypes.c_char.from_buffer(_local.memory))
-    return int(_local.address)
+        _local.recordings.pop()
 
 
 @cache

@@ -26,8 +26,8 @@ from hf_mps.metal.kernels.release import Objects, compiler_key
 from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.signature import THREADGROUP, Binding, Signature
 from hf_mps.metal.kernels.values import NoRule, Pointers, scalar
+from hf_mps.metal.operators.calls import ON_METAL
 from hf_mps.metal.operators.launch_class import COMPILED, Call
-from hf_mps.metal.operators.outputs import ON_METAL
 from hf_mps.metal.source import clang, rewrite
 from hf_mps.metal.source.module import Module, read
 

@@ -4,11 +4,11 @@ Meanings are the Metal Shading Language specification's: fmin and fmax take the 
 is fmin(fmax(x, low), high), fract stays below one, subnormals are kept. sqrt and rsqrt are correctly rounded.
 
 exp, log, pow, hyperbolic and trigonometric functions are computed in double and rounded once to float. A modest
-polynomial in double is both simpler and more accurate than a careful one in float: each result is within
-0.51 units in the last place, well inside what Metal promises for precise math (2 to 16), so `fast_` names share these
-definitions. exp and exp2, which training calls most, stay in float and are within one unit. No call, no branch, no
-table: a loop over them is vectorised. Angles and powers, which are rarer, are the host's libm's, by LLVM's intrinsics
-of their names. Subnormal arguments and results are kept.
+polynomial in double is both simpler and more accurate than a careful one in float: each result is within 0.51 units in
+the last place, well inside what Metal promises for precise math (2 to 16), so `fast_` names share these definitions.
+exp and exp2, which training calls most, stay in float and are within one unit. No call, no branch, no table: a loop
+over them is vectorised. Angles and powers, which are rarer, are the host's libm's, by LLVM's intrinsics of their names.
+Subnormal arguments and results are kept.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import Walk, plane, walk
-from hf_mps.metal.kernels.launch.pointwise import ILP, SCALAR_TYPES, exec_unary, repeats
+from hf_mps.metal.kernels.launch.pointwise import ILP, SCALAR_TYPES, Walk, plane, repeats, unary, walk
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, refuse_repeated, rule
 from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, i32, i64, metal, padded, scalar, u32, u64
 
@@ -144,7 +143,7 @@ def cast(target: Tensor, source: Tensor) -> Tensor:
         _rows(name, target, source, way)
     else:
         # A copy of any dtype takes several elements a thread, and from fewer on than other operators.
-        exec_unary(target, source, name, many=target.numel() >= MANY)
+        unary(target, source, name, many=target.numel() >= MANY)
     return target
 
 

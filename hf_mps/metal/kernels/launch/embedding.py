@@ -49,10 +49,9 @@ def embedding_bag(
     parameters = {"weight_strides": u32(weight.stride()), "output_strides": u32(output.stride())}
     parameters |= {"num_indices": u32(len(indices)), "num_bags": u32(bags), "num_weights": u32(weight.shape[0])}
     parameters |= _shared(largest, mode, per_sample_weights, size, padding_idx)
-    reported = errors()
     bound = [weight, indices, offsets, per_sample_weights, output, offset2bag, bag_size, largest, parameters]
-    kernel.launch([*bound, reported.tensor], output.numel())
-    refuse(reported.any(), "an index out of range")
+    kernel.launch([*bound, errors.tensor], output.numel())
+    refuse(errors.any(), "an index out of range")
     return output, offset2bag, bag_size, largest
 
 

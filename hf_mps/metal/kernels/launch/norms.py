@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import is_dense
+from hf_mps.metal.kernels.launch.pointwise import is_dense
 from hf_mps.metal.kernels.launch.reduce import GROUP, INNER, parameters
 from hf_mps.metal.kernels.launch.reductions import Dims, kept, wrapped
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule

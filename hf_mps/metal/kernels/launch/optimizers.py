@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import walk
+from hf_mps.metal.kernels.launch.pointwise import walk
 from hf_mps.metal.kernels.rules import kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, Pointers, f32, i32, metal, u8
 from hf_mps.metal.operators.launch_class import CHUNK, GROUPS, TENSORS, Batch, batches

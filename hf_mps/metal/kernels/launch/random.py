@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Generator, Tensor
 
-from hf_mps.metal.kernels.launch.iterator import walk
+from hf_mps.metal.kernels.launch.pointwise import walk
 from hf_mps.metal.kernels.rules import errors, kernels, refuse, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i64, metal, u32
 
@@ -117,10 +117,9 @@ def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = N
     kernel = kernels[f"bernoulli_tensor_{metal(output.dtype)}"]
     probabilities = p.to(torch.float32).contiguous()
     flat = output if output.is_contiguous() else _temporary(output)
-    reported = errors()
-    arguments = {"output": flat, "probs": probabilities, "numel": u32(count), "error_buf": reported.tensor}
+    arguments = {"output": flat, "probs": probabilities, "numel": u32(count), "error_buf": errors.tensor}
     kernel.launch({**arguments, "seed_base_offset": drawn(generator, count)}, -(-count // 4))
-    refuse(reported.any(), "a probability that PyTorch refuses")
+    refuse(errors.any(), "a probability that PyTorch refuses")
     return output if flat is output else output.copy_(flat)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import is_dense
+from hf_mps.metal.kernels.launch.pointwise import is_dense
 from hf_mps.metal.kernels.rules import kernels, refuse
 from hf_mps.metal.kernels.runtime import Grid
 from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, f32, metal, u32

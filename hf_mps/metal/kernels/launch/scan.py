@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_mps.metal.device import machine
 from hf_mps.metal.device.faults import FIRST_FAMILIES
-from hf_mps.metal.kernels.rules import kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.rules import kernels, refuse, refuse_unfit, rule
 from hf_mps.metal.kernels.values import metal, u32, u64
 
 # Host: operations/ScanKernel.mm.
@@ -27,7 +27,7 @@ def _result(target: Tensor | None, given: Tensor, dim: int, *, dtype: torch.dtyp
     if target is None:
         of = dtype or (torch.int64 if whole else given.dtype)
         return torch.empty(given.shape, dtype=of, device=given.device)
-    refuse_misfit(target, given.shape, dtype)
+    refuse_unfit(target, given.shape, dtype)
     return target
 
 

@@ -111,9 +111,8 @@ def _flip_signs(tensor: Tensor) -> None:
 
 def _launch(name: str, arguments: tuple[Tensor | bytes, ...], threads: int) -> None:
     refuse(threads >= 2**32 - 1, "2**32 elements or more, which the host launches in parts")
-    reported = errors()
-    kernels[name].launch((*arguments, reported.tensor), threads)
-    refuse(reported.any(), OUTSIDE)
+    kernels[name].launch((*arguments, errors.tensor), threads)
+    refuse(errors.any(), OUTSIDE)
 
 
 def _start(output: Tensor, self: Tensor) -> None:
@@ -242,11 +241,10 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
 
 def _refuse_reported(index: Tensor, size: int) -> None:
     """A separate launch looks at the indices (encodeIndexBoundsCheck)."""
-    reported = errors()
     arguments = {"index": index, "index_stride": u32(index.stride(0)), "dim_size": i64(size)}
     kernel = kernels[f"index_check_bounds_{metal(index.dtype)}"]
-    kernel.launch(arguments | {"error_buf": reported.tensor}, index.numel())
-    refuse(reported.any(), OUTSIDE)
+    kernel.launch(arguments | {"error_buf": errors.tensor}, index.numel())
+    refuse(errors.any(), OUTSIDE)
 
 
 def _along(tensor: Tensor, dim: int, source: Tensor, index: Tensor) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import wrapped
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, plane
+from hf_mps.metal.kernels.launch.pointwise import LARGEST_GROUP, plane
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, span, u32, u64
 

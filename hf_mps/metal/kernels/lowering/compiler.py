@@ -9,7 +9,7 @@ from functools import cache
 import llvmlite.binding as llvm
 
 from hf_mps.metal.kernels import intrinsics
-from hf_mps.metal.kernels.lowering import checks, entry, lanes, rows, simdgroups
+from hf_mps.metal.kernels.lowering import checks, entry, lanes, rows
 from hf_mps.metal.kernels.lowering.flatten import flatten, joined, optimised, target
 from hf_mps.metal.kernels.signature import Compiled, Signature
 
@@ -29,7 +29,7 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
     if suspends:
         # A checked access tells its thread, so that none is done once for the group.
         steps = lanes.steps(flat, frozenset() if checked else entry.uniform(signature))
-        text = joined(steps.text, simdgroups.waiting(signature, steps, checked=checked))
+        text = joined(steps.text, lanes.waiting(signature, steps, checked=checked))
     else:
         # Inlined into the loop over threads, which LLVM can make vectors of then.
         head = re.compile(r"^define dso_local void (@kernel\(.*)\{$", re.MULTILINE)
@@ -38,7 +38,7 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
         row = rows.Row(rows.plain) if checked else rows.of(kernel, dimensions)
         text = joined(kernel, row.text, entry.loops(signature, row.loop, checked))
         text = text if checked else _one_space(text)
-    # The copies of a kernel whose threads wait (simdgroups.py) take twice the time to compile when unrolled, and run
+    # The copies of a kernel whose threads wait (lanes.py) take twice the time to compile when unrolled, and run
     # no faster.
     module = optimised(joined(text, _runtime()), unrolled=not suspends)
     return Compiled(signature, flat.threadgroup_bytes, target().emit_object(module))

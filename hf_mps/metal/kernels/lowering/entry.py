@@ -1,6 +1,6 @@
 """The entry of a compiled kernel: a run of threadgroups, each a loop over its threads.
 
-For kernels whose threads wait for one another simdgroups.py writes the loops inside the one over groups.
+For kernels whose threads wait for one another lanes.py writes the loops inside the one over groups.
 
     i32 entry(i64 args[64], i32 grid[9], i64 first, i64 last, ptr arena)
 
