@@ -215,8 +215,9 @@ class Ledger:
         entries = []
         for name, now in figures.items():
             past = before.get(name, (0, 0.0, 0, 0))
-            calls, spent, copied, shared = (one - other for one, other in zip(now, past, strict=True))
-            if calls > 0:
+            if now[0] > past[0]:
+                spent = now[1] - past[1]
+                calls, copied, shared = now[0] - past[0], now[2] - past[2], now[3] - past[3]
                 entries.append(Entry(name, calls, spent, copied, shared, spent / wall if wall > 0 else 0.0))
         return Report(tuple(sorted(entries, key=lambda entry: -entry.seconds)), wall)
 

@@ -101,8 +101,7 @@ class Library(Mapping[str, bytes]):
             tags = dict(self._tags(at + 4, at + size))
             name = tags[b"NAME"].rstrip(b"\0").decode()
             (length,) = struct.unpack("<Q", tags[b"MDSZ"])
-            offset = struct.unpack("<3Q", tags[b"OFFT"])[2]
-            yield name, Place(bitcode + offset, length)
+            yield name, Place(bitcode + struct.unpack("<3Q", tags[b"OFFT"])[2], length)
             at += size
 
     def _tags(self, at: int, end: int) -> Iterator[tuple[bytes, bytes]]:

@@ -160,8 +160,7 @@ def _members(atoms: list[Any], nodes: dict[int, str]) -> list[Member]:
     """The members that a struct's description lists: offset, size, count, type and name of each, then its details."""
     members: list[Member] = []
     # A struct_type_info in the list, with its node, describes the member that follows it.
-    nested = "air.struct_type_info"
-    plain = [atom for at, atom in enumerate(atoms) if nested not in atoms[max(at - 1, 0) : at + 1]]
+    plain = [atom for at, atom in enumerate(atoms) if "air.struct_type_info" not in atoms[max(at - 1, 0) : at + 1]]
     at = 0
     while at + 4 < len(plain):
         offset, size, count, kind, name = plain[at : at + 5]

@@ -261,8 +261,7 @@ def read(file: Path) -> Table:
     import yaml
 
     try:
-        content = file.read_bytes()
-        support_table = parse(content)
+        support_table = parse(file.read_bytes())
     except OSError as error:
         raise UserError(f"--torch-table {file}: {error.strerror}; allowed: a native_functions.yaml") from error
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:

@@ -52,8 +52,7 @@ class _Activation(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         given, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
-            stock = functools.partial(_shifted, kind=ctx.kind)
-            return *differentiated(stock, (given, bias), upstream), None
+            return *differentiated(functools.partial(_shifted, kind=ctx.kind), (given, bias), upstream), None
         of_given, of_bias = torch.empty_like(given), None if bias is None else torch.empty_like(bias)
         # Without a sum all is one row, a simdgroup for each of its pieces.
         rows, columns = (1, given.numel()) if bias is None else (given.numel() // bias.numel(), bias.numel())

@@ -72,15 +72,13 @@ def written_out(tensors: Sequence[Tensor], numbers: Sequence[float]) -> None:
         ):
             value = meaning.to(dtype)[codes.int()] * most[blocks].to(dtype).repeat_interleave(BLOCK)[: len(codes)]
             moments.append(value.mul_(moved[0]).add_(moved[1], alpha=1 - moved[0]))
-        stepped = weight.to(dtype) * decay - moments[0] / (moments[1].sqrt() / correction + epsilon) * rate
-        weight.copy_(stepped)
+        weight.copy_(weight.to(dtype) * decay - moments[0] / (moments[1].sqrt() / correction + epsilon) * rate)
         for codes, most, meaning, value in zip((first, second), whole[4:], maps, moments, strict=True):
             rows = torch.nn.functional.pad(value, (0, -len(value) % BLOCK)).view(-1, BLOCK)
             largest = rows.abs().amax(1)
             # A block of zeros has no largest value to be divided by.
             scaled = (rows / largest.clamp(min=1e-38)[:, None]).view(-1)[: len(value)]
-            bounds = ((meaning[:-1] + meaning[1:]) / 2).to(dtype)
-            codes.copy_(torch.bucketize(scaled, bounds, out_int32=True))
+            codes.copy_(torch.bucketize(scaled, ((meaning[:-1] + meaning[1:]) / 2).to(dtype), out_int32=True))
             most[blocks] = largest.to(most.dtype)
 
 

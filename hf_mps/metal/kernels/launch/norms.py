@@ -31,8 +31,7 @@ def layer_norm(
     refuse(list(given.shape[given.dim() - len(shape) :]) != list(shape))
     row = given.contiguous()
     output = torch.empty_like(row)
-    statistics = [*rows_shape, *(1 for _ in shape)]
-    mean, rstd = (given.new_empty(statistics) for _ in range(2))
+    mean, rstd = (given.new_empty([*rows_shape, *(1 for _ in shape)]) for _ in range(2))
     single = axis <= ROW
     name, dtype = f"layer_norm_{'single_row' if single else 'looped'}", metal(given.dtype)
     wide = given.numel() >= 1 << 31
@@ -95,13 +94,13 @@ def group_norm(given: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes
     """Where a weight has another dtype than the input (float32 beside bfloat16), the statistics have the weight's."""
     samples, channels, pixels, groups, epsilon = sizes
     _check_groups(given, channels, groups)
-    parameters = [each for each in (weight, bias) if each is not None]
-    refuse(any(each.numel() != channels or each.dtype != parameters[0].dtype for each in parameters))
-    image = given.contiguous()
+    learned = [each for each in (weight, bias) if each is not None]
     # The dtype of the statistics (param_scalar_type of cpu/mixed_data_type.h).
-    of = parameters[0].dtype if parameters and parameters[0].dtype != given.dtype else given.dtype
+    of = learned[0].dtype if learned else given.dtype
+    refuse(any(each.numel() != channels or each.dtype != of for each in learned))
+    image = given.contiguous()
     output = torch.empty_like(image)
-    mean, rstd = (torch.empty((samples, groups), dtype=of, device=given.device) for _ in range(2))
+    mean, rstd = (given.new_empty((samples, groups), dtype=of) for _ in range(2))
     names = [metal(given.dtype), metal(of), *("void" if each is None else metal(each.dtype) for each in (weight, bias))]
     gamma, beta = (None if each is None else each.contiguous() for each in (weight, bias))
     arguments = {"Y": output, "mean": mean, "rstd": rstd, "X": image, "gamma": gamma, "beta": beta}

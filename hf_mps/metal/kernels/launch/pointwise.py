@@ -406,8 +406,7 @@ def ternary(output: Tensor, first: Tensor, second: Tensor, third: Tensor, name: 
     _need_any(kernels.release, name)
     inputs = [on_device(each) for each in (first, second, third)]
     casts = any(each.dtype != inputs[0].dtype for each in inputs[1:])
-    dense = all_dense(output, *inputs)
-    way = None if dense else walk(output, *inputs)
+    way = None if all_dense(output, *inputs) else walk(output, *inputs)
     into, of = metal(output.dtype), metal(inputs[0].dtype)
     layout = "dense" if way is None or way.contiguous else "strided"
     kernel = kernels[f"{name}_{layout}_cast_{into}" if casts else f"{name}_{layout}_{into}_{of}"]
@@ -422,6 +421,5 @@ def ternary(output: Tensor, first: Tensor, second: Tensor, third: Tensor, name: 
         if casts:
             rest.append(u32(*types, scalar_type(output)))
     elif casts:
-        sizes = [each.element_size() for each in inputs]
-        rest = [padded(u32(sizes), 16), padded(u32(types), 16)]
+        rest = [padded(u32([each.element_size() for each in inputs]), 16), padded(u32(types), 16)]
     kernel.launch([output, *inputs, *rest], threads)

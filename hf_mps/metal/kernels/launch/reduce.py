@@ -140,8 +140,7 @@ class Reduction:
         else:
             sizes, strides = (self.sizes, self.strides) if strided else ([groups, each], [each, 1])
             params = parameters(0.0, each, sizes, strides, [] if strided else [groups, 0], [] if strided else [1, 0])
-            layout = "strided" if strided else ""
-            self.launch(layout, self.given, partials, groups, simdgroups(each), params=params)
+            self.launch("strided" if strided else "", self.given, partials, groups, simdgroups(each), params=params)
         params = parameters(self.divisor, groups, [groups], [1], [1], [0])
         self.launch("", partials, self.output, 1, simdgroups(groups), params=params)
 

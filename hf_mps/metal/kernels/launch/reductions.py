@@ -41,8 +41,7 @@ def reduced(family: Family, given: Tensor, output: Tensor, dim: Dims = None, *, 
     if given.numel() and output.numel():
         work = Reduction(family, given, output, *kept(output, wrapped(dim, given.dim()), given.dim()), divisor)
         work.check()
-        in_segments = work.kernel_name("flat") in kernels
-        (reduce.run_in_segments if in_segments else reduce.run_whole)(work)
+        (reduce.run_in_segments if work.kernel_name("flat") in kernels else reduce.run_whole)(work)
 
 
 @rule("sum.dim_IntList", outputs=by_meta, family=SUM)

@@ -25,8 +25,7 @@ def _result(target: Tensor | None, given: Tensor, dim: int, *, dtype: torch.dtyp
     refuse(not -max(given.dim(), 1) <= dim < max(given.dim(), 1))
     whole = not (given.is_floating_point() or given.is_complex())
     if target is None:
-        of = dtype or (torch.int64 if whole else given.dtype)
-        return torch.empty(given.shape, dtype=of, device=given.device)
+        return torch.empty(given.shape, dtype=dtype or (torch.int64 if whole else given.dtype), device=given.device)
     refuse_unfit(target, given.shape, dtype)
     return target
 

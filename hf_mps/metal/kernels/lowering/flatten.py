@@ -99,8 +99,7 @@ def flatten(name: str, bitcode: bytes) -> Flat:
         raise RunError(f"the kernel {name} has function constants, of which something is left to compute when it runs")
     start = flat.index("define dso_local void @kernel(")
     body = flat[start : flat.index("\n}\n", start)]
-    left = tuple(dict.fromkeys(each for each in _CALLED.findall(body) if each in crossing))
-    return Flat(flat, shared, left)
+    return Flat(flat, shared, tuple(dict.fromkeys(each for each in _CALLED.findall(body) if each in crossing)))
 
 
 def _for_host(text: str, name: str) -> str:

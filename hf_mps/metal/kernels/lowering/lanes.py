@@ -78,8 +78,7 @@ class Call:
     @property
     def bytes(self) -> int:
         """No less than a lane's arguments, or its result, take."""
-        sizes = [_slot(kind) for kind, _ in self.given]
-        return max(2 * sum(sizes), _slot(self.result), 1)
+        return max(2 * sum([_slot(kind) for kind, _ in self.given]), _slot(self.result), 1)
 
 
 @dataclass

@@ -127,8 +127,7 @@ def versioned(values: str, call: str, parameter: int) -> str:
     lines += [f"  switch i32 %dimensions, label %x [ {cases} ]"]
     for number in DIMENSIONS:
         own = call.replace("@kernel(", f"@kernel.{number}(")
-        loop = _loop(f"for.{number}.x", "y", ("0", "%sizex"), "y.end", values, own)
-        lines.append(renamed(loop, f"for.{number}"))
+        lines.append(renamed(_loop(f"for.{number}.x", "y", ("0", "%sizex"), "y.end", values, own), f"for.{number}"))
     return "\n".join([*lines, _loop("x", "y", ("0", "%sizex"), "y.end", values, call)])
 
 
