@@ -49,15 +49,6 @@ def warn_float32(name: str) -> None:
     _warn("float64", f"{name} gave float64 on the CPU, which Metal does not have: the result is float32")
 
 
-def warn_share(part: float, wall: float, limit: float) -> None:
-    """Warn, once, that fallbacks take a large share of the time."""
-    _warn(
-        "share",
-        f"operators without a Metal kernel took {part:.0%} of the last {wall:.1f} s{simulated_label()}, "
-        f"more than {limit:.0%} (HF_MPS_FALLBACK_SHARE); hf_mps.fallback.report() names them",
-    )
-
-
 def simulated_label() -> str:
     """Return ", simulated" where the Metal device is, for a line of figures, else nothing."""
     from hf_mps.metal.device import simulated
@@ -263,7 +254,9 @@ class OverheadMonitor:
     def check(self, spent: float, wall: float) -> None:
         """Warn where `spent` of `wall` seconds is above the limit; once in a process."""
         if wall > 0 and spent / wall > self.limit:
-            warn_share(spent / wall, wall, self.limit)
+            took = f"{spent / wall:.0%} of the last {wall:.1f} s{simulated_label()}, more than {self.limit:.0%}"
+            names = "(HF_MPS_FALLBACK_SHARE); hf_mps.fallback.report() names them"
+            _warn("share", f"operators without a Metal kernel took {took} {names}")
 
 
 def _size(count: int) -> str:

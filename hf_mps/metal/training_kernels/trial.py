@@ -30,15 +30,9 @@ from hf_mps.metal.device.no_modes import no_modes
 
 FAMILIES = {
     "clip": "clip",
-    "layer-norm": "norms",
-    "rms-norm": "norms",
-    "residual-norm": "norms",
-    "cross-entropy": "cross_entropy",
-    "attention": "attention",
-    "adam-8bit": "adam_8bit",
-    "rotary": "rotary",
-    "gelu": "activations",
-    "swiglu": "activations",
+    **dict.fromkeys(("layer-norm", "rms-norm", "residual-norm"), "norms"),
+    **{name: name.replace("-", "_") for name in ("cross-entropy", "attention", "adam-8bit", "rotary")},
+    **dict.fromkeys(("gelu", "swiglu"), "activations"),
 }
 """Each kernel's name, and the module in this folder that has it."""
 VARIABLE = "HF_MPS_TRAINING_KERNELS"

@@ -11,7 +11,7 @@ from typing import Literal
 from hf_mps.metal.kernels.intrinsics import conversions, floats, integers, simd
 from hf_mps.metal.kernels.intrinsics.body import Definition
 from hf_mps.metal.kernels.intrinsics.conversions import RUNTIME, explicit, lacking
-from hf_mps.metal.kernels.intrinsics.simd import narrowed
+from hf_mps.metal.kernels.intrinsics.simd import lanes, narrowed
 
 __all__ = ["RUNTIME", "Definition", "define", "explicit", "gathered", "kind", "lacking", "lanes", "narrowed"]
 
@@ -27,16 +27,6 @@ _LANE = (
 def define(name: str) -> Definition | None:
     """The definition of a lane's own intrinsic, or of a helper that a definition needs; None for an unknown name."""
     return next((found for family in _LANE if (found := family(name))), None)
-
-
-@cache
-def lanes(name: str) -> Definition | None:
-    """The definition of an intrinsic that crosses lanes, run once for a simdgroup; None for any other name.
-
-    `void @lanes.NAME(ptr in, ptr out, i32 mask)`: `in` has a struct of the arguments for each of the 32 lanes, `out`
-    a result for each.
-    """
-    return simd.lanes(name)
 
 
 def gathered(names: Iterable[str], find: Callable[[str], Definition | None]) -> list[str]:

@@ -26,6 +26,7 @@ fused, in float.
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 
 from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, bytes_of, llvm_type, scalar_of
 from hf_mps.metal.kernels.intrinsics.conversions import widened
@@ -42,8 +43,13 @@ _FILL = re.compile(rf"{_GROUP}shuffle_and_fill_(up|down)\.(?:[su]\.)?({TYPE})")
 _VOTE = re.compile(rf"{_GROUP}(any|all|is_first)")
 
 
+@cache
 def lanes(name: str) -> Definition | None:
-    """The definition for a whole simdgroup of a cross-lane intrinsic."""
+    """The definition of an intrinsic that crosses lanes, run once for a simdgroup; None for any other name.
+
+    `void @lanes.NAME(ptr in, ptr out, i32 mask)`: `in` has a struct of the arguments for each of the 32 lanes, `out`
+    a result for each.
+    """
     if found := _REDUCTION.fullmatch(name):
         group, prefix, operation, sign, suffix = found.groups()
         kind = llvm_type(suffix)

@@ -197,10 +197,7 @@ def _channels_last(target: Tensor, source: Tensor) -> bool:
 @rule("cat", outputs=by_meta)
 def cat(output: Tensor, tensors: list[Tensor], dim: int = 0) -> None:
     """Tensors of one dimension and no elements are passed over."""
-    _join(output, tensors, wrapped(dim, output.dim()))
-
-
-def _join(output: Tensor, tensors: list[Tensor], dim: int) -> None:
+    dim = wrapped(dim, output.dim())
     refuse(any(not each.is_mps for each in tensors) or output.dim() == 0)
     if output.numel() == 0:
         return

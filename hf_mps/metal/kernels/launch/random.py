@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -112,7 +111,7 @@ def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = N
     """
     count = output.numel()
     if p.dim() == 0:
-        return distributed(output, float(p), generator=generator, operator="bernoulli_.float")
+        return distributed(output, float(p), generator=generator, family="bernoulli_scalar")
     refuse(p.shape != output.shape, "probabilities of another shape")
     kernel = kernels[f"bernoulli_tensor_{metal(output.dtype)}"]
     probabilities = p.to(torch.float32).contiguous()
@@ -133,25 +132,19 @@ def bernoulli_out(p: Tensor, *, generator: Generator | None = None, out: Tensor)
     return bernoulli_each(out, p, generator=generator)
 
 
-# Operators with two numbers: the kernel, and what it takes of them; nothing of those that PyTorch refuses.
-DISTRIBUTIONS: dict[str, tuple[str, Callable[..., tuple[float, float] | bool]]] = {
-    "bernoulli_.float": ("bernoulli_scalar", lambda p=0.5: 0 <= p <= 1 and (p, 0.0)),
-    "exponential_": ("exponential", lambda rate=1.0: rate > 0 and (rate, 0.0)),
-    "log_normal_": ("log_normal", lambda mean=1.0, std=2.0: std > 0 and (mean, std)),
-}
+PARAMETERS = {"bernoulli_scalar": (0.5, 0.0), "exponential": (1.0, 0.0), "log_normal": (1.0, 2.0)}
+"""The numbers that a distribution's kernel takes: what PyTorch takes where none are given."""
 
 
-def distributed(output: Tensor, *given: float, generator: Generator | None = None, operator: str) -> Tensor:
+@rule("bernoulli_.float", family="bernoulli_scalar")
+@rule("exponential_", family="exponential")
+@rule("log_normal_", family="log_normal")
+def distributed(output: Tensor, *given: float, generator: Generator | None = None, family: str) -> Tensor:
     """Fill a tensor with numbers of a distribution."""
-    family, taken = DISTRIBUTIONS[operator]
-    numbers = taken(*given)
-    if isinstance(numbers, bool):
-        raise NoRule("parameters that PyTorch refuses")
-    return fill(output, family, f32(numbers), generator)
-
-
-for _name in DISTRIBUTIONS:
-    rule(_name, operator=_name)(distributed)
+    first, second = (*given, *PARAMETERS[family][len(given) :])
+    allowed = {"bernoulli_scalar": 0 <= first <= 1, "exponential": first > 0, "log_normal": second > 0}
+    refuse(not allowed[family], "parameters that PyTorch refuses")
+    return fill(output, family, f32(first, second), generator)
 
 
 @rule("random_.from", "random_.to")

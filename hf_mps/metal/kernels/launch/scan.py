@@ -186,10 +186,9 @@ def split(name: str, tag: str, source: Tensor, target: Tensor, dim: int) -> bool
         sizes = {"axis_size": length, "block_size": size, "num_blocks": -(-length // size), **others}
         return {name: u64(number) for name, number in sizes.items()}
 
-    if back and inner == 1:
-        _look_back(f"{name}_contig_decoupled_{tag}", source, target, length, outer, 1)
-    elif back and inner in {2, 4, 8, 16}:
-        _look_back(f"{name}_strided_decoupled_{inner}_{{}}_{tag}", source, target, length, outer, inner)
+    if back and inner in {1, 2, 4, 8, 16}:
+        form = "contig_decoupled" if inner == 1 else f"strided_decoupled_{inner}_{{}}"
+        _look_back(f"{name}_{form}_{tag}", source, target, length, outer, inner)
     elif inner == 1:
         # By PyTorch's measurements a quarter of the root is fastest from 65,536 elements to 16 M.
         most = min(max(math.isqrt(length) // 4, 2), max(1, length // (256 * reads)), 4096)
@@ -224,9 +223,8 @@ def split(name: str, tag: str, source: Tensor, target: Tensor, dim: int) -> bool
 def _looks_back() -> bool:
     """Whether the Mac scans in one pass: M3 or newer with macOS 15, and results may differ in rounding by timing."""
     present = machine.present()
-    if present.chip.startswith(FIRST_FAMILIES) or not present.macos_at_least(15):
-        return False
-    return not torch.are_deterministic_algorithms_enabled()
+    newer = present.macos_at_least(15) and not present.chip.startswith(FIRST_FAMILIES)
+    return newer and not torch.are_deterministic_algorithms_enabled()
 
 
 def _look_back(name: str, source: Tensor, target: Tensor, length: int, outer: int, inner: int) -> None:
