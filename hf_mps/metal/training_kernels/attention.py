@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_mps.metal.training_kernels import library
 from hf_mps.metal.training_kernels.library import TYPES, Source, by_place
-from hf_mps.metal.training_kernels.trial import Case, both_ways, case
+from hf_mps.metal.training_kernels.trial import Case, both_ways
 
 SOURCE = Source("attention.metal", needs="random.metal")
 WIDTHS = (32, 64, 128)
@@ -152,18 +152,17 @@ def cases(_: str) -> Iterator[Case]:
     encoder = Call(32**-0.5, seen, dropout=0.1, draw=(0x1234_5678_9ABC_DEF0, 2**32 - 1_000))
     decoder = Call(64**-0.5, causal=True)
     for label, sizes, heads, dtype, call in (
-        ("4 x 6 x 64 x 32, padding and dropout", (4, 6, 64, 32), 6, torch.float32, encoder),
-        ("1 x 4 x 192 x 64, causal, 2 heads of keys", (1, 4, 192, 64), 2, torch.float32, decoder),
-        ("1 x 4 x 100 x 80, causal", (1, 4, 100, 80), 4, torch.bfloat16, decoder),
+        ("4 x 6 x 64 x 32, padding and dropout, float32", (4, 6, 64, 32), 6, torch.float32, encoder),
+        ("1 x 4 x 192 x 64, causal, 2 heads of keys, float32", (1, 4, 192, 64), 2, torch.float32, decoder),
+        ("1 x 4 x 100 x 80, causal, bfloat16", (1, 4, 100, 80), 4, torch.bfloat16, decoder),
     ):
         draw = torch.Generator().manual_seed(0)
         shapes = (sizes, *((sizes[0], heads, *sizes[2:]),) * 2, sizes)
-        inputs = [torch.randn(each, generator=draw) for each in shapes]
-        sides = (functools.partial(both_ways, each) for each in _sides(call, kept(inputs[0], inputs[1], call)))
-        yield case(label, inputs, dtype, *sides)
+        yield _case(label, [torch.randn(each, generator=draw).to(dtype) for each in shapes], call)
 
 
-def _sides(call: Call, dropped: Tensor | None) -> tuple[Callable[..., Tensor], ...]:
+def _case(label: str, inputs: list[Tensor], call: Call) -> Case:
+    dropped = kept(inputs[0], inputs[1], call)
 
     def ours(*given: Tensor, compute: Callable[..., Tensor] = attention) -> Tensor:
         seen = None if call.seen is None else call.seen.to(given[0].device)
@@ -173,4 +172,4 @@ def _sides(call: Call, dropped: Tensor | None) -> tuple[Callable[..., Tensor], .
         there = None if dropped is None else dropped.to(given[0].device)
         return ours(*given, compute=functools.partial(written_out, kept=there))
 
-    return ours, stock
+    return Case(label, inputs, functools.partial(both_ways, ours), functools.partial(both_ways, stock))
