@@ -35,15 +35,8 @@ class OpSchema:
     def of(cls, op: Any) -> OpSchema:
         """Read the schema of `op`, an overload of torch.ops."""
         schema = op._schema
-        written = set()
-        sets: dict[str, str] = {}
-        generator = None
-        for argument in schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written.add(argument.name)
-                sets.update(dict.fromkeys(argument.alias_info.after_set, argument.name))
-            if "Generator" in str(argument.type):
-                generator = argument.name
+        written = [each for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+        sets = {name: each.name for each in written for name in each.alias_info.after_set}
         # A library's out= form may do more than overwrite.
         plain = op.namespace == "aten" and not op.name().startswith(ADDS_TO_ITS_OUT)
         out_overload, out_names = _out_overload(op) if plain and not written else (None, ())
@@ -58,12 +51,12 @@ class OpSchema:
         return cls(
             op=op,
             names=tuple(argument.name for argument in schema.arguments),
-            written=frozenset(written),
+            written=frozenset(each.name for each in written),
             returns=tuple(_returned(value, sets) for value in schema.returns),
             tensors=takes_tensor if simple and schema.returns else None,
             takes_tensor=takes_tensor,
             out_arguments=tuple(argument.name for argument in schema.arguments if argument.is_out),
-            generator=generator,
+            generator=next((each.name for each in schema.arguments if "Generator" in str(each.type)), None),
             out_overload=out_overload,
             out_names=out_names,
             functional=_functional_overload(op) if plain and written else None,

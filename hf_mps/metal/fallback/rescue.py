@@ -102,8 +102,6 @@ def _can_stand_in(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether real device tensors came in, and the CPU can do the same without breaking a promise of the operator."""
     name = func.name()
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if not any(tensor.is_mps for tensor in tensors):
-        return False
-    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
-        return False
-    return not MEMORY.match(name) and dispatcher.refusal(name) is None
+    plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
+    there = plain and any(tensor.is_mps for tensor in tensors)
+    return there and not MEMORY.match(name) and dispatcher.refusal(name) is None

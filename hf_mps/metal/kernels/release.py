@@ -11,7 +11,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -64,16 +63,16 @@ class Objects:
             if cache.open_to_others(self._file(name)) is not None:
                 return None
             facts, _, code = self._file(name).read_bytes().partition(b"\n")
-            known = _reader().validate_json(facts)
-            return Compiled(known.signature, known.threadgroup_bytes, code) if zlib.crc32(code) == known.crc32 else None
+            signature, threadgroup_bytes, crc32 = _facts().validate_json(facts)
+            return Compiled(signature, threadgroup_bytes, code) if zlib.crc32(code) == crc32 else None
         except (OSError, ValueError):
             return None
 
     def write(self, name: str, compiled: Compiled) -> None:
         """Keep a kernel; where the folder cannot be written, the next process compiles it anew."""
-        facts = _Kept(compiled.signature, compiled.threadgroup_bytes, zlib.crc32(compiled.code))
+        facts = compiled.signature, compiled.threadgroup_bytes, zlib.crc32(compiled.code)
         with contextlib.suppress(OSError):
-            _write(self._file(name), _reader().dump_json(facts) + b"\n" + compiled.code)
+            _write(self._file(name), _facts().dump_json(facts) + b"\n" + compiled.code)
 
     def kept(self) -> tuple[int, int]:
         """Return how many kernels there are, and their bytes."""
@@ -123,20 +122,12 @@ def compiler_key(source: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The first line of a kernel's file, whose other lines are the code."""
-
-    signature: Signature
-    threadgroup_bytes: int
-    crc32: int
-
-
 @functools.cache
-def _reader() -> TypeAdapter[_Kept]:
+def _facts() -> TypeAdapter[tuple[Signature, int, int]]:
+    """What reads and writes the first line of a kernel's file: signature, threadgroup_bytes, and the code's crc32."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(_Kept)
+    return TypeAdapter(tuple[Signature, int, int])
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -26,8 +26,7 @@ def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Pair:
     `query` and `key` (batch, heads, places, width), `cos` and `sin` (batch or 1, places, width), all of one dtype. The
     results have a place's heads side by side in memory. Differentiable as often as asked, by queries and keys.
     """
-    turn: Callable[..., Pair] = _Rotation.apply
-    return turn(query, key, cos, sin, False)
+    return _turn(query, key, cos, sin, False)
 
 
 class _Rotation(torch.autograd.Function):
@@ -51,8 +50,10 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_query: Tensor, of_key: Tensor) -> Any:
-        turn: Callable[..., Pair] = _Rotation.apply
-        return *turn(of_query, of_key, *ctx.saved_tensors, not ctx.back), None, None, None
+        return *_turn(of_query, of_key, *ctx.saved_tensors, not ctx.back), None, None, None
+
+
+_turn: Callable[..., Pair] = _Rotation.apply
 
 
 def written_out(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Pair:

@@ -18,21 +18,15 @@ _SUM, _MAX = 0, 2
 
 
 @rule("_embedding_bag", "_embedding_bag_forward_only")
-def embedding_bag(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *options: Any) -> tuple[Tensor, ...]:
     """A thread for each element of each bag's row.
 
-    An index out of range is reported to the buffer of errors: the device's own kernel then words the error.
+    `options` are scale_grad_by_freq and sparse, which gradients alone read, among the mode, the weights of samples,
+    include_last_offset and padding_idx. An index out of range is reported to the buffer of errors: the device's own
+    kernel then words the error.
     """
+    given = (*options, *(False, 0, False, None, False, -1)[len(options) :])
+    _, mode, _, per_sample_weights, include_last_offset, padding_idx = given[:6]
     if (indices.dim(), offsets.dim(), weight.dim()) != (1, 1, 2) or (include_last_offset and not len(offsets)):
         raise NoRule("shapes that PyTorch refuses")
     if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
