@@ -114,18 +114,16 @@ class Dispatch:
     def __init__(self, release: Release, device: Any) -> None:
         self.release, self.ledger, self.device = release, Counts(), device
         self._library: Any = None
-        self._rules: dict[str, Rule] = {}
 
-    def install(self, rules: dict[str, Rule]) -> None:
+    def install(self) -> None:
         """Register every rule's overloads for the device, below autograd.
 
         The kernel of before is the device's own, or one below autograd for every device, as that of `copy_` is.
         """
-        self._rules = rules
         kernels.release = self.release
         self._library = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
         with overriding():
-            for each in rules.values():
+            for each in RULES.values():
                 for overload, form in overloads(each):
                     # Of a rule with outputs a composite form calls the one with a kernel, and so comes here by itself.
                     keys = ("MPS", "CompositeExplicitAutograd") if each.outputs is None else ("MPS",)
@@ -169,7 +167,7 @@ class Dispatch:
                     raise
             # A guard took its kernel away, which was there when the rules came: what is there now is below it.
             self.remove()
-            self.install(self._rules)
+            self.install()
             return overload.redispatch(MPS, *boxed, **options)
 
         return kernel

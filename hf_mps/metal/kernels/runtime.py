@@ -43,10 +43,12 @@ ENTRY = ctypes.CFUNCTYPE(
 )
 
 
-class Loaded:
-    """An object file in memory; `entry` (see lowering/entry.py) can be called while this object lives."""
+class Kernel:
+    """One kernel of a release, compiled and loaded."""
 
-    def __init__(self, code: bytes) -> None:
+    def __init__(self, release: str, compiled: Compiled, *, checked: bool = False) -> None:
+        self.release, self.signature, self.checked = release, compiled.signature, checked
+        self.name, self.threadgroup_bytes = self.signature.name, compiled.threadgroup_bytes
         import llvmlite.binding as llvm
 
         llvm.initialize_native_target()
@@ -55,18 +57,10 @@ class Loaded:
         # An engine takes its machine over, so that each needs another.
         machine = llvm.Target.from_triple(triple).create_target_machine()
         self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{triple}"\n'), machine)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(compiled.code))
         self._engine.finalize_object()
-        self.entry = ENTRY(self._engine.get_function_address("entry"))
-
-
-class Kernel:
-    """One kernel of a release, compiled and loaded."""
-
-    def __init__(self, release: str, compiled: Compiled, *, checked: bool = False) -> None:
-        self.release, self.signature, self.checked = release, compiled.signature, checked
-        self.name, self.threadgroup_bytes = self.signature.name, compiled.threadgroup_bytes
-        self._loaded = Loaded(compiled.code)
+        # The entry (lowering/entry.py) can be called while the engine lives.
+        self._entry = ENTRY(self._engine.get_function_address("entry"))
         self._by_name = {each.name: each for each in self.signature.bindings}
         found = [each for each in self.signature.bindings if each.space != THREADGROUP]
         self._buffers = sorted(found, key=lambda each: each.location)
@@ -173,10 +167,10 @@ class Kernel:
         start = perf_counter()
         cuts = [total * share // shares for share in range(shares + 1)]
         others = [
-            _others(_cores()).submit(_some_groups, self._loaded.entry, buffers, sizes, cuts[share], cuts[share + 1])
+            _others(_cores()).submit(_some_groups, self._entry, buffers, sizes, cuts[share], cuts[share + 1])
             for share in range(1, shares)
         ]
-        _some_groups(self._loaded.entry, buffers, sizes, 0, cuts[1])
+        _some_groups(self._entry, buffers, sizes, 0, cuts[1])
         for other in others:
             other.result()
         self._seconds[grid] = shares * (perf_counter() - start)

@@ -109,9 +109,7 @@ def _run(text: str, *options: str) -> tuple[str, list[Problem]]:
         [*command(), *_MODE, *options, "-"], input=text, capture_output=True, encoding="utf-8", env=environment
     )  # fmt: skip
     found = [match.groups() for match in _ERROR.finditer(done.stderr)]
-    problems = [
-        Problem(Path(file).name, int(line), int(column), kind, what) for file, line, column, kind, what in found
-    ]
+    problems = [Problem(Path(file).name, int(line), int(at), kind, what) for file, line, at, kind, what in found]
     if done.returncode and not problems:
         raise RuntimeError(f"clang ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout, problems

@@ -44,9 +44,8 @@ def _overlap(target: Tensor, given: Tensor) -> bool:
         return False
     if target.data_ptr() == given.data_ptr() and target.shape == given.shape and target.stride() == given.stride():
         return False
-    return (
-        target.numel() > 0 and given.numel() > 0 and _end(target) > given.data_ptr() and _end(given) > target.data_ptr()
-    )
+    apart = _end(target) <= given.data_ptr() or _end(given) <= target.data_ptr()
+    return target.numel() > 0 and given.numel() > 0 and not apart
 
 
 def _end(tensor: Tensor) -> int:

@@ -110,11 +110,8 @@ def scale(size: int, result: int, align_corners: bool, given: float | None) -> f
 def _launch(kernel: Kernel, buffers: dict[str, Tensor], align_corners: bool, scales: Scales) -> None:
     """`buffers` are the input or its gradient, then the result or its gradient; `scales` begin with the depth."""
     small, large = buffers.values()
-    factors = [
-        scale(small.shape[at - len(scales)], large.shape[at - len(scales)], align_corners, given)
-        for at, given in enumerate(scales)
-    ]
-    factors.reverse()
+    places = enumerate(scales, -len(scales))
+    factors = [scale(small.shape[at], large.shape[at], align_corners, given) for at, given in places][::-1]
     arguments: dict[str, Any] = dict(buffers)
     declared = kernel.signature.at(2)
     if declared is not None and declared.name == "params":

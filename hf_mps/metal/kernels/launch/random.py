@@ -233,14 +233,10 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
 STRIDE = 32
 
 
-def _contiguous_like(given: Tensor) -> Tensor:
-    return torch.empty_like(given, memory_format=torch.contiguous_format)
-
-
 @rule("_standard_gamma")
 def gamma(given: Tensor, generator: Generator | None = None) -> Tensor:
     """A thread for each number, of shape `given` and scale one."""
-    output = _contiguous_like(given)
+    output = given.new_empty(given.shape)
     kernel = kernels[f"standard_gamma_{metal(output.dtype)}"]
     refuse(output.numel() >= 1 << 31, "more than 2**31 elements")
     kernel.launch([output, given.contiguous(), drawn(generator, STRIDE * output.numel())], output.numel())
@@ -250,7 +246,7 @@ def gamma(given: Tensor, generator: Generator | None = None) -> Tensor:
 @rule("_sample_dirichlet")
 def dirichlet(alpha: Tensor, generator: Generator | None = None) -> Tensor:
     """A threadgroup for each row of the last dimension, which sums to one."""
-    output, dense = _contiguous_like(alpha), alpha.contiguous()
+    output, dense = alpha.new_empty(alpha.shape), alpha.contiguous()
     kernel = kernels[f"standard_dirichlet_{metal(output.dtype)}"]
     count = output.numel()
     if count:
@@ -264,7 +260,7 @@ def dirichlet(alpha: Tensor, generator: Generator | None = None) -> Tensor:
 @rule("_dirichlet_grad", family="dirichlet_grad")
 def gradient(*given: Tensor, family: str) -> Tensor:
     """How a gamma number, or a row's number, moves with its shape."""
-    output = _contiguous_like(given[0])
+    output = given[0].new_empty(given[0].shape)
     kernel = kernels[f"{family}_{metal(output.dtype)}"]
     if any(each.shape != output.shape or each.dtype != output.dtype for each in given):
         raise NoRule("operands of several shapes or dtypes")

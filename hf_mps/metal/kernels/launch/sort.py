@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, u8, u32, u64
+from hf_mps.metal.kernels.values import i32, i64, metal, u8, u32, u64
 
 # Host: operations/Bucketization.mm.
 SEARCHERS = 1024
@@ -34,14 +34,9 @@ def searchsorted(
     if not isinstance(given, Tensor):
         given = torch.tensor(given, dtype=torch.result_type(boundaries, given), device=boundaries.device)
     batch = boundaries.dim() != 1
-    if (
-        not boundaries.dim()
-        or (batch and boundaries.shape[:-1] != given.shape[:-1])
-        or side not in {None, "left", "right"}
-        or (side == "left" and right)
-        or (sorter is not None and (sorter.shape != boundaries.shape or sorter.dtype != torch.int64))
-    ):
-        raise NoRule("PyTorch refuses the arguments")
+    refuse(not boundaries.dim() or (batch and boundaries.shape[:-1] != given.shape[:-1]))
+    refuse(side not in {None, "left", "right"} or (side == "left" and right))
+    refuse(sorter is not None and (sorter.shape != boundaries.shape or sorter.dtype != torch.int64))
     if boundaries.dtype != given.dtype or not (boundaries.is_mps and given.is_mps):
         common = torch.result_type(boundaries, given)
         boundaries, given = boundaries.to(common), given.to(boundaries.device, common)

@@ -281,15 +281,10 @@ def _divided(function: list[Block]) -> tuple[list[Block], list[Place]]:
                 waiting.calls.append(call)
         last[block.label] = current.label
     for block in divided:
-        block.lines = [_from(last, line) for line in block.lines]
+        for at, line in enumerate(block.lines):
+            if incoming(line) is not None:  # a phi names the blocks that its values come from as they are called now
+                block.lines[at] = re.sub(r", %(\S+) \]", lambda each: f", %{last.get(each[1], each[1])} ]", line)
     return divided, places
-
-
-def _from(last: dict[str, str], line: str) -> str:
-    """A phi with the blocks that the values come from as they are called now."""
-    if incoming(line) is None:
-        return line
-    return re.sub(r", %(\S+) \]", lambda found: f", %{last.get(found[1], found[1])} ]", line)
 
 
 _MEMORY = re.compile(
