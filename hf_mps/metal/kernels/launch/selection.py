@@ -22,7 +22,7 @@ Source = Tensor | complex
 @rule("gather", outputs=by_meta)
 def gather(output: Tensor, self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> None:
     """A thread for each index."""
-    given, into, where = torch.atleast_1d(self, output, index)
+    given, into, where = _one_dimension(self, output, index)
     dim = wrapped(dim, given.dim())
     refuse(where.dim() > DIMENSIONS, MANY)
     if given.numel() == 0 or where.numel() == 0:
@@ -76,14 +76,14 @@ def scatter_reduce(
 
 def _scatter(output: Tensor, dim: int, index: Tensor, src: Source, mode: str) -> None:
     """One number is bound as it is where it is written and all is dense; else a tensor is filled with it."""
-    into, where = torch.atleast_1d(output, index)
+    into, where = _one_dimension(output, index)
     dim = wrapped(dim, into.dim())
     refuse(where.dim() > DIMENSIONS, MANY)
     if 0 in (into.numel(), where.numel(), src.numel() if isinstance(src, Tensor) else 1):
         return
     dense = into.is_contiguous() and where.is_contiguous() and _same_but(into, where, dim)
     if isinstance(src, Tensor):
-        given = torch.atleast_1d(src)
+        (given,) = _one_dimension(src)
         dense = dense and given.is_contiguous() and given.shape == where.shape
         bound: Tensor | bytes = given
     elif dense and mode == "set":
@@ -118,6 +118,10 @@ def _launch(name: str, arguments: tuple[Tensor | bytes, ...], threads: int) -> N
 def _start(output: Tensor, self: Tensor) -> None:
     if output is not self:
         output.copy_(self)
+
+
+def _one_dimension(*tensors: Tensor) -> list[Tensor]:
+    return [each.view(1) if each.dim() == 0 else each for each in tensors]
 
 
 def _same_but(one: Tensor, other: Tensor, dim: int) -> bool:
