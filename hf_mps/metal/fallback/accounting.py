@@ -162,10 +162,8 @@ class Report:
         width = max(8, *(len(entry.operator) for entry in self.operators))
         lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
         for entry in self.operators:
-            lines.append(
-                f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
-                f"  {_size(entry.bytes):>9}  {entry.way}"
-            )
+            figures = f"{entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}  {_size(entry.bytes):>9}"
+            lines.append(f"  {entry.operator:<{width}}  {figures}  {entry.way}")
         lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
         return "\n".join(lines)
 

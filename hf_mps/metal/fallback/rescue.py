@@ -57,7 +57,10 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise
             if func not in self._kernels:
                 self._kernels[func] = Kernel(OpSchema.of(func), ledger.stats(func.name()), share=self._share)
-            warn_rescued(func.name(), (*args, *kwargs.values()), _short(reason))
+            # The error's first sentence, or what it says of the kernel that is missing.
+            unserved = UNSERVED.search(reason)
+            short = reason[unserved.start() :] if unserved else reason.partition(". ")[0]
+            warn_rescued(func.name(), (*args, *kwargs.values()), short)
             try:
                 with torch._C.DisableTorchFunction():
                     return self._kernels[func].run(start, args, kwargs)
@@ -90,12 +93,6 @@ def _refused(func: Any, reason: str) -> bool:
     # What an out= argument held counts for nothing; what an operator changes in place may be changed in part.
     inputs = (argument for argument in func._schema.arguments if not argument.is_out)
     return not any(argument.alias_info and argument.alias_info.is_write for argument in inputs)
-
-
-def _short(reason: str) -> str:
-    """Return an error's first sentence, or what it says of the kernel that is missing."""
-    unserved = UNSERVED.search(reason)
-    return reason[unserved.start() :] if unserved else reason.partition(". ")[0]
 
 
 def _can_stand_in(func: Any, args: Any, kwargs: Any) -> bool:

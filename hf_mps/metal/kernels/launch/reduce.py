@@ -175,8 +175,7 @@ def run_whole(reduction: Reduction) -> None:
             reduction.outer()
             return
         if reduced == [last]:
-            columns = reduction.sizes[-1]
-            reduction.inner(reduction.given, reduction.given.numel() // columns, columns)
+            reduction.inner(reduction.given, reduction.given.numel() // reduction.sizes[-1], reduction.sizes[-1])
             return
     reduction.whole(torch.uint8 if reduction.family.predicate else reduction.output.dtype, flat=False)
 

@@ -69,15 +69,13 @@ def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[
 def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """A thread for each element of the gradient, which sums the windows it was in; windows apart are a copy."""
     output = torch.zeros(input_sizes, dtype=grad_in.dtype, device=grad_in.device)
-    if grad_in.numel() == 0:
-        return output
-    if step >= size:
+    if grad_in.numel() and step >= size:
         output.unfold(dim, size, step).copy_(grad_in)
-        return output
-    arguments = {"grad_in": grad_in, "grad_out": output, "input_strides": i64(grad_in.stride())}
-    arguments |= {"output_sizes": i64(output.shape), "output_strides": i64(output.stride())}
-    arguments["dim_size_step_ndim"] = u32(wrapped(dim, output.dim()), size, step, output.dim())
-    kernels[f"unfold_backward_{metal(grad_in.dtype)}"].launch(arguments, output.numel())
+    elif grad_in.numel():
+        arguments = {"grad_in": grad_in, "grad_out": output, "input_strides": i64(grad_in.stride())}
+        arguments |= {"output_sizes": i64(output.shape), "output_strides": i64(output.stride())}
+        arguments["dim_size_step_ndim"] = u32(wrapped(dim, output.dim()), size, step, output.dim())
+        kernels[f"unfold_backward_{metal(grad_in.dtype)}"].launch(arguments, output.numel())
     return output
 
 
