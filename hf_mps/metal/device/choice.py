@@ -8,17 +8,13 @@ from hf_mps.core.errors import UserError
 from hf_mps.metal.device import machine, probe
 
 
-def choose() -> Choice[str]:
+def choose(*, owned: bool = True) -> Choice[str]:
     """Return the device type, 'mps', 'cuda' or 'cpu', and why. Imports torch and tries Metal on the first call.
 
     Our own programs and whoever asks hf_mps itself call this; a library's question is `switch`. Raises UserError where
     HF_MPS_DEVICE asks for a device that is not there or is set beside HF_MPS=0, with which no library follows it, and
-    where it, HF_MPS_PROBE or HF_MPS_SIMULATE has a value that nobody knows.
+    where it, HF_MPS_PROBE or HF_MPS_SIMULATE has a value that nobody knows. `owned` as in `metal`.
     """
-    return _choose(owned=True)
-
-
-def _choose(*, owned: bool) -> Choice[str]:
     requested = _requested()
     if requested is not None and not settings.enabled():
         raise UserError(
@@ -47,7 +43,7 @@ def switch() -> str | None:
 
     Raises UserError as `choose` does.
     """
-    return None if settings.device() is None else _choose(owned=False).value
+    return None if settings.device() is None else choose(owned=False).value
 
 
 def simulated(device: str = "mps") -> bool:

@@ -95,12 +95,8 @@ def _read_mac() -> Machine:
 def _read_other() -> Machine:
     import psutil
 
-    return Machine(
-        system=platform.system(),
-        processor=platform.machine(),
-        chip=_linux_chip() or platform.processor() or platform.machine(),
-        memory=int(psutil.virtual_memory().total),
-    )
+    chip = _linux_chip() or platform.processor() or platform.machine()
+    return Machine(platform.system(), platform.machine(), chip, memory=int(psutil.virtual_memory().total))
 
 
 def _linux_chip() -> str:

@@ -24,7 +24,7 @@ def no_modes() -> Iterator[None]:
     with ExitStack() as stack:
         for leave in (_leave_transforms, _leave_dispatch_modes, _leave_trace, _leave_functions, _leave_hooks):
             with suppress(AttributeError, ImportError):  # private names: a release without one costs that mode alone
-                leave(stack)
+                leave(stack, torch)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for kind in ("cpu", "mps"):
@@ -36,14 +36,12 @@ def no_modes() -> Iterator[None]:
         yield
 
 
-def _leave_functions(stack: ExitStack) -> None:
+def _leave_functions(stack: ExitStack, torch: Any) -> None:
     """A default device, and whatever else intercepts PyTorch's functions."""
-    import torch
-
     stack.enter_context(torch._C.DisableTorchFunction())
 
 
-def _leave_hooks(stack: ExitStack) -> None:
+def _leave_hooks(stack: ExitStack, torch: Any) -> None:
     """Those for what autograd keeps, which a checkpointed block counts; and torch.func's refusal of them."""
     from torch._C import _autograd
     from torch.autograd.graph import saved_tensors_hooks
@@ -56,19 +54,16 @@ def _leave_hooks(stack: ExitStack) -> None:
         stack.enter_context(saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor))
 
 
-def _leave_transforms(stack: ExitStack) -> None:
+def _leave_transforms(stack: ExitStack, torch: Any) -> None:
     """Those of torch.func: `grad`, `vmap` and their like."""
-    import torch
-
     if torch._C._functorch.peek_interpreter_stack() is not None:
         from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
         stack.enter_context(temporarily_clear_interpreter_stack())
 
 
-def _leave_dispatch_modes(stack: ExitStack) -> None:
+def _leave_dispatch_modes(stack: ExitStack, torch: Any) -> None:
     """FakeTensorMode and whatever else sees every operator; torch's module for it is slow to import."""
-    import torch
     from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 
     if torch._C._len_torch_dispatch_stack() or _len_torch_dispatch_stack_pre_dispatch():  # type: ignore[no-untyped-call]
@@ -77,11 +72,8 @@ def _leave_dispatch_modes(stack: ExitStack) -> None:
         stack.enter_context(_disable_current_modes())
 
 
-def _leave_trace(stack: ExitStack) -> None:
+def _leave_trace(stack: ExitStack, torch: Any) -> None:
     """`torch.jit.trace`, by which models are exported."""
-    import torch
-
-    inside: Any = torch._C  # its stub leaves out who sets a trace
-    if (state := inside._get_tracing_state()) is not None:
-        inside._set_tracing_state(None)
-        stack.callback(inside._set_tracing_state, state)
+    if (state := torch._C._get_tracing_state()) is not None:
+        torch._C._set_tracing_state(None)
+        stack.callback(torch._C._set_tracing_state, state)

@@ -141,14 +141,8 @@ def read(here: Machine, *, owned: bool = False) -> Readings:
 
     # Not torch.backends.mps.is_available: the layer makes that one answer with this probe.
     found = torch.mps.device_count() > 0
-    return Readings(
-        machine=here,
-        torch=str(torch.__version__),
-        built=torch.backends.mps.is_built(),
-        found=found,
-        trial=_trial,
-        untried=_why_not(here, owned) if found else "",
-    )
+    version, built = str(torch.__version__), torch.backends.mps.is_built()
+    return Readings(here, version, built, found, _trial, _why_not(here, owned) if found else "")
 
 
 def _why_not(here: Machine, owned: bool) -> str:
@@ -273,5 +267,4 @@ def _trial() -> bool:
         # Small whole numbers: every sum stays below 2^11, so the product is exact in any precision that Metal may use.
         ramp = torch.arange(32 * 32, dtype=torch.float32, device="cpu").reshape(32, 32)
         left, right = ramp % 7 - 3, ramp % 5 - 2
-        there = left.to("mps") @ right.to("mps")
-        return bool(torch.equal(there.cpu(), left @ right))
+        return bool(torch.equal((left.to("mps") @ right.to("mps")).cpu(), left @ right))

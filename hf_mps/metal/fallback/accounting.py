@@ -49,15 +49,6 @@ def warn_float32(name: str) -> None:
     _warn("float64", f"{name} gave float64 on the CPU, which Metal does not have: the result is float32")
 
 
-def warn_share(part: float, wall: float, limit: float) -> None:
-    """Warn, once, that fallbacks take a large share of the time."""
-    _warn(
-        "share",
-        f"operators without a Metal kernel took {part:.0%} of the last {wall:.1f} s{simulated_label()}, "
-        f"more than {limit:.0%} (HF_MPS_FALLBACK_SHARE); hf_mps.fallback.report() names them",
-    )
-
-
 def simulated_label() -> str:
     """Return ", simulated" where the Metal device is, for a line of figures, else nothing."""
     from hf_mps.metal.device import simulated
@@ -171,10 +162,8 @@ class Report:
         width = max(8, *(len(entry.operator) for entry in self.operators))
         lines.append(f"  {'operator':<{width}}  {'calls':>8}  {'seconds':>8}  {'share':>6}  {'copied':>9}  way")
         for entry in self.operators:
-            lines.append(
-                f"  {entry.operator:<{width}}  {entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}"
-                f"  {_size(entry.bytes):>9}  {entry.way}"
-            )
+            figures = f"{entry.calls:>8}  {entry.seconds:>8.3f}  {entry.share:>6.1%}  {_size(entry.bytes):>9}"
+            lines.append(f"  {entry.operator:<{width}}  {figures}  {entry.way}")
         lines.append("  not in these seconds: at each call the GPU runs out of work, as nothing is queued meanwhile")
         return "\n".join(lines)
 
@@ -213,12 +202,12 @@ class Ledger:
         start, before = since if since is not None else (self._start, {})
         wall = end - start
         entries = []
-        for name, (calls, seconds, copied, shared) in figures.items():
+        for name, now in figures.items():
             past = before.get(name, (0, 0.0, 0, 0))
-            if calls > past[0]:
-                spent = seconds - past[1]
-                part = spent / wall if wall > 0 else 0.0
-                entries.append(Entry(name, calls - past[0], spent, copied - past[2], shared - past[3], part))
+            if now[0] > past[0]:
+                spent = now[1] - past[1]
+                calls, copied, shared = now[0] - past[0], now[2] - past[2], now[3] - past[3]
+                entries.append(Entry(name, calls, spent, copied, shared, spent / wall if wall > 0 else 0.0))
         return Report(tuple(sorted(entries, key=lambda entry: -entry.seconds)), wall)
 
     def seconds(self) -> float:
@@ -263,7 +252,9 @@ class OverheadMonitor:
     def check(self, spent: float, wall: float) -> None:
         """Warn where `spent` of `wall` seconds is above the limit; once in a process."""
         if wall > 0 and spent / wall > self.limit:
-            warn_share(spent / wall, wall, self.limit)
+            took = f"{spent / wall:.0%} of the last {wall:.1f} s{simulated_label()}, more than {self.limit:.0%}"
+            names = "(HF_MPS_FALLBACK_SHARE); hf_mps.fallback.report() names them"
+            _warn("share", f"operators without a Metal kernel took {took} {names}")
 
 
 def _size(count: int) -> str:

@@ -37,7 +37,16 @@ def kernel(schema: OpSchema, stats: OpStats, general: Function, largest: float) 
     """
     if schema.tensors is None or schema.generator is not None:
         return None
-    return (_writing if schema.written else _several)(schema, stats, general, largest)
+    if not schema.written:
+        return _several(schema, stats, general, largest)
+    # In-place and out= operators that return nothing but what they wrote.
+    if None in schema.returns or not schema.returns:
+        return None
+    if schema.out_arguments:
+        pure = schema.functional is not None and len(schema.written) == len(schema.returns)
+        return _out(schema, stats, general, largest) if pure else None
+    alone = schema.names[0] in schema.written and len(schema.written) == 1
+    return _in_place(schema, stats, general, largest) if alone else None
 
 
 def _direct(op: Any) -> Function:
@@ -76,18 +85,6 @@ def _several(schema: OpSchema, stats: OpStats, general: Function, largest: float
         return back
 
     return several
-
-
-def _writing(schema: OpSchema, stats: OpStats, general: Function, largest: float) -> Function | None:
-    """In-place and out= operators that return nothing but what they wrote."""
-    if None in schema.returns or not schema.returns:
-        return None
-    if schema.out_arguments:
-        pure = schema.functional is not None and len(schema.written) == len(schema.returns)
-        return _out(schema, stats, general, largest) if pure else None
-    if schema.names[0] in schema.written and len(schema.written) == 1:
-        return _in_place(schema, stats, general, largest)
-    return None
 
 
 def _out(schema: OpSchema, stats: OpStats, general: Function, largest: float) -> Function:

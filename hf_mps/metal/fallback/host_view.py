@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.operators.outputs import ON_METAL
+from hf_mps.metal.operators.calls import ON_METAL
 
 # Below this many bytes a copy is cheaper than setting up an alias: scripts/bench/bench_fallback.py.
 SMALL = 32 * 1024

@@ -18,8 +18,7 @@ from hf_mps.metal.fallback import fast_path
 from hf_mps.metal.fallback.accounting import OpStats, warn_float32, warn_operator
 from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, nbytes, overlapping_storages
 from hf_mps.metal.fallback.op_schema import OpSchema
-from hf_mps.metal.operators.calls import on_device
-from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
+from hf_mps.metal.operators.calls import OutputSpecs, on_device
 
 # Inside a kernel no Python of the user's may run: a default device (a TorchFunctionMode), a subclass of Tensor.
 _NoTorchFunction = torch._C.DisableTorchFunction
@@ -106,26 +105,21 @@ class Kernel:
         host_args = [view.to_host(value) for value in args]
         host_kwargs = {name: view.to_host(value) for name, value in kwargs.items()}
         specs = self._output_specs.infer(args, kwargs) if view.shared and self._output_specs is not None else None
-        if specs is None:
+        write = self.schema.out_overload
+        if specs is None or write is None:
             return view.to_device(self.schema.op(*host_args, **host_kwargs))
         try:
-            return self._into_device(view, specs, host_args, host_kwargs)
+            # The operator's out= form writes into fresh device memory.
+            results = tuple(spec.empty() for spec in specs)
+            hosts = {name: view.alias_output(each) for name, each in zip(self.schema.out_names, results, strict=True)}
+            write(*host_args, **host_kwargs, **hosts)
+            view.write_back()
+            return results[0] if len(self.schema.returns) == 1 else results
         except RuntimeError:
             # Another dtype or size than was foreseen, or the call's own error, which comes again here.
             result = view.to_device(self.schema.op(*host_args, **host_kwargs))
             self._output_specs = None
             return result
-
-    def _into_device(
-        self, view: HostView, specs: tuple[OutputSpec, ...], host_args: list[Any], host_kwargs: dict[str, Any]
-    ) -> Any:
-        """Let the operator's out= form write into fresh device memory."""
-        results = [spec.empty() for spec in specs]
-        hosts = {name: view.alias_output(result) for name, result in zip(self.schema.out_names, results, strict=True)}
-        assert self.schema.out_overload is not None
-        self.schema.out_overload(*host_args, **host_kwargs, **hosts)
-        view.write_back()
-        return results[0] if len(self.schema.returns) == 1 else tuple(results)
 
     def _writing(self, view: HostView, given: dict[str, Any], positional: int) -> Any:
         """Run an operator that writes into arguments, of which the first `positional` come without their names."""
@@ -146,14 +140,10 @@ class Kernel:
 
         They get the dtype that such a number has beside the first tensor, so that promotion stays what it was.
         """
-        at = [p for p in self.schema.takes_tensor if p < len(args) and isinstance(args[p], (bool, int, float, complex))]
-        if not at or not tensors:
-            return args
         whole = list(args)
-        for position in at:
-            number = whole[position]
-            dtype = torch.result_type(tensors[0], number)
-            whole[position] = torch.scalar_tensor(number, dtype=dtype, device="cpu")
+        for at in self.schema.takes_tensor if tensors else ():
+            if at < len(args) and isinstance(number := args[at], (bool, int, float, complex)):
+                whole[at] = torch.scalar_tensor(number, dtype=torch.result_type(tensors[0], number), device="cpu")
         return tuple(whole)
 
     def _with_host_generator(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

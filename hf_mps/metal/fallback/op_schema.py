@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hf_mps.metal.operators.calls import inputs_of
+
 ONE_TENSOR = ("Tensor", "Optional[Tensor]")
 
 # It adds to what its out= tensor holds (aten/src/ATen/native/LinearAlgebra.cpp); all others of aten overwrite it.
@@ -33,15 +35,8 @@ class OpSchema:
     def of(cls, op: Any) -> OpSchema:
         """Read the schema of `op`, an overload of torch.ops."""
         schema = op._schema
-        written = set()
-        sets: dict[str, str] = {}
-        generator = None
-        for argument in schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written.add(argument.name)
-                sets.update(dict.fromkeys(argument.alias_info.after_set, argument.name))
-            if "Generator" in str(argument.type):
-                generator = argument.name
+        written = [each for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+        sets = {name: each.name for each in written for name in each.alias_info.after_set}
         # A library's out= form may do more than overwrite.
         plain = op.namespace == "aten" and not op.name().startswith(ADDS_TO_ITS_OUT)
         out_overload, out_names = _out_overload(op) if plain and not written else (None, ())
@@ -56,12 +51,12 @@ class OpSchema:
         return cls(
             op=op,
             names=tuple(argument.name for argument in schema.arguments),
-            written=frozenset(written),
+            written=frozenset(each.name for each in written),
             returns=tuple(_returned(value, sets) for value in schema.returns),
             tensors=takes_tensor if simple and schema.returns else None,
             takes_tensor=takes_tensor,
             out_arguments=tuple(argument.name for argument in schema.arguments if argument.is_out),
-            generator=generator,
+            generator=next((each.name for each in schema.arguments if "Generator" in str(each.type)), None),
             out_overload=out_overload,
             out_names=out_names,
             functional=_functional_overload(op) if plain and written else None,
@@ -81,10 +76,6 @@ def _plain(kind: Any) -> bool:
     return kind.kind() in ("IntType", "SymIntType", "FloatType", "BoolType", "StringType", "NumberType")
 
 
-def _inputs(op: Any) -> list[tuple[str, str]]:
-    return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
-
-
 def _siblings(op: Any) -> list[Any]:
     """Return the overloads of an operator's name that take the same arguments, out= ones aside, and have a CPU kernel.
 
@@ -92,7 +83,7 @@ def _siblings(op: Any) -> list[Any]:
     """
     has, packet = torch._C._dispatch_has_kernel_for_dispatch_key, op.overloadpacket
     others = [getattr(packet, name) for name in packet.overloads() if name != op._overloadname]
-    return [other for other in others if _inputs(other) == _inputs(op) and has(other.name(), "CPU")]
+    return [other for other in others if inputs_of(other) == inputs_of(op) and has(other.name(), "CPU")]
 
 
 def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
@@ -106,7 +97,5 @@ def _out_overload(op: Any) -> tuple[Any | None, tuple[str, ...]]:
 
 def _functional_overload(op: Any) -> Any | None:
     """Return the overload with the same arguments but the out= ones, where the CPU has a kernel for it."""
-    for other in _siblings(op):
-        if all(each.alias_info is None for each in other._schema.arguments):
-            return other
-    return None
+    pure = (each for each in _siblings(op) if all(given.alias_info is None for given in each._schema.arguments))
+    return next(pure, None)

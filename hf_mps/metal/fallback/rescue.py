@@ -57,7 +57,10 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise
             if func not in self._kernels:
                 self._kernels[func] = Kernel(OpSchema.of(func), ledger.stats(func.name()), share=self._share)
-            warn_rescued(func.name(), (*args, *kwargs.values()), _short(reason))
+            # The error's first sentence, or what it says of the kernel that is missing.
+            unserved = UNSERVED.search(reason)
+            short = reason[unserved.start() :] if unserved else reason.partition(". ")[0]
+            warn_rescued(func.name(), (*args, *kwargs.values()), short)
             try:
                 with torch._C.DisableTorchFunction():
                     return self._kernels[func].run(start, args, kwargs)
@@ -92,18 +95,10 @@ def _refused(func: Any, reason: str) -> bool:
     return not any(argument.alias_info and argument.alias_info.is_write for argument in inputs)
 
 
-def _short(reason: str) -> str:
-    """Return an error's first sentence, or what it says of the kernel that is missing."""
-    unserved = UNSERVED.search(reason)
-    return reason[unserved.start() :] if unserved else reason.partition(". ")[0]
-
-
 def _can_stand_in(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether real device tensors came in, and the CPU can do the same without breaking a promise of the operator."""
     name = func.name()
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if not any(tensor.is_mps for tensor in tensors):
-        return False
-    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
-        return False
-    return not MEMORY.match(name) and dispatcher.refusal(name) is None
+    plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
+    there = plain and any(tensor.is_mps for tensor in tensors)
+    return there and not MEMORY.match(name) and dispatcher.refusal(name) is None

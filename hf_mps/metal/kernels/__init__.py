@@ -54,7 +54,7 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
     global _dispatch
     from hf_mps.metal.kernels import launch
     from hf_mps.metal.kernels.release import Release
-    from hf_mps.metal.kernels.rules import RULES, Dispatch, Ledger
+    from hf_mps.metal.kernels.rules import Dispatch
 
     opened = Release(release, checked=checked)
     if _dispatch is not None:
@@ -65,8 +65,8 @@ def enable(release: str, device: Any, *, checked: bool = False) -> None:
         return
     # Before the rules are installed: the files declare theirs when they are imported.
     launch.load()
-    _dispatch = Dispatch(opened, Ledger(), device)
-    _dispatch.install(RULES)
+    _dispatch = Dispatch(opened, device)
+    _dispatch.install()
     device.name_launches(True)
 
 

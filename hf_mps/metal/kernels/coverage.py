@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_mps.metal.operators.launch_class import CLASSES, COMPILED, table
 
 if TYPE_CHECKING:
-    from hf_mps.metal.kernels.rules import Dispatch, Ledger
+    from hf_mps.metal.kernels.rules import Dispatch
 
 NO_KERNEL = ("MPSGraph", "blit", ", no kernel", "Performance Shaders", "composed of other operators", "nothing to")
 """Words of a rule's reason that say that a Mac launches no kernel of PyTorch's for this call either."""
@@ -19,19 +19,26 @@ NAMED = 4
 
 @dataclass(frozen=True)
 class Counts:
-    """What a process has launched up to a moment: calls of operators by name, and the ledger's counts."""
+    """What all threads of a process have launched."""
 
     calls: Counter[str] = field(default_factory=Counter)
+    """Calls of each operator, by its name; the device counts them."""
     operators: Counter[str] = field(default_factory=Counter)
+    """Calls of an operator ("add.Tensor") that a rule ran whole."""
     kernels: Counter[str] = field(default_factory=Counter)
+    """Launches of a kernel by its name."""
     reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Calls of an operator that has a rule, and that the rule did not cover: the operator and the reason."""
 
     @classmethod
     def of(cls, dispatch: Dispatch) -> Counts:
         """Return the counts of this moment."""
-        ledger: Ledger = dispatch.ledger
-        calls = Counter[str](dispatch.device.named_launches())
-        return cls(calls, Counter(ledger.operators), Counter(ledger.kernels), Counter(ledger.reasons))
+        return replace(dispatch.ledger + cls(), calls=Counter(dispatch.device.named_launches()))
+
+    def clear(self) -> None:
+        """Forget all counts."""
+        for each in fields(self):
+            getattr(self, each.name).clear()
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))

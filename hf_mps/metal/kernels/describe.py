@@ -89,9 +89,8 @@ def release_lines(found: list[dict[str, Any]]) -> Iterator[str]:
 
 def family_lines(found: list[Family]) -> Iterator[str]:
     """The families as a table: name, number of kernels, element types."""
-    yield from aligned(
-        [(each.name, str(each.kernels), " ".join(each.types) or "-") for each in found], right=(1,), widest=60
-    )
+    rows = [(each.name, str(each.kernels), " ".join(each.types) or "-") for each in found]
+    yield from aligned(rows, right=(1,), widest=60)
 
 
 def of_family(library: Library, name: str) -> list[str]:

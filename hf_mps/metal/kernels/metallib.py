@@ -31,13 +31,6 @@ class BrokenLibrary(ValueError):
     """The bytes are not a metallib, or end too early."""
 
 
-class Place(NamedTuple):
-    """Where a function's bitcode is in its library, in bytes."""
-
-    start: int
-    size: int
-
-
 class Library(Mapping[str, bytes]):
     """A metallib: names of kernels to the plain LLVM bitcode of each, read when it is asked for.
 
@@ -61,12 +54,12 @@ class Library(Mapping[str, bytes]):
 
     def __getitem__(self, name: str) -> bytes:
         """Return the plain bitcode of a kernel (KeyError when the library has none of that name)."""
-        place = self._places[name]
+        at, size = self._places[name]
         # LLVM's wrapper: its magic and version, where the bitcode begins, its bytes, and the CPU's type.
-        fields = self._numbers("<5I", place.start)
-        if fields[0] != _WRAPPER or fields[2] + fields[3] > place.size:
+        fields = self._numbers("<5I", at)
+        if fields[0] != _WRAPPER or fields[2] + fields[3] > size:
             raise BrokenLibrary(f"{name}: its bitcode has no wrapper")
-        start = place.start + fields[2]
+        start = at + fields[2]
         if start + fields[3] > len(self._data):
             raise BrokenLibrary(f"{name}: its bitcode ends beyond the library")
         return bytes(self._data[start : start + fields[3]])
@@ -83,13 +76,14 @@ class Library(Mapping[str, bytes]):
         return self._numbers("<H", 12)[0]
 
     @cached_property
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """Where each kernel's bitcode begins, and its bytes."""
         try:
             return dict(self._records())
         except (struct.error, KeyError, UnicodeDecodeError) as error:
             raise BrokenLibrary(f"the list of kernels cannot be read: {error!r}") from None
 
-    def _records(self) -> Iterator[tuple[str, Place]]:
+    def _records(self) -> Iterator[tuple[str, tuple[int, int]]]:
         # Each section has a place and a size: the list of functions, public and private metadata, bitcode.
         at, bitcode = self._sections[0], self._sections[6]
         (count,) = self._numbers("<I", at)
@@ -101,8 +95,7 @@ class Library(Mapping[str, bytes]):
             tags = dict(self._tags(at + 4, at + size))
             name = tags[b"NAME"].rstrip(b"\0").decode()
             (length,) = struct.unpack("<Q", tags[b"MDSZ"])
-            offset = struct.unpack("<3Q", tags[b"OFFT"])[2]
-            yield name, Place(bitcode + offset, length)
+            yield name, (bitcode + struct.unpack("<3Q", tags[b"OFFT"])[2], length)
             at += size
 
     def _tags(self, at: int, end: int) -> Iterator[tuple[bytes, bytes]]:

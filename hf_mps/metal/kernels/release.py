@@ -11,7 +11,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +23,7 @@ from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import metallib, store
 from hf_mps.metal.kernels.metallib import Library
 from hf_mps.metal.kernels.runtime import Kernel
-from hf_mps.metal.kernels.signature import Signature, read
+from hf_mps.metal.kernels.signature import Compiled, Signature, read
 from hf_mps.metal.kernels.values import NoRule
 
 if TYPE_CHECKING:
@@ -34,15 +33,17 @@ FORGOTTEN = 30 * 24 * 3600
 """Seconds after which the folder of another key, in which nothing was written, is removed: its code is of the past."""
 
 
+Described = Callable[[], tuple[Signature, bytes]]
+"""Reads a kernel's signature and bitcode."""
+
+
 class Objects:
     """The compiled kernels in a folder, whose name has what their code depends on (`compiler_key`)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def kernel(
-        self, name: str, described: Callable[[], tuple[Signature, bytes]], release: str, checked: bool
-    ) -> Kernel:
+    def kernel(self, name: str, described: Described, release: str, checked: bool) -> Kernel:
         """Return the kernel kept as `name`, or compile and keep the one whose signature and bitcode `described` gives.
 
         Raises RunError for a kernel that calls what is not known here, NoRule as `survived`.
@@ -52,29 +53,26 @@ class Objects:
             from hf_mps.metal.kernels.lowering.compiler import compile_kernel
 
             with self.survived(name):
-                signature, bitcode = described()
-                compiled = compile_kernel(signature, bitcode, checked=checked)
-            found = signature, compiled.threadgroup_bytes, compiled.code
-            self.write(name, *found)
-        signature, threadgroup_bytes, code = found
-        return Kernel(release, signature, code, threadgroup_bytes, checked=checked)
+                found = compile_kernel(*described(), checked=checked)
+            self.write(name, found)
+        return Kernel(release, found, checked=checked)
 
-    def read(self, name: str) -> tuple[Signature, int, bytes] | None:
-        """Return the signature, bytes of threadgroup memory and object code of a kernel, or None where none is kept."""
+    def read(self, name: str) -> Compiled | None:
+        """Return what is kept of a kernel, or None where nothing is."""
         try:
             if cache.open_to_others(self._file(name)) is not None:
                 return None
             facts, _, code = self._file(name).read_bytes().partition(b"\n")
-            known = _reader().validate_json(facts)
-            return (known.signature, known.threadgroup_bytes, code) if zlib.crc32(code) == known.crc32 else None
+            signature, threadgroup_bytes, crc32 = _facts().validate_json(facts)
+            return Compiled(signature, threadgroup_bytes, code) if zlib.crc32(code) == crc32 else None
         except (OSError, ValueError):
             return None
 
-    def write(self, name: str, signature: Signature, threadgroup_bytes: int, code: bytes) -> None:
+    def write(self, name: str, compiled: Compiled) -> None:
         """Keep a kernel; where the folder cannot be written, the next process compiles it anew."""
-        facts = _Kept(signature, threadgroup_bytes, zlib.crc32(code))
+        facts = compiled.signature, compiled.threadgroup_bytes, zlib.crc32(compiled.code)
         with contextlib.suppress(OSError):
-            _write(self._file(name), _reader().dump_json(facts) + b"\n" + code)
+            _write(self._file(name), _facts().dump_json(facts) + b"\n" + compiled.code)
 
     def kept(self) -> tuple[int, int]:
         """Return how many kernels there are, and their bytes."""
@@ -124,20 +122,12 @@ def compiler_key(source: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The first line of a kernel's file, whose other lines are the code."""
-
-    signature: Signature
-    threadgroup_bytes: int
-    crc32: int
-
-
 @functools.cache
-def _reader() -> TypeAdapter[_Kept]:
+def _facts() -> TypeAdapter[tuple[Signature, int, int]]:
+    """What reads and writes the first line of a kernel's file: signature, threadgroup_bytes, and the code's crc32."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(_Kept)
+    return TypeAdapter(tuple[Signature, int, int])
 
 
 def _write(file: Path, data: bytes) -> None:

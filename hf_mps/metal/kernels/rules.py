@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,11 +21,11 @@ import torch
 from torch import Tensor
 
 from hf_mps.core.notices import overriding
+from hf_mps.metal.kernels.coverage import Counts
 from hf_mps.metal.kernels.runtime import Kernel, recording
 from hf_mps.metal.kernels.values import NoRule
-from hf_mps.metal.operators.calls import call_of, on_device, text_of
+from hf_mps.metal.operators.calls import OutputSpec, OutputSpecs, call_of, inputs_of, on_device, text_of
 from hf_mps.metal.operators.dispatcher import registered_kernel
-from hf_mps.metal.operators.outputs import OutputSpec, OutputSpecs
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -47,8 +46,6 @@ class Rule:
     operator: str
     """The overload that the rule names, as "gelu" or "add.Tensor"."""
     function: Function
-    family: str
-    """The file of `launch/` that the rule is in."""
     outputs: Function | None = None
     """Returns what is written: `outputs(given, *arguments)`, where `given` is the tensor to write to, or None for a new
     one. Without it the rule returns its results."""
@@ -93,11 +90,10 @@ def rule(*operators: str, outputs: Function | None = None, **fixed: Any) -> Call
     """
 
     def declare(function: F) -> F:
-        family = function.__module__.rpartition(".")[2]
         for operator in operators:
             if operator in RULES:
                 raise ValueError(f"two rules for {operator}")
-            RULES[operator] = Rule(operator, partial(function, **fixed) if fixed else function, family, outputs)
+            RULES[operator] = Rule(operator, partial(function, **fixed) if fixed else function, outputs)
         return function
 
     return declare
@@ -112,23 +108,22 @@ class Dispatch:
     """The rules of a release in front of the simulated device's kernels.
 
     `device` is the simulated one: `begin_launch(tensors)` brings in what is queued, `launched(name, text)` counts.
+    `ledger` has all other counts.
     """
 
-    def __init__(self, release: Release, ledger: Ledger, device: Any) -> None:
-        self.release, self.ledger, self.device = release, ledger, device
+    def __init__(self, release: Release, device: Any) -> None:
+        self.release, self.ledger, self.device = release, Counts(), device
         self._library: Any = None
-        self._rules: dict[str, Rule] = {}
 
-    def install(self, rules: dict[str, Rule]) -> None:
+    def install(self) -> None:
         """Register every rule's overloads for the device, below autograd.
 
         The kernel of before is the device's own, or one below autograd for every device, as that of `copy_` is.
         """
-        self._rules = rules
         kernels.release = self.release
         self._library = torch._C._dispatch_library("IMPL", "aten", "MPS", __file__)
         with overriding():
-            for each in rules.values():
+            for each in RULES.values():
                 for overload, form in overloads(each):
                     # Of a rule with outputs a composite form calls the one with a kernel, and so comes here by itself.
                     keys = ("MPS", "CompositeExplicitAutograd") if each.outputs is None else ("MPS",)
@@ -172,7 +167,7 @@ class Dispatch:
                     raise
             # A guard took its kernel away, which was there when the rules came: what is there now is below it.
             self.remove()
-            self.install(self._rules)
+            self.install()
             return overload.redispatch(MPS, *boxed, **options)
 
         return kernel
@@ -191,22 +186,18 @@ def overloads(rule: Rule) -> list[tuple[OpOverload, Form]]:
     if rule.outputs is None:
         return [(first, lambda rule, arguments, options: rule.function(*arguments, **options))]
     found: list[tuple[OpOverload, Form]] = [(first, partial(_fill, first, ()))]
-    given = _inputs(first)
+    given = inputs_of(first)
     for other in family.overloads():
         overload = getattr(family, other)
         names = tuple(each.name for each in overload._schema.arguments if each.is_out)
-        if names and _inputs(overload) == given:
+        if names and inputs_of(overload) == given:
             found.append((overload, partial(_fill, first, names)))
     in_place = getattr(torch.ops.aten, f"{packet}_", None)
     for other in in_place.overloads() if in_place is not None else ():
         overload = getattr(in_place, other)
-        if _inputs(overload) == given:
+        if inputs_of(overload) == given:
             found.append((overload, partial(_fill, first, None)))
     return found
-
-
-def _inputs(overload: OpOverload) -> list[tuple[str, str]]:
-    return [(each.name, str(each.type)) for each in overload._schema.arguments if not each.is_out]
 
 
 def _fill(
@@ -220,8 +211,7 @@ def _fill(
     elif written:
         inputs = on_device(arguments if names else arguments[1:])
         for spec, target in zip(_specs(first, arguments, options), written, strict=False):
-            refuse_shared(target, inputs)
-            refuse_misfit(target, spec.shape if target.numel() else target.shape, spec.dtype)
+            refuse_unfit(target, spec.shape if target.numel() else target.shape, spec.dtype, inputs)
             target.resize_(spec.shape)  # an empty one alone has another shape here
     else:
         outputs = made(first, arguments, options)
@@ -255,13 +245,11 @@ _of_meta = cache(OutputSpecs)
 MISFIT = "the result has another shape or dtype than what it is written to"
 
 
-def refuse_misfit(target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> None:
-    """Raise NoRule where a tensor that is written has another shape, or dtype, than the result (None: any dtype)."""
+def refuse_unfit(
+    target: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None, inputs: Sequence[Tensor] = ()
+) -> None:
+    """Raise NoRule where what is written has another shape or dtype (None: any) than a result, or an input's memory."""
     refuse(tuple(target.shape) != tuple(shape) or (dtype is not None and target.dtype != dtype), MISFIT)
-
-
-def refuse_shared(target: Tensor, inputs: Sequence[Tensor]) -> None:
-    """Raise NoRule where a tensor that is written shares memory with one that is read."""
     place = target.untyped_storage().data_ptr()
     shared = target.numel() and any(each.untyped_storage().data_ptr() == place for each in inputs)
     refuse(shared, "an input shares memory with the output")
@@ -273,32 +261,13 @@ def refuse_repeated(target: Tensor) -> None:
         raise NoRule("what is written to holds elements more than once")
 
 
-@dataclass
-class Ledger:
-    """Counts since it was made, of all threads."""
-
-    operators: Counter[str] = field(default_factory=Counter)
-    """Calls of an operator ("add.Tensor") that a rule ran whole."""
-    kernels: Counter[str] = field(default_factory=Counter)
-    """Launches of a kernel by its name."""
-    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Calls of an operator that has a rule, and that the rule did not cover: the operator and the reason."""
-
-    def clear(self) -> None:
-        """Forget all counts."""
-        for counts in (self.operators, self.kernels, self.reasons):
-            counts.clear()
-
-
 OUTSIDE = "an index out of bounds: the simulated device raises what a Mac raises"
 
 SIZE = 15364
 """Bytes of ErrorMessages: a count, and room for 30 messages."""
 
-_local = threading.local()
 
-
-class Errors:
+class Errors(threading.local):
     """The buffer of this OS thread, as a kernel's argument: `tensor`; `any()` says whether something was reported."""
 
     def __init__(self) -> None:
@@ -312,12 +281,7 @@ class Errors:
         return reported
 
 
-def errors() -> Errors:
-    """Return the buffer, which begins empty."""
-    found: Errors | None = getattr(_local, "errors", None)
-    if found is None:
-        found = _local.errors = Errors()
-    return found
+errors = Errors()
 
 
 def refuse_outside(index: torch.Tensor, size: int) -> None:

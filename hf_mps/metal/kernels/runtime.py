@@ -19,13 +19,14 @@ import torch
 
 from hf_mps.metal.kernels.lowering import entry
 from hf_mps.metal.kernels.lowering.checks import FAULT, NOTE_BYTES, NOTE_WORDS, RANGES
-from hf_mps.metal.kernels.signature import LOCATIONS, THREADGROUP, Binding, Signature
+from hf_mps.metal.kernels.signature import LOCATIONS, THREADGROUP, Binding, Compiled
 from hf_mps.metal.kernels.values import NoRule, Pointers, span
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Grid = tuple[int, int, int] | int
+Grid = tuple[int, ...] | int
+"""One to three numbers."""
 
 WORTH_A_THREAD = 1 << 15
 """Threads of a grid below which one core does them all: handing a share to another costs about 20 µs."""
@@ -42,10 +43,12 @@ ENTRY = ctypes.CFUNCTYPE(
 )
 
 
-class Loaded:
-    """An object file in memory; `entry` (see lowering/entry.py) can be called while this object lives."""
+class Kernel:
+    """One kernel of a release, compiled and loaded."""
 
-    def __init__(self, code: bytes) -> None:
+    def __init__(self, release: str, compiled: Compiled, *, checked: bool = False) -> None:
+        self.release, self.signature, self.checked = release, compiled.signature, checked
+        self.name, self.threadgroup_bytes = self.signature.name, compiled.threadgroup_bytes
         import llvmlite.binding as llvm
 
         llvm.initialize_native_target()
@@ -54,22 +57,12 @@ class Loaded:
         # An engine takes its machine over, so that each needs another.
         machine = llvm.Target.from_triple(triple).create_target_machine()
         self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{triple}"\n'), machine)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(compiled.code))
         self._engine.finalize_object()
-        self.entry = ENTRY(self._engine.get_function_address("entry"))
-
-
-class Kernel:
-    """One kernel of a release, compiled and loaded."""
-
-    def __init__(
-        self, release: str, signature: Signature, code: bytes, threadgroup_bytes: int, *, checked: bool = False
-    ) -> None:
-        self.release, self.signature, self.name, self.checked = release, signature, signature.name, checked
-        self.threadgroup_bytes = threadgroup_bytes
-        self._loaded = Loaded(code)
-        self._by_name = {each.name: each for each in signature.bindings}
-        found = [each for each in signature.bindings if each.space != THREADGROUP]
+        # The entry (lowering/entry.py) can be called while the engine lives.
+        self._entry = ENTRY(self._engine.get_function_address("entry"))
+        self._by_name = {each.name: each for each in self.signature.bindings}
+        found = [each for each in self.signature.bindings if each.space != THREADGROUP]
         self._buffers = sorted(found, key=lambda each: each.location)
         self._checked: set[tuple[Any, ...]] = set()
         self._seconds: dict[tuple[int, ...], float] = {}
@@ -121,8 +114,8 @@ class Kernel:
         self._run(buffers, grid, max(work, grid[0] * grid[1] * grid[2]))
         if watch is not None:
             watch.report(self, grid)
-        if recordings := getattr(_local, "recordings", None):
-            recordings[-1].append(self.name)
+        if _local.recordings:
+            _local.recordings[-1].append(self.name)
 
     def _bound(self, arguments: Mapping[str, Any] | Sequence[Any]) -> list[tuple[Binding, Any]]:
         if isinstance(arguments, Mapping):
@@ -174,10 +167,10 @@ class Kernel:
         start = perf_counter()
         cuts = [total * share // shares for share in range(shares + 1)]
         others = [
-            _others(_cores()).submit(_some_groups, self._loaded.entry, buffers, sizes, cuts[share], cuts[share + 1])
+            _others(_cores()).submit(_some_groups, self._entry, buffers, sizes, cuts[share], cuts[share + 1])
             for share in range(1, shares)
         ]
-        _some_groups(self._loaded.entry, buffers, sizes, 0, cuts[1])
+        _some_groups(self._entry, buffers, sizes, 0, cuts[1])
         for other in others:
             other.result()
         self._seconds[grid] = shares * (perf_counter() - start)
@@ -212,35 +205,38 @@ def _grid(threads: Grid | None, group: Grid, groups: Grid | None) -> tuple[int, 
 
 
 def _three(grid: Grid) -> tuple[int, ...]:
-    return (grid, 1, 1) if isinstance(grid, int) else grid
+    return (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
 
 
 def _some_groups(function: Any, buffers: Any, sizes: Any, first: int, last: int) -> None:
-    if function(ctypes.addressof(buffers), ctypes.addressof(sizes), first, last, _arena()):
+    if function(ctypes.addressof(buffers), ctypes.addressof(sizes), first, last, _local.arena):
         raise MemoryError("the variables of a threadgroup's threads do not fit an arena")
 
 
-_local = threading.local()
+class _Local(threading.local):
+    """What belongs to an OS thread: the lists that note its launches, and its memory for threadgroups.
+
+    The memory is address space that the system fills in where it is touched.
+    """
+
+    def __init__(self) -> None:
+        self.recordings: list[list[str]] = []
+        self._memory = mmap.mmap(-1, entry.ARENA_BYTES)
+        self.arena = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+
+_local = _Local()
 
 
 @contextmanager
 def recording() -> Iterator[list[str]]:
     """Note the names of the kernels that this thread launches, those of blocks inside this one left to them."""
     names: list[str] = []
-    recordings = _local.__dict__.setdefault("recordings", [])
-    recordings.append(names)
+    _local.recordings.append(names)
     try:
         yield names
     finally:
-        recordings.pop()
-
-
-def _arena() -> int:
-    """This OS thread's memory for threadgroups: address space that the system fills in where it is touched."""
-    if not hasattr(_local, "address"):
-        _local.memory = mmap.mmap(-1, entry.ARENA_BYTES)
-        _local.address = ctypes.addressof(ctypes.c_char.from_buffer(_local.memory))
-    return int(_local.address)
+        _local.recordings.pop()
 
 
 @cache

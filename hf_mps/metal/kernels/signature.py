@@ -89,15 +89,24 @@ class Signature:
     largest_group: int = 1024
     """`[[max_total_threads_per_threadgroup]]` where the kernel states it, else Metal's own limit."""
 
-    def at(self, location: int, *, threadgroup: bool = False) -> Binding | None:
-        """The buffer bound at a location, or the threadgroup memory there; None where the kernel has none."""
-        there = (each for each in self.bindings if each.location == location)
-        return next((each for each in there if (each.space == THREADGROUP) == threadgroup), None)
+    def at(self, location: int) -> Binding | None:
+        """The buffer bound at a location; None where the kernel has none."""
+        return next((each for each in self.bindings if each.location == location and each.space != THREADGROUP), None)
 
     @property
     def dimensions(self) -> int:
         """Dimensions of the grid that the kernel reads its thread's place in, 1 to 3; 0 where it reads none."""
         return next((each.width for each in self.attributes if each.name == "thread_position_in_grid"), 0)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's object file for this CPU, and what a launch must know of it."""
+
+    signature: Signature
+    threadgroup_bytes: int
+    """Threadgroup memory that the kernel declares; what the host asks for follows it."""
+    code: bytes
 
 
 def read(text: str, name: str) -> Signature:
@@ -151,8 +160,7 @@ def _members(atoms: list[Any], nodes: dict[int, str]) -> list[Member]:
     """The members that a struct's description lists: offset, size, count, type and name of each, then its details."""
     members: list[Member] = []
     # A struct_type_info in the list, with its node, describes the member that follows it.
-    nested = "air.struct_type_info"
-    plain = [atom for at, atom in enumerate(atoms) if nested not in atoms[max(at - 1, 0) : at + 1]]
+    plain = [atom for at, atom in enumerate(atoms) if "air.struct_type_info" not in atoms[max(at - 1, 0) : at + 1]]
     at = 0
     while at + 4 < len(plain):
         offset, size, count, kind, name = plain[at : at + 5]

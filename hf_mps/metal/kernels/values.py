@@ -15,6 +15,8 @@ class NoRule(Exception):
     """A call that no rule covers, or a kernel that the release lacks, with the reason: it runs as without kernels."""
 
 
+DIMENSIONS = 16
+"""Dimensions that the arrays in kernels' structs have room for."""
 _FORMATS = {
     "u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f16": "e", "f32": "f"
 }  # fmt: skip

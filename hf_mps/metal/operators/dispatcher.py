@@ -13,43 +13,24 @@ from functools import partial
 from typing import Any
 
 # A kernel under any of these serves Metal tensors too, the last three by calling other operators.
-SERVES_METAL = (
-    "MPS",
-    "CompositeExplicitAutograd",
-    "CompositeExplicitAutogradNonFunctional",
-    "CompositeImplicitAutograd",
-)
+COMPOSITE = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
+SERVES_METAL = ("MPS", *COMPOSITE)
 
 # PyTorch sends some operators to the CPU whatever PYTORCH_ENABLE_MPS_FALLBACK says (aten/src/ATen/mps/MPSFallback.mm,
 # TORCH_LIBRARY_IMPL(aten, MPS, m)); the dispatcher remembers where a kernel comes from. Boxed: computed elsewhere.
 SENT_TO_CPU = re.compile(r"^MPS: registered at \S*MPSFallback\.mm:\d+ :: \(none\) \[ boxed \]", re.MULTILINE)
 # Asking for each of Metal's 900 kernels where it comes from would take 20 ms of every `import torch`: these are asked,
 # all that the file names, and each composite operator that has a Metal kernel.
-ALWAYS_ON_CPU = frozenset(
-    {
-        "aten::col2im",
-        "aten::embedding_renorm_",
-        "aten::linalg_svd",
-        "aten::linalg_svd.U",
-        "aten::upsample_nearest3d.vec",
-    }
-)
+_ALWAYS = ("col2im", "embedding_renorm_", "linalg_svd", "linalg_svd.U", "upsample_nearest3d.vec")
+ALWAYS_ON_CPU = frozenset(f"aten::{name}" for name in _ALWAYS)
 
 # Whole namespaces whose operators take no ordinary tensor: weights packed for the CPU, process groups, quantized data.
 PACKED = "its weights are packed for the CPU"
 QUANTIZED = "quantized tensors exist on the CPU only"
 OTHER_NAMESPACES = {
-    "c10d": "a process group decides where it runs",
-    "_c10d_functional": "a process group decides where it runs",
-    "fsdp": "a process group decides where it runs",
-    "mkl": PACKED,
-    "mkldnn": PACKED,
-    "mkldnn_prepacked": PACKED,
-    "onednn": PACKED,
-    "quantized": QUANTIZED,
-    "_quantized": QUANTIZED,
-    "quantization": QUANTIZED,
-    "sparse": PACKED,
+    **dict.fromkeys(("c10d", "_c10d_functional", "fsdp"), "a process group decides where it runs"),
+    **dict.fromkeys(("mkl", "mkldnn", "mkldnn_prepacked", "onednn", "sparse"), PACKED),
+    **dict.fromkeys(("quantized", "_quantized", "quantization"), QUANTIZED),
     "prim": "it is part of the interpreter, not an operator on tensors",
 }
 
@@ -100,9 +81,7 @@ def missing() -> list[Missing]:
     import torch
 
     names = torch._C._dispatch_get_registrations_for_dispatch_key
-    absent = set(names("CPU"))
-    for key in SERVES_METAL:
-        absent.difference_update(names(key))
+    absent = set(names("CPU")).difference(*map(names, SERVES_METAL))
     composite = set(names("CompositeImplicitAutograd"))
     maybe = (composite | ALWAYS_ON_CPU).intersection(names("MPS"))
     # What a kernel is, a plain function or the fallback to the CPU, is told in the dump alone.
@@ -115,14 +94,9 @@ def missing_for_sparse() -> list[Missing]:
     import torch
 
     names = torch._C._dispatch_get_registrations_for_dispatch_key
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    there = names("SparseMPS")
-    absent = (name for name in set(names("SparseCPU")).difference(there) if name.startswith("aten::"))
-    return [
-        Missing(name, _sparse_refusal(name))
-        for name in sorted(absent)
-        if not any(has(name, key) for key in SERVES_SPARSE)
-    ]
+    absent = sorted(set(names("SparseCPU")).difference(names("SparseMPS")))
+    names_of_aten = (name for name in absent if name.startswith("aten::") and not _has(name, *SERVES_SPARSE))
+    return [Missing(name, _sparse_refusal(name)) for name in names_of_aten]
 
 
 def _sparse_refusal(name: str) -> str | None:
@@ -139,19 +113,21 @@ stand_ins: set[str] = set()
 
 def is_missing(name: str) -> bool:
     """Return whether one operator has a CPU kernel and none that serves Metal but the layer's."""
-    import torch
-
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return name in stand_ins or (bool(has(name, "CPU")) and not any(has(name, key) for key in SERVES_METAL))
+    return name in stand_ins or (_has(name, "CPU") and not _has(name, *SERVES_METAL))
 
 
 def has_no_kernel(name: str) -> bool:
     """Return whether torch has an operator that neither the CPU nor anything that serves Metal has a kernel for."""
     import torch
 
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    known = torch._C._dispatch_has_kernel(name)
-    return bool(known) and not any(has(name, key) for key in ("CPU", *SERVES_METAL))
+    return bool(torch._C._dispatch_has_kernel(name)) and not _has(name, "CPU", *SERVES_METAL)
+
+
+def _has(name: str, *keys: str) -> bool:
+    """Return whether an operator has a kernel under one of these dispatch keys."""
+    import torch
+
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
 
 
 def overload(name: str) -> Any:

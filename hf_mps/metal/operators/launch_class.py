@@ -153,8 +153,7 @@ def table(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable | No
 
 def of_release(release: str, *, macos: tuple[int, int] = (15, 0)) -> LaunchTable:
     """Return the classes of a release in the table. Raises UserError, with the releases that are in it, for another."""
-    found = table(release, macos=macos)
-    if found is None:
+    if (found := table(release, macos=macos)) is None:
         raise UserError(
             f"what torch {brief(release)} launches on a Mac is not known; known: {', '.join(known())}; next: in a "
             "checkout of hf_mps, python scripts/tools/launch_classes.py WHEEL"
@@ -186,6 +185,7 @@ VECTORS = (2, 14)
 LINES = (2, 15)
 """The release that has Metal kernels for convolutions along one dimension (pytorch pull request 193021)."""
 TILED = 2**32
+BATCHED = ("bmm", "baddbmm", "addbmm")
 COMPLEX_INNER = 2048
 """Inner size of complex matrices up to which MPSGraph's product is right (pytorch#167727)."""
 LARGE_FILTER = 256
@@ -204,30 +204,31 @@ def _given(call: Call, place: int) -> int | tuple[int, ...] | None:
     return call.arguments[place] if place < len(call.arguments) else None
 
 
+def _tuple(given: int | tuple[int, ...] | None) -> tuple[int | None, ...]:
+    return given if isinstance(given, tuple) else (given,)
+
+
 def _whole(operand: Operand) -> bool:
     return operand.dtype.startswith(("int", "uint", "bool"))
 
 
 def _product(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
-    """mm and addmm, after `use_metal_mm` in LinearAlgebra.mm; the operands are the last two."""
+    """mm and addmm, after `use_metal_mm` in LinearAlgebra.mm; the operands are the last two.
+
+    bmm, baddbmm and addbmm: `bmm_out_mps_impl`.
+    """
     left, right = call.inputs[-2:]
     if _whole(left):
         return Choice("metal", f"products of {left.dtype} are a Metal kernel ({OPERATIONS}/LinearAlgebra.mm)")
+    if call.base in BATCHED:
+        if call.base == "bmm" and left.shape[0] * left.shape[1] * right.shape[-1] > TILED:
+            return Choice("framework", "a result of more than 2^32 elements is made in tiles by MPSNDArray")
+        return Choice("graph", f"batched products of {left.dtype} are MPSGraph ({OPERATIONS}/LinearAlgebra.mm)")
     if left.dtype.startswith("complex") and left.shape[-1] > COMPLEX_INNER:
         return Choice("metal", f"complex products over more than {COMPLEX_INNER} are a Metal kernel")
     if host.version >= VECTORS and (left.shape[0] == 1 or right.shape[-1] == 1):
         return Choice("metal", "products with one row or column are a Metal kernel from 2.14 on")
     return Choice("graph", f"products of {left.dtype} matrices are MPSGraph ({OPERATIONS}/LinearAlgebra.mm)")
-
-
-def _batched(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
-    """bmm, baddbmm and addbmm: LinearAlgebra.mm, `bmm_out_mps_impl`."""
-    left, right = call.inputs[-2:]
-    if _whole(left):
-        return Choice("metal", f"products of {left.dtype} are a Metal kernel ({OPERATIONS}/LinearAlgebra.mm)")
-    if call.base == "bmm" and left.shape[0] * left.shape[1] * right.shape[-1] > TILED:
-        return Choice("framework", "a result of more than 2^32 elements is made in tiles by MPSNDArray")
-    return Choice("graph", f"batched products of {left.dtype} are MPSGraph ({OPERATIONS}/LinearAlgebra.mm)")
 
 
 def _linear(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
@@ -243,8 +244,7 @@ def _linear(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
 
 def _linear_backward(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """From 2.14 on it calls mm, and sum for the bias (Linear.mm)."""
-    rows = prod(call.inputs[1].shape[:-1])
-    if rows == 1:
+    if prod(call.inputs[1].shape[:-1]) == 1:
         return Choice("metal", "products with one row are a Metal kernel from 2.14 on")
     return Choice("graph", f"made of mm, which is MPSGraph, and sum ({OPERATIONS}/Linear.mm)")
 
@@ -288,8 +288,8 @@ def _is_line(call: Call) -> bool:
     sizes, sides = call.inputs[0].shape[2:], call.inputs[1].shape[2:]
     if call.base != "_mps_convolution" and _given(call, 6):  # transposed: the gradient's graph
         return False
-    padding = _given(call, 3 if call.base == "_mps_convolution" else 4)
-    flat = sizes[0] == 1 == sides[0] and (padding[0] if isinstance(padding, tuple) else padding or 0) == 0
+    padding = _tuple(_given(call, 3 if call.base == "_mps_convolution" else 4) or 0)
+    flat = sizes[0] == 1 == sides[0] and padding[0] == 0
     return len(sides) == 1 or (len(sides) == 2 and flat)
 
 
@@ -308,9 +308,7 @@ def _attention(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
 
 def _max_pool(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
     """max_pool2d: MPSGraph where the windows move by one, as the code of the wheels has it (Pooling.mm)."""
-    stride = _given(call, 2) or _given(call, 1)
-    steps = stride if isinstance(stride, tuple) else (stride,)
-    if all(step == 1 for step in steps):
+    if {*_tuple(_given(call, 2) or _given(call, 1))} == {1}:
         return Choice("graph", f"windows that move by one are MPSGraph ({OPERATIONS}/Pooling.mm)")
     return Choice("metal", f"windows that move by more than one ({OPERATIONS}/Pooling.mm)")
 
@@ -323,8 +321,7 @@ def _average_pool(call: Call, host: LaunchTable) -> Choice[LaunchClass] | None:
 
 
 RULES: Mapping[str, Decision | Choice[LaunchClass]] = {
-    **dict.fromkeys(("mm", "addmm"), _product),
-    **dict.fromkeys(("bmm", "baddbmm", "addbmm"), _batched),
+    **dict.fromkeys(("mm", "addmm", *BATCHED), _product),
     "linear": _linear,
     "linear_backward": _linear_backward,
     **dict.fromkeys(("copy", "clone", "_to_copy", "_copy_from", "_copy_from_and_resize"), _copy),

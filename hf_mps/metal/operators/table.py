@@ -21,7 +21,7 @@ from typing import Any, Literal
 from hf_mps.core import cache
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import write_atomic
-from hf_mps.metal.operators.dispatcher import ALWAYS_ON_CPU, MADE_OF_OTHERS, is_missing
+from hf_mps.metal.operators.dispatcher import ALWAYS_ON_CPU, COMPOSITE, MADE_OF_OTHERS, is_missing
 from hf_mps.metal.operators.launch_class import LaunchTable
 
 TableKind = Literal["native", "composite", "missing", "cpu", "python"]
@@ -38,7 +38,6 @@ NO_LONGER_WITH = {"aten::linalg_svd": "aten::_linalg_svd.U", "aten::linalg_svd.U
 IN_PYTHON = "_refs/linalg/__init__.py"
 PYTHON_KERNEL = re.compile(rb'mps_lib\.impl\(\s*"(aten::[\w.]+)"')
 
-COMPOSITE_KEYS = {"CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd"}
 SETS: tuple[TableKind, ...] = ("native", "composite", "missing", "python", "cpu")
 # Each sparse layout on the device has its own dispatch key, and so has its twin on the CPU. COO tensors are
 # "Sparse"; the compressed layouts (CSR, CSC, BSR, BSC) are "SparseCsr", and torch 2.13 makes none on Metal.
@@ -86,35 +85,32 @@ class Table:
 @lru_cache(maxsize=1)
 def table() -> Table:
     """The table of the installed torch. Raises UserError where the wheel does not carry the file it is read from."""
-    content, python = functions_file().read_bytes(), _python_source()
+    content = functions_file().read_bytes()
+    python = b"".join(path.read_bytes() for path in _installed("torch", IN_PYTHON))
     name = f"operators-{hashlib.blake2b(content + python, digest_size=8).hexdigest()}-{FORMAT}.json"
     known = cache.find(name)
-    if known is not None:
-        stored = _stored(known)
-        if stored is not None:
-            return stored
-    fresh = parse(content, python)
-    _store(fresh, name)
-    return fresh
+    found = None if known is None else _stored(known)
+    if found is None:
+        found = parse(content, python)
+        _store(found, name)
+    return found
 
 
 def functions_file() -> Path:
     """The path of native_functions.yaml in the installed torch (package torchgen, a part of every torch wheel)."""
-    spec = find_spec("torchgen")
-    for folder in (spec.submodule_search_locations or []) if spec is not None else []:
-        path = Path(folder) / "packaged" / "ATen" / "native" / "native_functions.yaml"
-        if path.is_file():
-            return path
+    for path in _installed("torchgen", "packaged/ATen/native/native_functions.yaml"):
+        return path
     raise UserError(
         "the installed torch carries no torchgen/packaged/ATen/native/native_functions.yaml, the list of its "
         "operators; reinstall torch from a wheel of pytorch.org or PyPI"
     )
 
 
-def _python_source() -> bytes:
-    spec = find_spec("torch")
-    paths = [Path(folder) / IN_PYTHON for folder in (spec.submodule_search_locations or [])] if spec else []
-    return b"".join(path.read_bytes() for path in paths if path.is_file())
+def _installed(package: str, file: str) -> list[Path]:
+    """Return where a package, which is not imported, has a file; empty where it has none."""
+    spec = find_spec(package)
+    paths = [Path(folder) / file for folder in (spec.submodule_search_locations or [])] if spec else []
+    return [path for path in paths if path.is_file()]
 
 
 def parse(content: bytes, python: bytes = b"") -> Table:
@@ -163,7 +159,7 @@ def _kind(entry: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
     # (torchgen/dest/register_dispatch_key.py, CompositeExplicitAutogradNonFunctional): on a Mac it is
     # `lgamma.out` that is reported as missing, never `lgamma`.
     # An entry without `dispatch:` is CompositeImplicitAutograd; an empty one, `dispatch: {}`, has no kernel at all.
-    if delegate is not None or keys & COMPOSITE_KEYS or "dispatch" not in entry:
+    if delegate is not None or keys & set(COMPOSITE) or "dispatch" not in entry:
         return "composite"
     return "missing"
 
@@ -265,8 +261,7 @@ def read(file: Path) -> Table:
     import yaml
 
     try:
-        content = file.read_bytes()
-        support_table = parse(content)
+        support_table = parse(file.read_bytes())
     except OSError as error:
         raise UserError(f"--torch-table {file}: {error.strerror}; allowed: a native_functions.yaml") from error
     except (yaml.YAMLError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:

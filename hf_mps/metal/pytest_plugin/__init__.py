@@ -103,8 +103,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     counted = _counted()
     if output is not None and counted is not None:
-        release, counts = counted
-        output[WORKER_COUNTS] = (release, counts.plain())
+        output[WORKER_COUNTS] = (counted[0], counted[1].plain())
         kernels.coverage_is_said()
 
 

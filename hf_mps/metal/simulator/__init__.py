@@ -141,19 +141,17 @@ def _start(metal: ModuleType, profile: Profile) -> None:
             always_on_cpu=sorted(table().cpu | ONLY_AN_ERROR),
             commit=str(torch.version.git_version),
         )
-    except RuntimeError as error:
-        if "asked PyTorch for Metal before" not in str(error):
-            raise
-        # PyTorch looks a backend up once in a process and remembers that there was none.
-        _start_failed = UserError(
-            f"the simulated device comes too late ({first_line(error)}): set HF_MPS_SIMULATE=1 before "
-            "Python starts, or load it right after `import torch`"
-        )
-        raise _start_failed from error
-    except (ValueError, IndexError) as error:  # std::stoi, as PyTorch reads it: no number, or one beyond 32 bits
-        _start_failed = UserError(
-            f"PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one ({error}); set it to 1 or 0"
-        )
+    except (RuntimeError, ValueError, IndexError) as error:
+        told = f"PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one ({error}); set it to 1 or 0"
+        if isinstance(error, RuntimeError):  # the others are std::stoi's: no number, or one beyond 32 bits
+            if "asked PyTorch for Metal before" not in str(error):
+                raise
+            # PyTorch looks a backend up once in a process and remembers that there was none.
+            told = (
+                f"the simulated device comes too late ({first_line(error)}): set HF_MPS_SIMULATE=1 before "
+                "Python starts, or load it right after `import torch`"
+            )
+        _start_failed = UserError(told)
         raise _start_failed from error
 
 

@@ -125,8 +125,7 @@ def _compile_with_progress(compiler: Sequence[str], built: Path) -> None:
     _say(f"compiling the simulated Metal device for torch {torch.__version__} (once, about a minute) …")
     start = time.monotonic()
     with cache.working(built.parent) as work:
-        made = _compile(compiler, work, log=built.parent / "compile.log")
-        made.replace(built)
+        _compile(compiler, work, log=built.parent / "compile.log").replace(built)
     _say(f"… done in {time.monotonic() - start:.0f} s")
 
 

@@ -98,9 +98,8 @@ class Counted:
         if self._end is not None:
             return self._end
         texts, numbers = self._metal.recorded_calls(self._first)
-        calls = [read(text) for text in texts]
         now = self._metal.work_done()
-        return {name: now[name] - self._start[name] for name in now}, [calls[number] for number in numbers]
+        return {name: now[name] - self._start[name] for name in now}, [read(texts[number]) for number in numbers]
 
     @property
     def calls(self) -> list[Call]:

@@ -91,30 +91,25 @@ def fingerprint() -> str:
 
 def preprocessed(text: str) -> tuple[str, list[Problem]]:
     """Expand macros, with lines that tell where each line is from; Metal's own words stay."""
-    done = _run(text, "-E", *_defines(_DEFINED))
-    return done.stdout, _problems(done.stderr)
+    return _run(text, "-E", *_defines(_DEFINED))
 
 
 def compiled(text: str) -> tuple[str, list[Problem]]:
     """Compile preprocessed text to LLVM assembly, unoptimised, with the debug information that describes parameters."""
-    done = _run(text, "-O1", "-Xclang", "-disable-llvm-passes", "-g", "-S", "-emit-llvm", "-o", "-", *_defines(_WORDS))
-    return done.stdout, _problems(done.stderr)
+    return _run(text, "-O1", "-Xclang", "-disable-llvm-passes", "-g", "-S", "-emit-llvm", "-o", "-", *_defines(_WORDS))
 
 
 def _defines(words: dict[str, str]) -> list[str]:
     return [f"-D{word}={text}" for word, text in words.items()]
 
 
-def _run(text: str, *options: str) -> subprocess.CompletedProcess[str]:
+def _run(text: str, *options: str) -> tuple[str, list[Problem]]:
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     done = subprocess.run(
         [*command(), *_MODE, *options, "-"], input=text, capture_output=True, encoding="utf-8", env=environment
     )  # fmt: skip
-    if done.returncode and not _problems(done.stderr):
+    found = [match.groups() for match in _ERROR.finditer(done.stderr)]
+    problems = [Problem(Path(file).name, int(line), int(at), kind, what) for file, line, at, kind, what in found]
+    if done.returncode and not problems:
         raise RuntimeError(f"clang ended with {done.returncode}: {done.stderr.strip()[-500:]}")
-    return done
-
-
-def _problems(told: str) -> list[Problem]:
-    found = [match.groups() for match in _ERROR.finditer(told)]
-    return [Problem(Path(file).name, int(line), int(column), kind, text) for file, line, column, kind, text in found]
+    return done.stdout, problems

@@ -23,11 +23,11 @@ from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import constants, metallib, signature
 from hf_mps.metal.kernels.intrinsics.integers import SIMDGROUP
 from hf_mps.metal.kernels.release import Objects, compiler_key
-from hf_mps.metal.kernels.runtime import Grid, Kernel
+from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.signature import THREADGROUP, Binding, Signature
 from hf_mps.metal.kernels.values import NoRule, Pointers, scalar
+from hf_mps.metal.operators.calls import ON_METAL
 from hf_mps.metal.operators.launch_class import COMPILED, Call
-from hf_mps.metal.operators.outputs import ON_METAL
 from hf_mps.metal.source import clang, rewrite
 from hf_mps.metal.source.module import Module, read
 
@@ -158,7 +158,7 @@ class MetalKernel:
         if device is not None:
             device.begin_launch(tensors_of(args))
         try:
-            self._kernel.launch(bound, threads=_filled(grid), group=_filled(group))
+            self._kernel.launch(bound, threads=grid, group=group)
         except NoRule as reason:
             raise RuntimeError(f"{self._name}: {reason}") from None
         if device is not None:
@@ -225,11 +225,6 @@ def _number(given: Any, cast: str) -> bytes:
 
 def _three(given: int | Sequence[int]) -> tuple[int, ...]:
     return (given,) if isinstance(given, int) else tuple(given)
-
-
-def _filled(sizes: tuple[int, ...]) -> Grid:
-    x, y, z = (*sizes, 1, 1)[:3]
-    return x, y, z
 
 
 def _raise_reported(reports: Any) -> None:

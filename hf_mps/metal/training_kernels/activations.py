@@ -7,7 +7,7 @@ or kept, so that a layer of width n holds n numbers less for each place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
 
 from hf_mps.metal.training_kernels.library import SIMDGROUP, TYPES, Source, differentiated, width
-from hf_mps.metal.training_kernels.trial import Case, both_ways
+from hf_mps.metal.training_kernels.trial import Case, both_ways, case
 
 SOURCE = Source("activations.metal")
 WRITTEN_OUT: dict[str, Callable[[Tensor], Tensor]] = {
@@ -52,8 +52,7 @@ class _Activation(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> Any:
         given, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
-            stock = functools.partial(_shifted, kind=ctx.kind)
-            return *differentiated(stock, (given, bias), upstream), None
+            return *differentiated(functools.partial(_shifted, kind=ctx.kind), (given, bias), upstream), None
         of_given, of_bias = torch.empty_like(given), None if bias is None else torch.empty_like(bias)
         # Without a sum all is one row, a simdgroup for each of its pieces.
         rows, columns = (1, given.numel()) if bias is None else (given.numel() // bias.numel(), bias.numel())
@@ -130,20 +129,15 @@ def _product(gate: Tensor, up: Tensor, kind: str) -> Tensor:
 def cases(name: str) -> Iterator[Case]:
     """Yield both ways of a layer and its activation in a small encoder, or of what a decoder's two layers make."""
     draw = torch.Generator().manual_seed(0)
-    ours: Callable[..., Tensor] = _dense if name == "gelu" else gated
-    stock: Callable[..., Tensor] = _dense_written_out if name == "gelu" else _product
+    ways: Sequence[Callable[..., Tensor]] = (_dense, _dense_written_out) if name == "gelu" else (gated, _product)
     first = "gelu" if name == "gelu" else "silu"
     for kind, dtype in ((first, torch.float32), ("tanh", torch.float32), (first, torch.bfloat16)):
         inputs = [torch.randn(512, 384, generator=draw) for _ in range(3)]
         if name == "gelu":
             rows, weight, bias = (torch.randn(size, generator=draw) for size in ((512, 96), (384, 96), (384,)))
             inputs = [rows, weight * 96**-0.5, bias, inputs[-1]]
-        yield Case(
-            f"512 x 384, {kind}, {str(dtype).removeprefix('torch.')}",
-            [each.to(dtype) for each in inputs],
-            functools.partial(both_ways, functools.partial(ours, kind=kind)),
-            functools.partial(both_ways, functools.partial(stock, kind=kind)),
-        )
+        sides = (functools.partial(both_ways, functools.partial(each, kind=kind)) for each in ways)
+        yield case(f"512 x 384, {kind}", inputs, dtype, *sides)
 
 
 def _dense(given: Tensor, weight: Tensor, bias: Tensor, kind: str) -> Tensor:

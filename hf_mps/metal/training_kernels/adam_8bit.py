@@ -72,15 +72,13 @@ def written_out(tensors: Sequence[Tensor], numbers: Sequence[float]) -> None:
         ):
             value = meaning.to(dtype)[codes.int()] * most[blocks].to(dtype).repeat_interleave(BLOCK)[: len(codes)]
             moments.append(value.mul_(moved[0]).add_(moved[1], alpha=1 - moved[0]))
-        stepped = weight.to(dtype) * decay - moments[0] / (moments[1].sqrt() / correction + epsilon) * rate
-        weight.copy_(stepped)
+        weight.copy_(weight.to(dtype) * decay - moments[0] / (moments[1].sqrt() / correction + epsilon) * rate)
         for codes, most, meaning, value in zip((first, second), whole[4:], maps, moments, strict=True):
             rows = torch.nn.functional.pad(value, (0, -len(value) % BLOCK)).view(-1, BLOCK)
             largest = rows.abs().amax(1)
             # A block of zeros has no largest value to be divided by.
             scaled = (rows / largest.clamp(min=1e-38)[:, None]).view(-1)[: len(value)]
-            bounds = ((meaning[:-1] + meaning[1:]) / 2).to(dtype)
-            codes.copy_(torch.bucketize(scaled, bounds, out_int32=True))
+            codes.copy_(torch.bucketize(scaled, ((meaning[:-1] + meaning[1:]) / 2).to(dtype), out_int32=True))
             most[blocks] = largest.to(most.dtype)
 
 
@@ -88,9 +86,9 @@ def cases(_: str) -> Iterator[Case]:
     """Yield two steps of a weight, the first from nothing."""
     draw = torch.Generator().manual_seed(0)
     for shape, dtype in (((100, 333), torch.float32), ((64, 96), torch.bfloat16)):
-        inputs = [torch.randn(*shape, generator=draw).to(dtype) for _ in range(2)]
-        label = f"{shape[0]} x {shape[1]}, {str(dtype).removeprefix('torch.')}"
-        yield Case(label, inputs, functools.partial(_two_steps, adam), functools.partial(_two_steps, written_out))
+        inputs = [torch.randn(*shape, generator=draw) for _ in range(2)]
+        sides = (functools.partial(_two_steps, each) for each in (adam, written_out))
+        yield trial.case(f"{shape[0]} x {shape[1]}", inputs, dtype, *sides)
 
 
 def _two_steps(way: Any, weight: Tensor, gradient: Tensor) -> Sequence[Tensor]:

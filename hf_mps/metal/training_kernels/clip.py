@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.training_kernels.library import Source
-from hf_mps.metal.training_kernels.trial import Case
+from hf_mps.metal.training_kernels.trial import Case, case
 
 SOURCE = Source("clip.metal")
 # Metal binds 31 buffers, of which a table, the norm and a factor take three (clip.metal).
@@ -75,8 +75,8 @@ def cases(_: str) -> Iterator[Case]:
     draw = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
         sizes = [384 * 384 if place % 4 == 0 else 384 for place in range(64)]
-        gradients = [torch.randn(size, generator=draw).to(dtype) for size in sizes]
-        yield Case(f"{len(sizes)} gradients, {str(dtype).removeprefix('torch.')}", gradients, _ours, _stock)
+        gradients = [torch.randn(size, generator=draw) for size in sizes]
+        yield case(f"{len(sizes)} gradients", gradients, dtype, _ours, _stock)
 
 
 def _ours(*gradients: Tensor) -> Sequence[Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.training_kernels.library import Source, width
-from hf_mps.metal.training_kernels.trial import Case
+from hf_mps.metal.training_kernels.trial import Case, case
 
 SOURCE = Source("cross_entropy.metal")
 IGNORED = -100
@@ -37,7 +37,7 @@ def cases(_: str) -> Iterator[Case]:
     for rows, words, dtype in ((128, 4000, torch.float32), (64, 32000, torch.bfloat16)):
         labels = torch.randint(words, (rows,), generator=draw)
         labels[1] = IGNORED
-        logits = (3 * torch.randn(rows, words, generator=draw)).to(dtype)
+        logits = 3 * torch.randn(rows, words, generator=draw)
 
         def ours(given: Tensor, labels: Tensor = labels) -> Sequence[Tensor]:
             gradient = given.clone()
@@ -49,4 +49,4 @@ def cases(_: str) -> Iterator[Case]:
             losses = torch.nn.functional.cross_entropy(whole, labels.to(given.device), reduction="none")
             return losses.detach(), torch.autograd.grad(losses.sum(), learns)[0]
 
-        yield Case(f"{rows} x {words} words, {str(dtype).removeprefix('torch.')}", [logits], ours, stock)
+        yield case(f"{rows} x {words} words", [logits], dtype, ours, stock)

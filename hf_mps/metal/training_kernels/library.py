@@ -57,15 +57,10 @@ class Source:
 
 def ordinary(*tensors: Tensor) -> bool:
     """Return whether a kernel takes these: contiguous, of one dtype that it has and of one Metal device."""
-    first = tensors[0]
-    return first.dtype in TYPES and all(
-        type(each) in (Tensor, torch.nn.Parameter)
-        and each.dtype == first.dtype
-        and each.device == first.device
-        and each.is_contiguous()
-        and 0 < each.numel() < 2**31
-        for each in tensors
-    )
+    dtype, device = tensors[0].dtype, tensors[0].device
+    alike = dtype in TYPES and all(each.dtype == dtype and each.device == device for each in tensors)
+    plain = (type(each) in (Tensor, torch.nn.Parameter) and each.is_contiguous() for each in tensors)
+    return alike and all(plain) and all(0 < each.numel() < 2**31 for each in tensors)
 
 
 def differentiated(stock: Callable[..., Tensor], inputs: Sequence[Tensor | None], gradient: Tensor) -> list[Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.training_kernels.library import SIMDGROUP, Source, differentiated, drawn, kept, threshold, width
-from hf_mps.metal.training_kernels.trial import Case, both_ways
+from hf_mps.metal.training_kernels.trial import Case, both_ways, case
 
 SOURCE = Source("norms.metal", needs="random.metal")
 WIDEST = 8 * 1024
@@ -149,8 +149,7 @@ def cases(name: str) -> Iterator[Case]:
         inputs = [given * 2 + 0.5, *([other] if residual else []), *weights, upstream]
         how = kind, residual, rows == 256
         sides = (functools.partial(both_ways, functools.partial(each, *how)) for each in (_ours, _theirs))
-        label = f"{rows} x {columns}, {'dropout, ' * residual}{str(dtype).removeprefix('torch.')}"
-        yield Case(label, [each.to(dtype) for each in inputs], *sides)
+        yield case(f"{rows} x {columns}{', dropout' * residual}", inputs, dtype, *sides)
 
 
 def _ours(kind: str, residual: bool, beside: bool, given: Tensor, *rest: Tensor) -> Tensor:

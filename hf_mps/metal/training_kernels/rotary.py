@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.training_kernels.library import TYPES, Source, by_place
-from hf_mps.metal.training_kernels.trial import Case
+from hf_mps.metal.training_kernels.trial import Case, case
 
 SOURCE = Source("rotary.metal")
 Pair = tuple[Tensor, Tensor]
@@ -26,8 +26,7 @@ def rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Pair:
     `query` and `key` (batch, heads, places, width), `cos` and `sin` (batch or 1, places, width), all of one dtype. The
     results have a place's heads side by side in memory. Differentiable as often as asked, by queries and keys.
     """
-    turn: Callable[..., Pair] = _Rotation.apply
-    return turn(query, key, cos, sin, False)
+    return _turn(query, key, cos, sin, False)
 
 
 class _Rotation(torch.autograd.Function):
@@ -51,8 +50,10 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_query: Tensor, of_key: Tensor) -> Any:
-        turn: Callable[..., Pair] = _Rotation.apply
-        return *turn(of_query, of_key, *ctx.saved_tensors, not ctx.back), None, None, None
+        return *_turn(of_query, of_key, *ctx.saved_tensors, not ctx.back), None, None, None
+
+
+_turn: Callable[..., Pair] = _Rotation.apply
 
 
 def written_out(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Pair:
@@ -68,10 +69,8 @@ def cases(_: str) -> Iterator[Case]:
     draw = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16):
         sizes = ((2, 8, 64, 64), (2, 2, 64, 64), (1, 64, 64), (1, 64, 64), (2, 8, 64, 64), (2, 2, 64, 64))
-        inputs = [torch.randn(size, generator=draw).to(dtype) for size in sizes]
-        yield Case(
-            f"2 x 8 + 2 x 64 x 64, {str(dtype).removeprefix('torch.')}", inputs, _side(rotated), _side(written_out)
-        )
+        inputs = [torch.randn(size, generator=draw) for size in sizes]
+        yield case("2 x 8 + 2 x 64 x 64", inputs, dtype, _side(rotated), _side(written_out))
 
 
 def _side(turn: Callable[..., Pair]) -> Callable[..., Sequence[Tensor]]:

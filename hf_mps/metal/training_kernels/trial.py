@@ -30,15 +30,9 @@ from hf_mps.metal.device.no_modes import no_modes
 
 FAMILIES = {
     "clip": "clip",
-    "layer-norm": "norms",
-    "rms-norm": "norms",
-    "residual-norm": "norms",
-    "cross-entropy": "cross_entropy",
-    "attention": "attention",
-    "adam-8bit": "adam_8bit",
-    "rotary": "rotary",
-    "gelu": "activations",
-    "swiglu": "activations",
+    **dict.fromkeys(("layer-norm", "rms-norm", "residual-norm"), "norms"),
+    **{name: name.replace("-", "_") for name in ("cross-entropy", "attention", "adam-8bit", "rotary")},
+    **dict.fromkeys(("gelu", "swiglu"), "activations"),
 }
 """Each kernel's name, and the module in this folder that has it."""
 VARIABLE = "HF_MPS_TRAINING_KERNELS"
@@ -59,6 +53,11 @@ class Case:
     inputs: Sequence[Tensor]
     ours: Callable[..., Sequence[Tensor]]
     stock: Callable[..., Sequence[Tensor]]
+
+
+def case(label: str, inputs: Sequence[Tensor], dtype: torch.dtype, *sides: Callable[..., Sequence[Tensor]]) -> Case:
+    """Return a case of `ours` and `stock` whose inputs are of a dtype, which the label names."""
+    return Case(f"{label}, {str(dtype).removeprefix('torch.')}", [each.to(dtype) for each in inputs], *sides)
 
 
 def both_ways(compute: Callable[..., Tensor], *given: Tensor) -> Sequence[Tensor]:
@@ -154,17 +153,12 @@ def _made(name: str) -> Outcome:
 
 
 def _tried(cases: Iterator[Case]) -> Iterator[Row]:
-    for case in cases:
-        row = _row(case)
-        yield row
-        if not row.right:  # nobody needs to know how fast a wrong result comes
+    for each in cases:
+        error, stock_error = errors(each)
+        right = error <= max(2 * stock_error, EXACT * torch.finfo(each.inputs[0].dtype).eps)
+        yield Row(each.label, error, stock_error, *_timed(each), right=right)
+        if not right:  # the others need no trial any more
             return
-
-
-def _row(case: Case) -> Row:
-    error, stock_error = errors(case)
-    right = error <= max(2 * stock_error, EXACT * torch.finfo(case.inputs[0].dtype).eps)
-    return Row(case.label, error, stock_error, *_timed(case), right=right)
 
 
 def errors(case: Case) -> tuple[float, float]:

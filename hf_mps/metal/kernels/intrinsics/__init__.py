@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Literal
 
-from hf_mps.metal.kernels.intrinsics import conversions, exponentials, integers, rounding, simd
+from hf_mps.metal.kernels.intrinsics import conversions, floats, integers, simd
 from hf_mps.metal.kernels.intrinsics.body import Definition
 from hf_mps.metal.kernels.intrinsics.conversions import RUNTIME, explicit, lacking
-from hf_mps.metal.kernels.intrinsics.simd import narrowed
+from hf_mps.metal.kernels.intrinsics.simd import lanes, narrowed
 
 __all__ = ["RUNTIME", "Definition", "define", "explicit", "gathered", "kind", "lacking", "lanes", "narrowed"]
 
 Kind = Literal["lane", "barrier", "simdgroup_barrier", "simd"]
 _BARRIERS: dict[str, Kind] = {"air.wg.barrier": "barrier", "air.simdgroup.barrier": "simdgroup_barrier"}
 _LANE = (
-    *(conversions.define, conversions.define_bfloat, rounding.define, exponentials.define),
+    *(conversions.define, conversions.define_bfloat, floats.define),
     *(integers.define, integers.define_atomic, simd.define_matrix),
 )
 
@@ -27,16 +27,6 @@ _LANE = (
 def define(name: str) -> Definition | None:
     """The definition of a lane's own intrinsic, or of a helper that a definition needs; None for an unknown name."""
     return next((found for family in _LANE if (found := family(name))), None)
-
-
-@cache
-def lanes(name: str) -> Definition | None:
-    """The definition of an intrinsic that crosses lanes, run once for a simdgroup; None for any other name.
-
-    `void @lanes.NAME(ptr in, ptr out, i32 mask)`: `in` has a struct of the arguments for each of the 32 lanes, `out`
-    a result for each.
-    """
-    return simd.lanes(name)
 
 
 def gathered(names: Iterable[str], find: Callable[[str], Definition | None]) -> list[str]:

@@ -20,7 +20,7 @@ import itertools
 import re
 from collections.abc import Mapping
 
-from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, llvm_type, scalar_of
 
 _BFLOAT = re.compile(r"hf\.bfloat\.(?:(v\d+)?f32|(add|sub|mul|div|fmuladd)|cmp\.([a-z]+))")
 _FLAGS = r"(?:(?:nnan|ninf|nsz|arcp|contract|afn|reassoc|fast) )*"
@@ -84,9 +84,8 @@ def _arithmetic(name: str, operation: str) -> Definition:
     a, b, *c = (widened(x) for x in body.arguments)
     if c:
         return body.finish(rounded(body.fma(a, b, c[0])))
-    return body.finish(
-        rounded({"add": a.__add__, "sub": a.__sub__, "mul": a.__mul__, "div": a.__truediv__}[operation](b))
-    )
+    results = {"add": a.__add__, "sub": a.__sub__, "mul": a.__mul__, "div": a.__truediv__}
+    return body.finish(rounded(results[operation](b)))
 
 
 _NAME = re.compile(rf"air\.convert\.([fsu])\.({TYPE})\.([fsu])\.({TYPE})")
@@ -110,11 +109,12 @@ def convert(x: Value, kind: str, sign_to: str, sign_from: str) -> Value:
         return narrowed(widened(x), to)
     if sign_to == "f":
         return narrowed(x.cast("sitofp" if sign_from == "s" else "uitofp", "float"), to)
-    if sign_from != "f":
-        return _integer(x, to, sign_from)
-    x = widened(x)
     if to == "i1":
-        return x.compare("une", 0.0)
+        return x.compare("ne", 0) if sign_from != "f" else widened(x).compare("une", 0.0)
+    if sign_from != "f":
+        narrower = int(to[1:]) < bits_of(scalar_of(x.kind))
+        return x.cast("trunc" if narrower else "sext" if sign_from == "s" else "zext", to)
+    x = widened(x)
     return x.body.llvm("fptosi.sat" if sign_to == "s" else "fptoui.sat", x, returns=kind)
 
 
@@ -137,13 +137,6 @@ def from_double(x: Value, scalar: str) -> Value:
     bits = body.bits(single)
     odd = over.select(bits - 1, bits) | 1
     return back.compare("une", x).select(odd, bits).cast("bitcast", "float").cast("fptrunc", scalar)
-
-
-def _integer(x: Value, to: str, sign_from: str) -> Value:
-    here, there = (int(kind[1:]) for kind in (scalar_of(x.kind), to))
-    if to == "i1":
-        return x.compare("ne", 0)
-    return x.cast("trunc" if there < here else "sext" if sign_from == "s" else "zext", to)
 
 
 _LINKAGE = "weak"

@@ -26,8 +26,9 @@ fused, in float.
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 
-from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, llvm_type, scalar_of
+from hf_mps.metal.kernels.intrinsics.body import TYPE, Body, Definition, Value, bits_of, bytes_of, llvm_type, scalar_of
 from hf_mps.metal.kernels.intrinsics.conversions import widened
 from hf_mps.metal.kernels.intrinsics.integers import SIMDGROUP
 
@@ -42,8 +43,13 @@ _FILL = re.compile(rf"{_GROUP}shuffle_and_fill_(up|down)\.(?:[su]\.)?({TYPE})")
 _VOTE = re.compile(rf"{_GROUP}(any|all|is_first)")
 
 
+@cache
 def lanes(name: str) -> Definition | None:
-    """The definition for a whole simdgroup of a cross-lane intrinsic."""
+    """The definition of an intrinsic that crosses lanes, run once for a simdgroup; None for any other name.
+
+    `void @lanes.NAME(ptr in, ptr out, i32 mask)`: `in` has a struct of the arguments for each of the 32 lanes, `out`
+    a result for each.
+    """
     if found := _REDUCTION.fullmatch(name):
         group, prefix, operation, sign, suffix = found.groups()
         kind = llvm_type(suffix)
@@ -58,7 +64,10 @@ def lanes(name: str) -> Definition | None:
         return _fill(name, llvm_type(found[3]), found[2])
     if found := _VOTE.fullmatch(name):
         return _vote(name, found[2], width_of(found[1]))
-    return _matrix_product(name)
+    found = _PRODUCT.fullmatch(name)
+    if not found or found[1] != found[4] or not found[1].endswith("f32"):
+        return None
+    return _product(name, *(llvm_type(found[i]) for i in (2, 3, 4)))
 
 
 def width_of(group: str) -> int:
@@ -102,7 +111,7 @@ class Lanes(Body):
 
 def alignment(kind: str) -> int:
     """What may be relied on at a slot's member: the element's own alignment."""
-    return max(1, bits_of(scalar_of(kind)) // 8)
+    return bytes_of(scalar_of(kind))
 
 
 def _neutral(kind: str, operation: str, unsigned: bool) -> float:
@@ -247,14 +256,6 @@ def define_matrix(name: str) -> Definition | None:
     if not (found := _MEMORY.fullmatch(name)):
         return None
     return (_load if found[1] == "load" else _store)(name, llvm_type(found[2]), f"ptr addrspace({found[3]})")
-
-
-def _matrix_product(name: str) -> Definition | None:
-    """The definition of multiply_accumulate."""
-    found = _PRODUCT.fullmatch(name)
-    if not found or found[1] != found[4] or not found[1].endswith("f32"):
-        return None
-    return _product(name, *(llvm_type(found[i]) for i in (2, 3, 4)))
 
 
 def narrowed(text: str) -> str:

@@ -12,16 +12,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import Walk, plane, walk
-from hf_mps.metal.kernels.launch.pointwise import ILP, SCALAR_TYPES, exec_unary, repeats
+from hf_mps.metal.kernels.launch.pointwise import ILP, SCALAR_TYPES, Walk, plane, repeats, unary, walk
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, refuse_repeated, rule
-from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, scalar, u32, u64
+from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, i32, i64, metal, padded, scalar, u32, u64
 
 BYTES = "a fill of bytes on Metal, no kernel"
 
 
 # Host: operations/ConstantOps.mm.
 @rule("fill_.Scalar")
+@rule("zero_", value=0)
 def fill(self: Tensor, value: complex) -> Tensor:
     """Bytes where the tensor has no gaps, for zeros and dtypes of one byte; all else is a kernel."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(self)
@@ -52,17 +52,16 @@ def fill_with_tensor(self: Tensor, value: Tensor) -> Tensor:
     return self
 
 
-@rule("zero_")
-def zero(self: Tensor) -> Tensor:
-    """The number zero, filled in."""
-    fill(self, 0)
-    return self
-
-
 # Host: operations/Indexing.mm.
-@rule("masked_fill_.Scalar")
-def masked_fill(self: Tensor, mask: Tensor, value: complex) -> Tensor:
-    """A thread for each element: dense, with a mask that repeats along the leading dimensions, or over any strides."""
+@rule("masked_fill_.Scalar", "masked_fill_.Tensor")
+def masked_fill(self: Tensor, mask: Tensor, value: Tensor | complex) -> Tensor:
+    """A thread for each element: dense, with a mask that repeats along the leading dimensions, or over any strides.
+
+    A value that is a tensor is read by the host, which waits for the device.
+    """
+    if isinstance(value, Tensor):
+        refuse(value.dim())
+        value = value.item()
     refuse(self.numel() == 0 or mask.dtype != torch.bool or not mask.is_mps, "nothing to fill, or what PyTorch refuses")
     bits = 8 * self.element_size()
     over = mask if mask.shape == self.shape else expanded(mask, self)
@@ -78,14 +77,6 @@ def masked_fill(self: Tensor, mask: Tensor, value: complex) -> Tensor:
             strides = {"input_strides": i64(self.stride()), "mask_strides": i64(over.stride())}
             arguments |= {"sizes": i64(tuple(self.shape)), **strides, "ndim": u32(self.dim())}
     kernels[f"masked_fill_scalar_{kind}_{bits}bit"].launch(arguments, self.numel())
-    return self
-
-
-@rule("masked_fill_.Tensor")
-def masked_fill_with_tensor(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    """The host reads the value, which waits for the device."""
-    refuse(value.dim())
-    masked_fill(self, mask, value.item())
     return self
 
 
@@ -152,7 +143,7 @@ def cast(target: Tensor, source: Tensor) -> Tensor:
         _rows(name, target, source, way)
     else:
         # A copy of any dtype takes several elements a thread, and from fewer on than other operators.
-        exec_unary(target, source, name, many=target.numel() >= MANY)
+        unary(target, source, name, many=target.numel() >= MANY)
     return target
 
 
@@ -200,18 +191,13 @@ def _channels_last(target: Tensor, source: Tensor) -> bool:
     return form is not None and all(each.is_contiguous(memory_format=form) for each in (target, source))
 
 
-DIMENSIONS = 16
-"""Dimensions that a kernel's structs have room for."""
 # Host: operations/Shape.mm.
 
 
 @rule("cat", outputs=by_meta)
 def cat(output: Tensor, tensors: list[Tensor], dim: int = 0) -> None:
     """Tensors of one dimension and no elements are passed over."""
-    _join(output, tensors, wrapped(dim, output.dim()))
-
-
-def _join(output: Tensor, tensors: list[Tensor], dim: int) -> None:
+    dim = wrapped(dim, output.dim())
     refuse(any(not each.is_mps for each in tensors) or output.dim() == 0)
     if output.numel() == 0:
         return

@@ -9,52 +9,106 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import (
-    Operand,
-    as_common,
-    as_common_float,
-    as_float,
-    as_input,
-    as_truth,
-    common,
-    plane,
-    walk,
-    written,
-)
-from hf_mps.metal.kernels.launch.pointwise import exec_binary, exec_ternary, exec_unary, params, valued
+from hf_mps.metal.kernels.launch.pointwise import binary, broadcast, params, plane, result, ternary, unary, valued, walk
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, i64, metal, u32
+from hf_mps.metal.kernels.values import NoRule, i64, metal, span, u32
+
+Operand = Tensor | complex
+"""An input of two: a number comes as Python's where PyTorch wrapped one."""
+
+
+def written(target: Tensor | None, dtype: torch.dtype, *operands: Operand, exact: bool = False) -> Tensor:
+    """Return the output: `target` where it has the shape of the result and a dtype that takes `dtype`, else a new one.
+
+    `exact` is for operators whose output has to be of `dtype` itself.
+
+    Raises:
+        NoRule: PyTorch refuses the arguments, or `target` has another shape (which PyTorch resizes).
+    """
+    inputs = [each for each in operands if isinstance(each, Tensor)]
+    if target is None:
+        return result(dtype, *inputs)
+    shape = broadcast(*(tuple(each.shape) for each in inputs))
+    refuse(tuple(target.shape) != shape and target.numel(), "the result has another shape than what it is written to")
+    if target.dtype != dtype and (exact or not torch.can_cast(dtype, target.dtype)):
+        raise NoRule("PyTorch refuses the arguments: the result's dtype can't be cast to the output's")
+    refuse(any(_overlap(target, each) for each in inputs), "an input and the output share memory in part")
+    if tuple(target.shape) != shape:
+        target.resize_(shape)
+    return target
+
+
+def _overlap(target: Tensor, given: Tensor) -> bool:
+    """They share storage, and are not the same elements in the same order: PyTorch refuses some of these cases."""
+    if not given.is_mps or target.untyped_storage().data_ptr() != given.untyped_storage().data_ptr():
+        return False
+    if target.data_ptr() == given.data_ptr() and target.shape == given.shape and target.stride() == given.stride():
+        return False
+    apart = _end(target) <= given.data_ptr() or _end(given) <= target.data_ptr()
+    return target.numel() > 0 and given.numel() > 0 and not apart
+
+
+def _end(tensor: Tensor) -> int:
+    return tensor.data_ptr() + span(tensor) * tensor.element_size()
+
+
+def common(first: Operand, second: Operand) -> torch.dtype:
+    """Return the dtype that two inputs are promoted to; numbers count less than tensors (torch.result_type)."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dtype == second.dtype:
+        return first.dtype
+    return torch.result_type(first, second)
+
+
+def floating(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a float function's result: whole numbers give the default dtype."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+
+
+def as_input(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """One input, and the output has its dtype."""
+    return torch.empty_like(self) if target is None else written(target, self.dtype, self, exact=True)
+
+
+def as_float(target: Tensor | None, self: Tensor, *_: Any, **__: Any) -> Tensor:
+    """One input, and whole numbers become floats."""
+    return written(target, floating(self.dtype), self)
+
+
+def as_truth(target: Tensor | None, *operands: Operand) -> Tensor:
+    """One input or two, and the output is of bool."""
+    return written(target, torch.bool, *operands)
+
+
+def as_common(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
+    """Two inputs, promoted to one dtype."""
+    return written(target, common(self, other), self, other)
+
+
+def as_common_float(target: Tensor | None, self: Operand, other: Operand, *_: Any, **__: Any) -> Tensor:
+    """Two inputs, promoted to one dtype, and whole numbers become floats."""
+    return written(target, floating(common(self, other)), self, other)
+
 
 # Host: operations/UnaryKernel.mm, BinaryKernel.mm, TensorCompare.mm, ActivationKernel.mm and Activation.mm.
 COMPLEX = {torch.float32: torch.complex64, torch.float16: torch.complex32}
 GELU = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
-def one_operand(output: Tensor, self: Tensor, *, kernel: str) -> None:
-    """Launch the kernel of one operand."""
-    exec_unary(output, self, kernel)
-
-
-def activate(output: Tensor, self: Tensor, *, kernel: str) -> None:
+def activate(output: Tensor, self: Tensor, *, name: str) -> None:
     """Launch the kernel of one operand of a floating dtype."""
     refuse(not self.is_floating_point(), "no numbers of a floating dtype")
-    exec_unary(output, self, kernel)
+    unary(output, self, name)
 
 
-def of_real(output: Tensor, self: Tensor, *, kernel: str) -> None:
+def of_real(output: Tensor, self: Tensor, *, name: str) -> None:
     """Launch the kernel of one operand of real numbers."""
     refuse(self.is_complex(), "complex numbers: the host takes the real part of a complex result")
-    exec_unary(output, self, kernel)
+    unary(output, self, name)
 
 
-def two_operands(output: Tensor, self: Operand, other: Operand, *, kernel: str) -> None:
-    """Launch the kernel of two operands."""
-    exec_binary(output, self, other, kernel)
-
-
-def compare(output: Tensor, self: Operand, other: Operand, *, kernel: str) -> None:
+def compare(output: Tensor, self: Operand, other: Operand, *, name: str) -> None:
     """Launch a comparison, whose result is of bool whatever the output is."""
-    exec_binary(output, self, other, kernel, common=common(self, other), natural=torch.bool)
+    binary(output, self, other, name, common=common(self, other), natural=torch.bool)
 
 
 def as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
@@ -65,40 +119,40 @@ def as_complex(target: Tensor | None, real: Tensor, imag: Tensor) -> Tensor:
 
 
 PLAIN: tuple[tuple[Callable[..., None], Callable[..., Tensor], str], ...] = (
-    (one_operand, as_input, "neg bitwise_not round"),
+    (unary, as_input, "neg bitwise_not round"),
     (
-        one_operand, as_float,
+        unary, as_float,
         "acos asin atan cos cosh digamma erf erfc erfinv exp exp2 expm1 i0 lgamma log log10 log1p log2 reciprocal "
         "rsqrt sigmoid sin sinc sinh sqrt tan tanh special_entr special_erfcx special_i0e special_i1 special_i1e "
         "special_spherical_bessel_j0",
     ),
     *(
-        (one_operand, as_float, f"special_{name}={name}_forward")
+        (unary, as_float, f"special_{name}={name}_forward")
         for name in (
             "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "modified_bessel_i0", "modified_bessel_i1",
             "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1",
         )
     ),
-    (one_operand, as_truth, "logical_not"),
+    (unary, as_truth, "logical_not"),
     (of_real, as_input, "abs"),
     (of_real, as_float, "angle"),
     (activate, as_input, "silu hardswish hardsigmoid mish"),
     (
-        two_operands, as_common,
+        binary, as_common,
         "mul.Tensor remainder.Tensor fmod.Tensor maximum minimum hypot nextafter logaddexp logaddexp2 igamma igammac "
         "gcd lcm bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor "
         "bitwise_right_shift.Tensor clamp_min.Tensor=maximum clamp_max.Tensor=minimum silu_backward hardswish_backward "
         "hardsigmoid_backward mish_backward sigmoid_backward",
     ),
     (
-        two_operands, as_common_float,
+        binary, as_common_float,
         "div.Tensor=div_true atan2 copysign.Tensor xlogy.Tensor special_xlog1py special_zeta "
         "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
         "special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_t "
         "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
         "special_shifted_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he",
     ),
-    (two_operands, as_complex, "complex=make_complex polar"),
+    (binary, as_complex, "complex=make_complex polar"),
     (
         compare, as_truth,
         "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar "
@@ -112,16 +166,16 @@ for _launch, _outputs, _operators in PLAIN:
     for _word in _operators.split():
         _operator, _, _kernel = _word.partition("=")
         _kernel = _kernel or _operator.partition(".")[0].removeprefix("special_")
-        rule(_operator, outputs=_outputs, kernel=_kernel)(_launch)
+        rule(_operator, outputs=_outputs, name=_kernel)(_launch)
 
 
 @rule("round.decimals", outputs=as_input)
 def round_decimals(output: Tensor, self: Tensor, *, decimals: int) -> None:
     """Rounded to decimals; to none is `round`."""
     if decimals == 0:
-        exec_unary(output, self, "round")
+        unary(output, self, "round")
     else:
-        exec_unary(output, self, "round_decimals", valued(decimals, torch.int64))
+        unary(output, self, "round_decimals", valued(decimals, torch.int64))
 
 
 @rule(
@@ -143,11 +197,11 @@ def power(output: Tensor, self: Tensor, exponent: complex) -> None:
     base = self if self.dtype == dtype else self.to(dtype)
     special = {2: "sqr"} if whole else {2: "sqr", -1: "reciprocal", -0.5: "rsqrt", 0.5: "sqrt"}
     if real and exponent in special:
-        exec_unary(output, base, special[exponent])  # type: ignore[index]
+        unary(output, base, special[exponent])  # type: ignore[index]
         return
     # The exponent's dtype does not follow the base's: a half's power is of a float exponent too.
     number = torch.int32 if whole else torch.float32 if real else torch.complex64
-    exec_unary(output, base, "pow_scalar", valued(exponent, number))
+    unary(output, base, "pow_scalar", valued(exponent, number))
 
 
 # Host: operations/Gamma.mm.
@@ -163,14 +217,14 @@ def nan_to_num(output: Tensor, self: Tensor, *replaced: float | None, **named: f
     values = {"nan": 0.0, "posinf": limits.max, "neginf": limits.min}
     given = {**dict(zip(values, replaced, strict=False)), **named}
     values |= {name: value for name, value in given.items() if value is not None}
-    exec_unary(output, self, "nan_to_num", params("NanToNumParams", torch.float32, *values.values()))
+    unary(output, self, "nan_to_num", params("NanToNumParams", torch.float32, *values.values()))
 
 
 @rule("fmax", outputs=as_common, kernel="fmax", whole="maximum")
 @rule("fmin", outputs=as_common, kernel="fmin", whole="minimum")
 def extreme(output: Tensor, self: Tensor, other: Tensor, *, kernel: str, whole: str) -> None:
     """The larger or smaller, and of a NaN the other; whole numbers have none."""
-    exec_binary(output, self, other, kernel if common(self, other).is_floating_point else whole)
+    binary(output, self, other, kernel if common(self, other).is_floating_point else whole)
 
 
 def _as_divided(target: Tensor | None, self: Operand, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
@@ -182,7 +236,7 @@ def divide_rounding(output: Tensor, self: Operand, other: Operand, *, rounding_m
     """The quotient, rounded down or towards zero where asked."""
     names = {None: "div_true", "floor": "div_floor", "trunc": "div_trunc"}
     refuse(rounding_mode not in names, "PyTorch refuses the arguments: another rounding mode")
-    exec_binary(output, self, other, names[rounding_mode])
+    binary(output, self, other, names[rounding_mode])
 
 
 # Host: operations/BinaryOps.mm.
@@ -193,7 +247,7 @@ def add(output: Tensor, self: Operand, other: Operand, *, name: str, alpha: comp
     if name == "sub" and any(torch.result_type(each, each) == torch.bool for each in (self, other)):
         raise NoRule("PyTorch refuses the arguments: subtraction of bool")
     if alpha == 1:
-        exec_binary(output, self, other, name)
+        binary(output, self, other, name)
         return
     dtype = common(self, other)
     whole = not (dtype.is_floating_point or dtype.is_complex)
@@ -203,7 +257,7 @@ def add(output: Tensor, self: Operand, other: Operand, *, name: str, alpha: comp
         output.copy_(self) if isinstance(self, Tensor) else output.fill_(self)
         return
     # A kernel that casts computes in the output's dtype, its alpha too.
-    exec_binary(output, self, other, f"{name}_alpha", beside=valued(alpha, output.dtype))
+    binary(output, self, other, f"{name}_alpha", beside=valued(alpha, output.dtype))
 
 
 def _clamped_dtype(self: Tensor, *bounds: float | None) -> torch.dtype:
@@ -229,9 +283,9 @@ def clamp(output: Tensor, self: Tensor, min: float | None = None, max: float | N
     if any(map(math.isnan, bounds)):
         output.fill_(math.nan)
     elif len(bounds) == 2:
-        exec_unary(output, given, "clamp_scalar", params("ClampScalarParams", dtype, *bounds))
+        unary(output, given, "clamp_scalar", params("ClampScalarParams", dtype, *bounds))
     else:
-        exec_unary(output, given, f"clamp_{'max' if min is None else 'min'}_scalar", valued(bounds[0], dtype))
+        unary(output, given, f"clamp_{'max' if min is None else 'min'}_scalar", valued(bounds[0], dtype))
 
 
 @rule("clamp_min", outputs=_as_clamped, side="min")
@@ -256,11 +310,11 @@ def _as_clamped_by(target: Tensor | None, self: Tensor, min: Tensor | None = Non
 def clamp_by_tensors(output: Tensor, self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> None:
     """Between the elements of two tensors, or on one side of one's."""
     if min is not None and max is not None:
-        exec_ternary(output, self, min, max, "clamp")
+        ternary(output, self, min, max, "clamp")
     elif min is not None:
-        exec_binary(output, self, min, "maximum")
+        binary(output, self, min, "maximum")
     elif max is not None:
-        exec_binary(output, self, max, "minimum")
+        binary(output, self, max, "minimum")
 
 
 def _as_lerped(target: Tensor | None, self: Tensor, end: Tensor, weight: Tensor | complex) -> Tensor:
@@ -272,7 +326,7 @@ def _as_lerped(target: Tensor | None, self: Tensor, end: Tensor, weight: Tensor 
 @rule("lerp.Scalar", outputs=_as_lerped)
 def lerp(output: Tensor, self: Tensor, end: Tensor, weight: complex) -> None:
     """self + weight * (end - self)."""
-    exec_binary(output, self, end, "lerp_alpha", beside=valued(weight, self.dtype))
+    binary(output, self, end, "lerp_alpha", beside=valued(weight, self.dtype))
 
 
 @rule("lerp.Tensor", outputs=_as_lerped)
@@ -298,19 +352,19 @@ def lerp_by_tensor(output: Tensor, self: Tensor, end: Tensor, weight: Tensor | c
 def relu(output: Tensor, self: Tensor) -> None:
     """What is positive."""
     refuse(self.dtype == torch.bool, "PyTorch refuses the arguments: bool")
-    exec_unary(output, self, "relu")
+    unary(output, self, "relu")
 
 
 @rule("gelu", outputs=as_input)
 def gelu(output: Tensor, self: Tensor, *, approximate: str = "none") -> None:
     """Gaussian error linear unit."""
-    exec_unary(output, self, _gelu(approximate))
+    unary(output, self, _gelu(approximate))
 
 
 @rule("gelu_backward", outputs=as_common)
 def gelu_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> None:
     """Its gradient."""
-    exec_binary(grad_input, grad_output, self, f"{_gelu(approximate)}_backward")
+    binary(grad_input, grad_output, self, f"{_gelu(approximate)}_backward")
 
 
 def _gelu(approximate: str) -> str:
@@ -321,7 +375,7 @@ def _gelu(approximate: str) -> str:
 @rule("leaky_relu", outputs=as_input)
 def leaky_relu(output: Tensor, self: Tensor, negative_slope: float = 0.01) -> None:
     """What is negative times the slope."""
-    exec_unary(output, self, "leaky_relu", valued(negative_slope, self.dtype))
+    unary(output, self, "leaky_relu", valued(negative_slope, self.dtype))
 
 
 @rule("leaky_relu_backward", outputs=as_common)
@@ -332,13 +386,13 @@ def leaky_relu_backward(
     refuse(self_is_result and slope < 0, "PyTorch refuses the arguments: an in-place call with a slope below zero")
     beside = valued(slope, grad_input.dtype)
     # This kernel, as log_sigmoid's, takes the input before the gradient; gelu's, elu's and silu's the gradient first.
-    exec_binary(grad_input, self, grad_output, "leaky_relu_backward", beside=beside)
+    binary(grad_input, self, grad_output, "leaky_relu_backward", beside=beside)
 
 
 @rule("elu", outputs=as_input)
 def elu(output: Tensor, self: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> None:
     """Exponential linear unit; celu and selu are it with other numbers."""
-    exec_unary(output, self, "elu", params("ELUParams", self.dtype, alpha, scale, input_scale))
+    unary(output, self, "elu", params("ELUParams", self.dtype, alpha, scale, input_scale))
 
 
 @rule("elu_backward", outputs=lambda target, *given: as_common(target, given[0], given[-1]))
@@ -347,21 +401,21 @@ def elu_backward(grad_input: Tensor, grad_output: Tensor, *given: Any) -> None:
     alpha, scale, input_scale, is_result, self_or_result = given
     refuse(is_result and alpha < 0, "PyTorch refuses the arguments: an in-place call with alpha below zero")
     beside = params("ELUBackwardParams", grad_input.dtype, alpha, scale, input_scale, truth=is_result)
-    exec_binary(grad_input, grad_output, self_or_result, "elu_backward", beside=beside)
+    binary(grad_input, grad_output, self_or_result, "elu_backward", beside=beside)
 
 
 @rule("log_sigmoid_forward")
 def log_sigmoid(self: Tensor) -> tuple[Tensor, Tensor]:
     """The result, and an empty buffer: only the CPU's gradient reads one."""
     output = torch.empty_like(self)
-    exec_unary(output, self, "log_sigmoid_forward")
+    unary(output, self, "log_sigmoid_forward")
     return output, torch.empty(0, dtype=self.dtype, device=self.device)
 
 
 @rule("log_sigmoid_backward", outputs=as_common)
 def log_sigmoid_backward(grad_input: Tensor, grad_output: Tensor, self: Tensor, buffer: Tensor) -> None:
     """Its gradient, of the input alone."""
-    exec_binary(grad_input, self, grad_output, "log_sigmoid_backward")
+    binary(grad_input, self, grad_output, "log_sigmoid_backward")
 
 
 @rule("glu", outputs=by_meta)
@@ -369,7 +423,7 @@ def glu(output: Tensor, self: Tensor, dim: int = -1) -> None:
     """The first half along a dimension times the second's sigmoid: in one grid where nothing is strided."""
     half = self.shape[dim] // 2
     if not _halved("glu", [output, self], self, dim):
-        exec_binary(output, self.narrow(dim, 0, half), self.narrow(dim, half, half), "glu")
+        binary(output, self.narrow(dim, 0, half), self.narrow(dim, half, half), "glu")
 
 
 @rule("glu_backward", outputs=by_meta)

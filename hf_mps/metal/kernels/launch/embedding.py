@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.rules import errors, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, span, u8, u32
+from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, i32, i64, metal, span, u8, u32
 
 # Host: operations/EmbeddingBag.mm.
 STRIDED = "a sparse gradient, or indices of another layout"
@@ -18,21 +18,15 @@ _SUM, _MAX = 0, 2
 
 
 @rule("_embedding_bag", "_embedding_bag_forward_only")
-def embedding_bag(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *options: Any) -> tuple[Tensor, ...]:
     """A thread for each element of each bag's row.
 
-    An index out of range is reported to the buffer of errors: the device's own kernel then words the error.
+    `options` are scale_grad_by_freq and sparse, which gradients alone read, among the mode, the weights of samples,
+    include_last_offset and padding_idx. An index out of range is reported to the buffer of errors: the device's own
+    kernel then words the error.
     """
+    given = (*options, *(False, 0, False, None, False, -1)[len(options) :])
+    _, mode, _, per_sample_weights, include_last_offset, padding_idx = given[:6]
     if (indices.dim(), offsets.dim(), weight.dim()) != (1, 1, 2) or (include_last_offset and not len(offsets)):
         raise NoRule("shapes that PyTorch refuses")
     if per_sample_weights is not None and per_sample_weights.dtype != weight.dtype:
@@ -49,10 +43,9 @@ def embedding_bag(
     parameters = {"weight_strides": u32(weight.stride()), "output_strides": u32(output.stride())}
     parameters |= {"num_indices": u32(len(indices)), "num_bags": u32(bags), "num_weights": u32(weight.shape[0])}
     parameters |= _shared(largest, mode, per_sample_weights, size, padding_idx)
-    reported = errors()
     bound = [weight, indices, offsets, per_sample_weights, output, offset2bag, bag_size, largest, parameters]
-    kernel.launch([*bound, reported.tensor], output.numel())
-    refuse(reported.any(), "an index out of range")
+    kernel.launch([*bound, errors.tensor], output.numel())
+    refuse(errors.any(), "an index out of range")
     return output, offset2bag, bag_size, largest
 
 
@@ -114,8 +107,7 @@ def _require_32_bits(tensor: Tensor) -> None:
         raise NoRule("more than 2**32 elements")
 
 
-_DIMENSIONS = 16
-_PARAMETERS = struct.Struct(f"<{3 * _DIMENSIONS}I3I4xq?7x")
+_PARAMETERS = struct.Struct(f"<{3 * DIMENSIONS}I3I4xq?7x")
 """EmbeddingDenseBackwardParams with offsets of 32 bits (kernels/Embedding.h)."""
 
 
@@ -127,13 +119,13 @@ def dense_backward(grad: Tensor, indices: Tensor, rows: int, padding_index: int,
     size, count = grad.shape[-1], indices.numel()
     integer = metal(indices.dtype)
     kernel = kernels[f"embedding_dense_backward_{metal(grad.dtype)}_{integer}_32"]
-    refuse(grad.dim() != indices.dim() + 1 or indices.dim() >= _DIMENSIONS, "shapes that PyTorch refuses")
+    refuse(grad.dim() != indices.dim() + 1 or indices.dim() >= DIMENSIONS, "shapes that PyTorch refuses")
     refuse(max(count, span(grad), span(indices), rows * size) >= 1 << 31, "more than 2**31 elements")
     if count == 0 or size == 0 or rows == 0:
         return torch.zeros(rows, size, dtype=grad.dtype, device=grad.device)
     sums = torch.zeros(rows, size, dtype=torch.float32, device=grad.device)
     arrays = (indices.shape, grad.stride()[:-1], indices.stride())
-    numbers = [number for each in arrays for number in (*each, *[0] * (_DIMENSIONS - len(each)))]
+    numbers = [number for each in arrays for number in (*each, *[0] * (DIMENSIONS - len(each)))]
     parameters = _PARAMETERS.pack(*numbers, grad.stride(-1), indices.dim(), size, padding_index, scale_grad_by_freq)
     # Any buffer: the kernel reads the counts with scale_grad_by_freq alone.
     counts = sums

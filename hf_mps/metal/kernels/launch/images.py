@@ -16,9 +16,7 @@ from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, padded, sp
 # Host: operations/GridSampler.mm.
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic")
 PADDINGS = ("zeros", "border", "reflection")
-BILINEAR, NEAREST, BICUBIC = range(3)
-
-Gradients = tuple[Tensor | None, Tensor]
+NEAREST, BICUBIC = 1, 2
 
 
 @rule("grid_sampler_2d")
@@ -35,11 +33,16 @@ def grid_sampler_2d(given: Tensor, grid: Tensor, interpolation: int, padding: in
 
 
 @rule("grid_sampler_2d_backward")
-def grid_sampler_2d_backward(gradient: Tensor, given: Tensor, grid: Tensor, *modes: Any) -> Gradients:
+def grid_sampler_2d_backward(
+    gradient: Tensor, given: Tensor, grid: Tensor, *modes: Any
+) -> tuple[Tensor | None, Tensor]:
     """The image's gradient, to which every place adds atomically, and the grid's: two kernels."""
     interpolation, padding, _, output_mask = modes
     _check(given, grid)
-    of_input, of_grid = _gradients(given, grid, interpolation, output_mask)
+    # Zeros to add to, or None where no gradient of the input is asked for; the grid's is written, or stays zero.
+    whole = torch.contiguous_format
+    of_input = torch.zeros_like(given, memory_format=whole) if output_mask[0] else None
+    of_grid = (torch.zeros_like if interpolation == NEAREST else torch.empty_like)(grid, memory_format=whole)
     places = math.prod(grid.shape[:3])
     if places == 0:
         return of_input, of_grid
@@ -91,14 +94,6 @@ def _backward_sizes(forward: list[Tensor], strided: list[Tensor | None], modes: 
     return padded(whole, -(-len(whole) // width) * width)
 
 
-def _gradients(given: Tensor, grid: Tensor, interpolation: int, output_mask: list[bool]) -> Gradients:
-    """Zeros to add to, or None where no gradient of the input is asked for; the grid's is written, or stays zero."""
-    whole = torch.contiguous_format
-    of_input = torch.zeros_like(given, memory_format=whole) if output_mask[0] else None
-    make = torch.zeros_like if interpolation == NEAREST else torch.empty_like
-    return of_input, make(grid, memory_format=whole)
-
-
 # Host: operations/UpSample.mm.
 
 Ints = Sequence[int]
@@ -115,11 +110,8 @@ def scale(size: int, result: int, align_corners: bool, given: float | None) -> f
 def _launch(kernel: Kernel, buffers: dict[str, Tensor], align_corners: bool, scales: Scales) -> None:
     """`buffers` are the input or its gradient, then the result or its gradient; `scales` begin with the depth."""
     small, large = buffers.values()
-    factors = [
-        scale(small.shape[at - len(scales)], large.shape[at - len(scales)], align_corners, given)
-        for at, given in enumerate(scales)
-    ]
-    factors.reverse()
+    places = enumerate(scales, -len(scales))
+    factors = [scale(small.shape[at], large.shape[at], align_corners, given) for at, given in places][::-1]
     arguments: dict[str, Any] = dict(buffers)
     declared = kernel.signature.at(2)
     if declared is not None and declared.name == "params":
@@ -231,19 +223,11 @@ def max_pool2d_alone(given: Tensor, *ways: Any) -> Tensor:
 
 
 @rule("avg_pool2d", outputs=by_meta)
-def avg_pool2d(
-    output: Tensor,
-    given: Tensor,
-    kernel_size: Ints,
-    stride: Ints = (),
-    padding: Ints = (0,),
-    ceil_mode: bool = False,
-    include_pad: bool = True,
-    divisor: int | None = None,
-) -> None:
+def avg_pool2d(output: Tensor, given: Tensor, *ways: Any) -> None:
     """Windows that may not reach over the end (without `ceil_mode`) are MPSGraph's."""
+    ceil_mode, include_pad, divisor = (*ways[3:], *(False, True, None)[len(ways[3:]) :])[:3]
     refuse(not ceil_mode, GRAPH)
-    kernel, step, pad, _ = _windows(kernel_size, stride, padding)
+    kernel, step, pad, _ = _windows(*ways[:3])
     sides = {"input": given, "output": output}
     parameters = {"dims": i32(given.dim()), "pooling_dims": i32(2)}
     parameters |= {f"{side}_sizes": _array(each.shape) for side, each in sides.items()}

@@ -9,17 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import expanded
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, broadcast, result, walk
-from hf_mps.metal.kernels.rules import (
-    OUTSIDE,
-    errors,
-    kernels,
-    refuse,
-    refuse_misfit,
-    refuse_repeated,
-    refuse_shared,
-    rule,
-)
+from hf_mps.metal.kernels.launch.pointwise import LARGEST_GROUP, broadcast, result, walk
+from hf_mps.metal.kernels.rules import OUTSIDE, errors, kernels, refuse, refuse_repeated, refuse_unfit, rule
 from hf_mps.metal.kernels.values import NoRule, Pointers, i32, i64, metal, u32, u64
 
 # Host: operations/Indexing.mm.
@@ -75,8 +66,7 @@ def index(self: Tensor, indices: Indices, *, out: Tensor | None = None) -> Tenso
     if out is None:
         out = result(self.dtype, taken.source, *taken.indices)
     else:
-        refuse_misfit(out, taken.source.shape, self.dtype)
-        refuse_shared(out, (self, *taken.indices))
+        refuse_unfit(out, taken.source.shape, self.dtype, (self, *taken.indices))
         refuse_repeated(out)
     if out.numel():
         _launch(f"index_select_{_bits(self)}", out, taken.source, taken, out.numel())
@@ -110,17 +100,16 @@ def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool =
 
 def _launch(kernel: str, output: Tensor, given: Tensor, taken: Indexed, threads: int) -> None:
     way = walk(output, given, taken.indices[0])
-    reported = errors()
     steps = zip(("output_strides", "input_strides", "indices_strides"), way.strides, strict=True)
     arguments: dict[str, Any] = {"sizes": i64(way.shape), **{name: i64(each) for name, each in steps}}
     arguments |= {"index_sizes": i64(taken.sizes), "index_strides": i64(taken.strides)}
     arguments["ndim_nindices_numel"] = u32(len(way.shape), len(taken.indices), output.numel(), 0)
-    arguments |= {"indices": Pointers(taken.indices, 8 * len(taken.indices)), "error_buffer": reported.tensor}
+    arguments |= {"indices": Pointers(taken.indices, 8 * len(taken.indices)), "error_buffer": errors.tensor}
     # The whole tensor's memory is bound, of which `source` names the beginning.
     arguments["output"] = taken.tensor if output is taken.source else output
     arguments["input"] = taken.tensor if given is taken.source else given
     kernels[kernel].launch(arguments, threads)
-    refuse(reported.any(), OUTSIDE)
+    refuse(errors.any(), OUTSIDE)
 
 
 def _whole(tensor: Tensor, indices: Indices) -> Indices:

@@ -44,16 +44,6 @@ def wants_metal(first: Tensor, second: Tensor) -> bool:
     return any(gap > _PADDING or gap % 4 for gap in gaps)
 
 
-def _check_metals(first: Tensor, second: Tensor) -> None:
-    """Raise NoRule where no kernel of this file takes the product.
-
-    From 2.14 on the host asks its vector kernels first (try_mps_gemv), for all floating-point dtypes.
-    """
-    if first.dtype.is_floating_point and "gemv_t2d_float_16_4_ab" in kernels:
-        raise NoRule("MPSGraph, or a vector kernel that has no rule")
-    refuse(not wants_metal(first, second), GRAPH)
-
-
 def _as_product(target: Tensor | None, *operands: Tensor, summed: bool = False, **_: Any) -> Tensor:
     """A product of two matrices, of two batches, or (`summed`) the sum of such a batch."""
     first, second = operands[-2:]
@@ -61,7 +51,10 @@ def _as_product(target: Tensor | None, *operands: Tensor, summed: bool = False, 
     refuse(not fits or first.shape[-1] != second.shape[-2] or first.shape[:-2] != second.shape[:-2])
     # Before an output is made: nearly all products are MPSGraph's, and pay for this question alone.
     if first.dim() == 2:
-        _check_metals(first, second)
+        # From 2.14 on the host asks its vector kernels first (try_mps_gemv), for all floating-point dtypes.
+        newer = first.dtype.is_floating_point and "gemv_t2d_float_16_4_ab" in kernels
+        refuse(newer, "MPSGraph, or a vector kernel that has no rule")
+        refuse(not wants_metal(first, second), GRAPH)
     else:
         refuse(first.dtype.is_floating_point or (first.dtype.is_complex and len(operands) == 2), GRAPH)
     shape = (*first.shape[:-1], second.shape[-1])[1 if summed else 0 :]

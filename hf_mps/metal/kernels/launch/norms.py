@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import is_dense
-from hf_mps.metal.kernels.launch.reduce import DIMENSIONS, GROUP, INNER, parameters
+from hf_mps.metal.kernels.launch.pointwise import is_dense
+from hf_mps.metal.kernels.launch.reduce import GROUP, INNER, parameters
 from hf_mps.metal.kernels.launch.reductions import Dims, kept, wrapped
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, u32
+from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, f32, i32, i64, metal, u32
 
 ROW = 4096
 """Longest row that one threadgroup reads at once: 1,024 threads with four elements each."""
@@ -31,12 +31,11 @@ def layer_norm(
     refuse(list(given.shape[given.dim() - len(shape) :]) != list(shape))
     row = given.contiguous()
     output = torch.empty_like(row)
-    statistics = [*rows_shape, *(1 for _ in shape)]
-    mean, rstd = (given.new_empty(statistics) for _ in range(2))
+    mean, rstd = (given.new_empty([*rows_shape, *(1 for _ in shape)]) for _ in range(2))
     single = axis <= ROW
     name, dtype = f"layer_norm_{'single_row' if single else 'looped'}", metal(given.dtype)
     wide = given.numel() >= 1 << 31
-    indexed = f"{name}_i64_{dtype}" if wide else f"{name}_i32_{dtype}"
+    indexed = f"{name}_{'i64' if wide else 'i32'}_{dtype}"
     newer = indexed in kernels
     kernel = kernels[indexed if newer else f"{name}_{dtype}"]
     arguments: dict[str, Tensor | bytes | None] = {"input": row, "output": output, "meanOut": mean, "rstdTensor": rstd}
@@ -95,21 +94,19 @@ def group_norm(given: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes
     """Where a weight has another dtype than the input (float32 beside bfloat16), the statistics have the weight's."""
     samples, channels, pixels, groups, epsilon = sizes
     _check_groups(given, channels, groups)
-    parameters = [each for each in (weight, bias) if each is not None]
-    refuse(any(each.numel() != channels or each.dtype != parameters[0].dtype for each in parameters))
-    image = given.contiguous()
+    learned = [each for each in (weight, bias) if each is not None]
     # The dtype of the statistics (param_scalar_type of cpu/mixed_data_type.h).
-    of = parameters[0].dtype if parameters and parameters[0].dtype != given.dtype else given.dtype
+    of = learned[0].dtype if learned else given.dtype
+    refuse(any(each.numel() != channels or each.dtype != of for each in learned))
+    image = given.contiguous()
     output = torch.empty_like(image)
-    mean, rstd = (torch.empty((samples, groups), dtype=of, device=given.device) for _ in range(2))
+    mean, rstd = (given.new_empty((samples, groups), dtype=of) for _ in range(2))
     names = [metal(given.dtype), metal(of), *("void" if each is None else metal(each.dtype) for each in (weight, bias))]
     gamma, beta = (None if each is None else each.contiguous() for each in (weight, bias))
     arguments = {"Y": output, "mean": mean, "rstd": rstd, "X": image, "gamma": gamma, "beta": beta}
-    kernels[f"group_norm_{'_'.join(names)}_uint32_t"].launch(
-        {**arguments, "params": _group_params(pixels, groups, channels, samples, epsilon)},
-        groups=samples * groups,
-        group=_threads(channels // groups * pixels),
-    )
+    bound = {**arguments, "params": _group_params(pixels, groups, channels, samples, epsilon)}
+    kernel = kernels[f"group_norm_{'_'.join(names)}_uint32_t"]
+    kernel.launch(bound, groups=samples * groups, group=_threads(channels // groups * pixels))
     return output, mean, rstd
 
 
@@ -129,17 +126,15 @@ def group_norm_backward(
     common = {"dY": upstream, "X": image, "mean": mean, "rstd": rstd, "params": params}
     of = given.dtype if weight is None else weight.dtype
     by_input = torch.empty_like(image) if wanted[0] else None
-    by_weight, by_bias = (
-        torch.empty(channels, dtype=of, device=given.device) if any(wanted[1:]) else None for _ in range(2)
-    )
+    by_weight, by_bias = (given.new_empty(channels, dtype=of) if any(wanted[1:]) else None for _ in range(2))
     if by_input is not None:
         name = f"group_norm_backward_x_{types}_{'void' if weight is None else metal(of)}_uint32_t"
         bound = {**common, "dX": by_input, "gamma": gamma}
         kernels[name].launch(bound, groups=samples * groups, group=_threads(channels // groups * pixels))
     if by_weight is not None:
-        kernels[f"group_norm_backward_affine_{types}_{metal(of)}_uint32_t"].launch(
-            {**common, "dgamma": by_weight, "dbeta": by_bias}, groups=channels, group=_threads(samples * pixels)
-        )
+        bound = {**common, "dgamma": by_weight, "dbeta": by_bias}
+        kernel = kernels[f"group_norm_backward_affine_{types}_{metal(of)}_uint32_t"]
+        kernel.launch(bound, groups=channels, group=_threads(samples * pixels))
     return by_input, by_weight if wanted[1] else None, by_bias if wanted[2] else None
 
 

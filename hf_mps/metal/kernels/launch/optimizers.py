@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import walk
+from hf_mps.metal.kernels.launch.pointwise import walk
 from hf_mps.metal.kernels.rules import kernels, refuse, rule
-from hf_mps.metal.kernels.runtime import Kernel
 from hf_mps.metal.kernels.values import NoRule, Pointers, f32, i32, metal, u8
 from hf_mps.metal.operators.launch_class import CHUNK, GROUPS, TENSORS, Batch, batches
 
@@ -116,9 +115,8 @@ def unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     """A launch for each dense gradient, 32 chunks at once; one by one those with gaps."""
     if not grads:
         return
-    for each in (found_inf, inv_scale):
-        if not (each.is_mps and each.numel() == 1 and each.dtype == torch.float32):
-            raise NoRule("a factor or a mark of another device, size or dtype")
+    single = (each.is_mps and each.numel() == 1 and each.dtype == torch.float32 for each in (found_inf, inv_scale))
+    refuse(not all(single), "a factor or a mark of another device, size or dtype")
     if any(not each.is_mps or each.dtype != grads[0].dtype or each.dtype not in _FLOATING for each in grads):
         raise NoRule("gradients of several devices or dtypes")
     dense = [each for each in grads if each.is_contiguous() or walk(each).contiguous]
@@ -126,23 +124,17 @@ def unscale(grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     many = kernels[f"ampNonFiniteCheckAndUnscale_{dtype}"]
     # By identity: `in` would compare the tensors' elements.
     done = {id(each) for each in dense}
-    if gapped := [each for each in grads if id(each) not in done]:
-        _one_by_one(kernels[f"ampNonFiniteCheckAndUnscaleSingle_{dtype}"], gapped, found_inf, inv_scale)
+    gapped = [each for each in grads if id(each) not in done]
+    # The kernel for one gradient walks memory from its first element, and takes as many as the gradient has. Of one
+    # with gaps these are not its elements: the fault is the host's, and stays.
+    if any(each.untyped_storage().nbytes() // each.itemsize < each.storage_offset() + each.numel() for each in gapped):
+        raise NoRule("a gradient that holds elements more than once")
+    for grad in gapped:
+        kernels[f"ampNonFiniteCheckAndUnscaleSingle_{dtype}"].launch([grad, found_inf, inv_scale], grad.numel(), 256)
     for batch in batches((each.numel() for each in dense), alone=True):
         arguments = [_addresses(batch, [dense]), _metadata(batch, dense), found_inf, inv_scale]
         groups = len(batch.chunks)
         many.launch(arguments, groups=groups, group=64, work=CHUNK * groups)
-
-
-def _one_by_one(kernel: Kernel, grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """The kernel for one gradient walks memory from its first element, and takes as many as the gradient has.
-
-    Of one with gaps these are not its elements: the fault is the host's, and stays.
-    """
-    if any(each.untyped_storage().nbytes() // each.itemsize < each.storage_offset() + each.numel() for each in grads):
-        raise NoRule("a gradient that holds elements more than once")
-    for grad in grads:
-        kernel.launch([grad, found_inf, inv_scale], grad.numel(), 256)
 
 
 @rule("_amp_update_scale_")
@@ -153,6 +145,5 @@ def update_scale(
     kernel = kernels[f"ampUpdateScale_{metal(scale.dtype)}"]
     if not (growth_tracker.dtype == torch.int32 and found_inf.dtype == torch.float32 and found_inf.is_mps):
         raise NoRule("a tracker or a mark of another dtype or device")
-    numbers = [f32(growth), f32(backoff), i32(interval)]
-    kernel.launch([scale, growth_tracker, found_inf, *numbers], 1)
+    kernel.launch([scale, growth_tracker, found_inf, f32(growth), f32(backoff), i32(interval)], 1)
     return scale

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Generator, Tensor
 
-from hf_mps.metal.kernels.launch.iterator import walk
+from hf_mps.metal.kernels.launch.pointwise import walk
 from hf_mps.metal.kernels.rules import errors, kernels, refuse, refuse_repeated, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i64, metal, u32
 
@@ -101,9 +100,7 @@ def normal_of(mean: Tensor | float, std: Tensor | float = 1.0, *, generator: Gen
     output: Tensor = normal(like.new_empty(shape), 0.0, spread, generator=generator)
     if isinstance(std, Tensor):
         output.mul_(std)
-    return output.add_(
-        mean if isinstance(mean, Tensor) else torch.full((), mean, dtype=output.dtype, device=output.device)
-    )
+    return output.add_(mean if isinstance(mean, Tensor) else output.new_full((), mean))
 
 
 @rule("bernoulli_.Tensor")
@@ -114,15 +111,14 @@ def bernoulli_each(output: Tensor, p: Tensor, *, generator: Generator | None = N
     """
     count = output.numel()
     if p.dim() == 0:
-        return distributed(output, float(p), generator=generator, operator="bernoulli_.float")
+        return distributed(output, float(p), generator=generator, family="bernoulli_scalar")
     refuse(p.shape != output.shape, "probabilities of another shape")
     kernel = kernels[f"bernoulli_tensor_{metal(output.dtype)}"]
     probabilities = p.to(torch.float32).contiguous()
     flat = output if output.is_contiguous() else _temporary(output)
-    reported = errors()
-    arguments = {"output": flat, "probs": probabilities, "numel": u32(count), "error_buf": reported.tensor}
+    arguments = {"output": flat, "probs": probabilities, "numel": u32(count), "error_buf": errors.tensor}
     kernel.launch({**arguments, "seed_base_offset": drawn(generator, count)}, -(-count // 4))
-    refuse(reported.any(), "a probability that PyTorch refuses")
+    refuse(errors.any(), "a probability that PyTorch refuses")
     return output if flat is output else output.copy_(flat)
 
 
@@ -136,30 +132,26 @@ def bernoulli_out(p: Tensor, *, generator: Generator | None = None, out: Tensor)
     return bernoulli_each(out, p, generator=generator)
 
 
-# Operators with two numbers: the kernel, and what it takes of them; nothing of those that PyTorch refuses.
-DISTRIBUTIONS: dict[str, tuple[str, Callable[..., tuple[float, float] | bool]]] = {
-    "bernoulli_.float": ("bernoulli_scalar", lambda p=0.5: 0 <= p <= 1 and (p, 0.0)),
-    "exponential_": ("exponential", lambda rate=1.0: rate > 0 and (rate, 0.0)),
-    "log_normal_": ("log_normal", lambda mean=1.0, std=2.0: std > 0 and (mean, std)),
-}
+PARAMETERS = {"bernoulli_scalar": (0.5, 0.0), "exponential": (1.0, 0.0), "log_normal": (1.0, 2.0)}
+"""The numbers that a distribution's kernel takes: what PyTorch takes where none are given."""
 
 
-def distributed(output: Tensor, *given: float, generator: Generator | None = None, operator: str) -> Tensor:
+@rule("bernoulli_.float", family="bernoulli_scalar")
+@rule("exponential_", family="exponential")
+@rule("log_normal_", family="log_normal")
+def distributed(output: Tensor, *given: float, generator: Generator | None = None, family: str) -> Tensor:
     """Fill a tensor with numbers of a distribution."""
-    family, taken = DISTRIBUTIONS[operator]
-    numbers = taken(*given)
-    if isinstance(numbers, bool):
-        raise NoRule("parameters that PyTorch refuses")
-    return fill(output, family, f32(numbers), generator)
+    first, second = (*given, *PARAMETERS[family][len(given) :])
+    allowed = {"bernoulli_scalar": 0 <= first <= 1, "exponential": first > 0, "log_normal": second > 0}
+    refuse(not allowed[family], "parameters that PyTorch refuses")
+    return fill(output, family, f32(first, second), generator)
 
 
-for _name in DISTRIBUTIONS:
-    rule(_name, operator=_name)(distributed)
-
-
-@rule("random_.from")
-def random_between(output: Tensor, low: int, high: int | None, *, generator: Generator | None = None) -> Tensor:
-    """Whole numbers from `low` to `high` - 1; without `high` to the dtype's largest (random_from_to_impl)."""
+@rule("random_.from", "random_.to")
+def random_between(output: Tensor, *bounds: int | None, generator: Generator | None = None) -> Tensor:
+    """Whole numbers from a bound, or 0, to another less 1, or to the dtype's largest (random_from_to_impl)."""
+    low, high = (0, *bounds)[-2:]
+    assert low is not None
     if high is None and low == _LOWEST:
         return fill(output, "random_int", i64(_LOWEST, 0), generator)
     dtype = output.dtype
@@ -178,12 +170,6 @@ def random_between(output: Tensor, low: int, high: int | None, *, generator: Gen
     count = last - low + 1
     # A range that int64 cannot count is bound as 0, with which the kernel takes all 64 bits, as above.
     return fill(output, "random_int", i64(low, count if count <= _HIGHEST else 0), generator)
-
-
-@rule("random_.to")
-def random_below(output: Tensor, high: int, *, generator: Generator | None = None) -> Tensor:
-    """From zero to `high` - 1."""
-    return random_between(output, 0, high, generator=generator)
 
 
 @rule("random_")
@@ -247,14 +233,10 @@ def dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
 STRIDE = 32
 
 
-def _contiguous_like(given: Tensor) -> Tensor:
-    return torch.empty_like(given, memory_format=torch.contiguous_format)
-
-
 @rule("_standard_gamma")
 def gamma(given: Tensor, generator: Generator | None = None) -> Tensor:
     """A thread for each number, of shape `given` and scale one."""
-    output = _contiguous_like(given)
+    output = given.new_empty(given.shape)
     kernel = kernels[f"standard_gamma_{metal(output.dtype)}"]
     refuse(output.numel() >= 1 << 31, "more than 2**31 elements")
     kernel.launch([output, given.contiguous(), drawn(generator, STRIDE * output.numel())], output.numel())
@@ -264,7 +246,7 @@ def gamma(given: Tensor, generator: Generator | None = None) -> Tensor:
 @rule("_sample_dirichlet")
 def dirichlet(alpha: Tensor, generator: Generator | None = None) -> Tensor:
     """A threadgroup for each row of the last dimension, which sums to one."""
-    output, dense = _contiguous_like(alpha), alpha.contiguous()
+    output, dense = alpha.new_empty(alpha.shape), alpha.contiguous()
     kernel = kernels[f"standard_dirichlet_{metal(output.dtype)}"]
     count = output.numel()
     if count:
@@ -278,7 +260,7 @@ def dirichlet(alpha: Tensor, generator: Generator | None = None) -> Tensor:
 @rule("_dirichlet_grad", family="dirichlet_grad")
 def gradient(*given: Tensor, family: str) -> Tensor:
     """How a gamma number, or a row's number, moves with its shape."""
-    output = _contiguous_like(given[0])
+    output = given[0].new_empty(given[0].shape)
     kernel = kernels[f"{family}_{metal(output.dtype)}"]
     if any(each.shape != output.shape or each.dtype != output.dtype for each in given):
         raise NoRule("operands of several shapes or dtypes")

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import is_dense
+from hf_mps.metal.kernels.launch.pointwise import is_dense
 from hf_mps.metal.kernels.rules import kernels, refuse
 from hf_mps.metal.kernels.runtime import Grid
-from hf_mps.metal.kernels.values import NoRule, f32, metal, u32
+from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, f32, metal, u32
 
 GROUP = 1024
 """Most threads of a threadgroup."""
@@ -25,8 +25,6 @@ INNER = 256
 OUTER = 32
 """Columns, and rows at a time, of a threadgroup of the outer kernels."""
 MOST_PARTIALS = 512
-DIMENSIONS = 16
-"""Dimensions that NormParams has room for."""
 
 _PARAMS = struct.Struct("<fII64I")
 
@@ -125,8 +123,14 @@ class Reduction:
         grid = (-(-columns // OUTER), 1, 1), (OUTER, OUTER, 1)
         self.launch("outer", self.given, self.output, *grid, sizes=u32(rows, columns, 1, 0))
 
-    def in_two_passes(self, groups: int, partial: torch.dtype, flat: bool) -> None:
-        """All elements in `groups` slices, then the slices' results; the divisor acts at the end."""
+    def whole(self, partial: torch.dtype, flat: bool) -> None:
+        """Many elements to one result in slices, then the slices' results, where the divisor acts; else in one pass."""
+        groups = slices(self.length) if self.output.numel() == 1 else 1
+        if groups == 1:
+            params = parameters(self.divisor, self.length, self.sizes, self.strides, self.out_sizes, self.out_strides)
+            # A threadgroup for each result, whatever the strides.
+            self.launch("", self.given, self.output, self.output.numel(), simdgroups(self.length), params=params)
+            return
         strided = not self.dense and self.family.divided
         self.given = self.given if self.dense or strided else self.given.contiguous()
         partials = torch.empty(groups, dtype=partial, device=self.given.device)
@@ -136,15 +140,9 @@ class Reduction:
         else:
             sizes, strides = (self.sizes, self.strides) if strided else ([groups, each], [each, 1])
             params = parameters(0.0, each, sizes, strides, [] if strided else [groups, 0], [] if strided else [1, 0])
-            layout = "strided" if strided else ""
-            self.launch(layout, self.given, partials, groups, simdgroups(each), params=params)
+            self.launch("strided" if strided else "", self.given, partials, groups, simdgroups(each), params=params)
         params = parameters(self.divisor, groups, [groups], [1], [1], [0])
         self.launch("", partials, self.output, 1, simdgroups(groups), params=params)
-
-    def general(self) -> None:
-        """A threadgroup for each result, whatever the strides."""
-        params = parameters(self.divisor, self.length, self.sizes, self.strides, self.out_sizes, self.out_strides)
-        self.launch("", self.given, self.output, self.output.numel(), simdgroups(self.length), params=params)
 
 
 def parameters(number: float, length: int, sizes: Sequence[int], *others: Sequence[int]) -> bytes:
@@ -171,23 +169,15 @@ def slices(length: int) -> int:
 
 def run_whole(reduction: Reduction) -> None:
     """Launch the kernels of a reduction of elements that are there (reduction_dispatch_mps of 2.13)."""
-    results = reduction.output.numel()
-    if results > 1 and reduction.dense and is_dense(reduction.out_sizes, reduction.out_strides):
+    if reduction.output.numel() > 1 and reduction.dense and is_dense(reduction.out_sizes, reduction.out_strides):
         reduced, last = reduction.reduced, len(reduction.sizes) - 1
         if reduced == [0] and last > 0:
             reduction.outer()
             return
         if reduced == [last]:
-            columns = reduction.sizes[-1]
-            reduction.inner(reduction.given, reduction.given.numel() // columns, columns)
+            reduction.inner(reduction.given, reduction.given.numel() // reduction.sizes[-1], reduction.sizes[-1])
             return
-    groups = slices(reduction.length) if results == 1 else 1
-    if groups > 1:
-        reduction.in_two_passes(
-            groups, torch.uint8 if reduction.family.predicate else reduction.output.dtype, flat=False
-        )
-    else:
-        reduction.general()
+    reduction.whole(torch.uint8 if reduction.family.predicate else reduction.output.dtype, flat=False)
 
 
 # The thresholds of kernels/ReduceOps.h.
@@ -257,9 +247,8 @@ def collapsed(sizes: Sequence[int], strides: Sequence[int], dim: int) -> Blocks 
 def run_in_segments(work: Reduction) -> None:
     """Launch the kernels of a reduction of elements that are there (reduction_dispatch_mps of 2.14)."""
     _put_in_order(work)
-    results = work.output.numel()
     reduced, last = work.reduced, len(work.sizes) - 1
-    if results > 1 and len(reduced) == 1 and is_dense(work.out_sizes, work.out_strides):
+    if work.output.numel() > 1 and len(reduced) == 1 and is_dense(work.out_sizes, work.out_strides):
         dim = reduced[0]
         if dim < last:
             blocks = blocks_of(work.sizes, work.strides, dim, dense=work.dense)
@@ -269,11 +258,7 @@ def run_in_segments(work: Reduction) -> None:
         elif work.dense:
             _inner(work)
             return
-    groups = slices(work.length) if results == 1 else 1
-    if groups > 1:
-        work.in_two_passes(groups, partial(work), flat=True)
-    else:
-        work.general()
+    work.whole(partial(work), flat=True)
 
 
 def partial(work: Reduction) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_mps.metal.kernels.launch import reduce
 from hf_mps.metal.kernels.launch.reduce import MAX, MIN, SUM, Blocks, Family, Reduction
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
-from hf_mps.metal.kernels.values import metal, u32
+from hf_mps.metal.kernels.values import DIMENSIONS, metal, u32
 
 # Host: operations/ReduceOps.mm.
 
@@ -41,8 +41,7 @@ def reduced(family: Family, given: Tensor, output: Tensor, dim: Dims = None, *, 
     if given.numel() and output.numel():
         work = Reduction(family, given, output, *kept(output, wrapped(dim, given.dim()), given.dim()), divisor)
         work.check()
-        in_segments = work.kernel_name("flat") in kernels
-        (reduce.run_in_segments if in_segments else reduce.run_whole)(work)
+        (reduce.run_in_segments if work.kernel_name("flat") in kernels else reduce.run_whole)(work)
 
 
 @rule("sum.dim_IntList", outputs=by_meta, family=SUM)
@@ -129,15 +128,14 @@ def _along(places: Places, dim: int, layout: tuple[list[int], list[int]], *, who
     elif not whole and rank >= 2 and dim in {0, rank - 1} and given.is_contiguous() and output.is_contiguous():
         rest = given.numel() // length
         if dim:
-            places.launch(
-                f"inner_{places.element}_long", (rest, length), -(-rest // (reduce.INNER // 32)), reduce.INNER
-            )
+            groups = -(-rest // (reduce.INNER // 32))
+            places.launch(f"inner_{places.element}_long", (rest, length), groups, reduce.INNER)
         else:
             group = (reduce.OUTER, reduce.OUTER, 1)
             places.launch(f"outer_{places.element}_long", (length, rest, 1, 0), -(-rest // reduce.OUTER), group)
         return
     # A threadgroup for each result, whatever the strides.
-    refuse(rank > reduce.DIMENSIONS, f"more than {reduce.DIMENSIONS} dimensions")
+    refuse(rank > DIMENSIONS, f"more than {DIMENSIONS} dimensions")
     bound: dict[str, Tensor | bytes] = {"input": given, "output": output}
     bound["params"] = reduce.parameters(0.0, length, given.shape, given.stride(), *layout)
     kernel = kernels[f"{places.prefix}_reduction_{places.element}_long"]
@@ -197,30 +195,27 @@ class Places:
 
 def along(places: Places, dim: int) -> bool:
     """Reduce `dim` of a tensor of a rank of one at least; False where it is for the general kernel."""
-    given = places.given
-    length, last = given.shape[dim], given.dim() - 1
+    source = places.given
+    length, last = source.shape[dim], source.dim() - 1
     if length == 1:
         places.output.zero_()
         return True
     if not places.output.is_contiguous():
         return False
-    source = given
-    if not given.is_contiguous():
-        for to in (-1, 0):
-            moved = given.movedim(dim, to)
-            if moved.is_contiguous():
-                source, dim = moved, last if to else 0
+    if not source.is_contiguous():
+        for to in (last, 0):
+            if (moved := places.given.movedim(dim, to)).is_contiguous():
+                source, dim = moved, to
                 break
     if dim < last:
         blocks = reduce.blocks_of(source.shape, source.stride(), dim, dense=source.is_contiguous())
         if blocks is None:
             return False
-        _outer(Places(places.prefix, places.element, source, places.output), blocks)
+        _outer(replace(places, given=source), blocks)
         return True
-    if not source.is_contiguous():
-        return False
-    _inner(Places(places.prefix, places.element, source, places.output), length)
-    return True
+    if source.is_contiguous():
+        _inner(replace(places, given=source), length)
+    return source.is_contiguous()
 
 
 def _outer(places: Places, blocks: Blocks) -> None:
@@ -255,9 +250,8 @@ def _inner(places: Places, length: int) -> None:
     each = math.ceil(length / max(most, 2))
     segments = math.ceil(length / each)
     found, groups = _partial(places, rows, segments), math.ceil(rows * segments / (reduce.INNER // 32))
-    places.launch(
-        f"inner_p1_{places.element}", (rows * segments, each, segments, length), groups, reduce.INNER, **found
-    )
+    sizes = (rows * segments, each, segments, length)
+    places.launch(f"inner_p1_{places.element}", sizes, groups, reduce.INNER, **found)
     _combine(places, **found)
 
 

@@ -9,13 +9,16 @@ from torch import Tensor
 
 from hf_mps.metal.device import machine
 from hf_mps.metal.device.faults import FIRST_FAMILIES
-from hf_mps.metal.kernels.rules import kernels, refuse, refuse_misfit, rule
+from hf_mps.metal.kernels.rules import kernels, refuse, refuse_unfit, rule
+from hf_mps.metal.kernels.runtime import Grid
 from hf_mps.metal.kernels.values import metal, u32, u64
 
 # Host: operations/ScanKernel.mm.
 GROUP = 1024
 COLUMNS = 32
 """Columns of a threadgroup that scans an outer dimension."""
+Both = tuple[Tensor, Tensor]
+"""What is scanned, and its result."""
 TINY_TILE = 2048
 """Elements of a threadgroup that scans many short rows."""
 
@@ -25,9 +28,8 @@ def _result(target: Tensor | None, given: Tensor, dim: int, *, dtype: torch.dtyp
     refuse(not -max(given.dim(), 1) <= dim < max(given.dim(), 1))
     whole = not (given.is_floating_point() or given.is_complex())
     if target is None:
-        of = dtype or (torch.int64 if whole else given.dtype)
-        return torch.empty(given.shape, dtype=of, device=given.device)
-    refuse_misfit(target, given.shape, dtype)
+        return torch.empty(given.shape, dtype=dtype or (torch.int64 if whole else given.dtype), device=given.device)
+    refuse_unfit(target, given.shape, dtype)
     return target
 
 
@@ -108,7 +110,6 @@ def _scan(name: str, given: Tensor, result: Tensor, dim: int) -> None:
     length = source.shape[dim]
     scans = source.numel() // length
     if blocked and form == "innermost" and length <= 32 and scans >= 4096:
-        # Many rows in a threadgroup.
         # Many rows in a threadgroup, of which there would be too many otherwise.
         rows = TINY_TILE // length
         bound = {"in": source, "out": target, "axis_size": u32(length), "n_scans": u32(scans), "rows_per_tg": u32(rows)}
@@ -179,7 +180,7 @@ def split(name: str, tag: str, source: Tensor, target: Tensor, dim: int) -> bool
     length = source.shape[dim]
     inner = math.prod(source.shape[dim + 1 :])
     outer = source.numel() // length // inner
-    floating = source.is_floating_point()
+    both, floating = (source, target), source.is_floating_point()
     back, reads = floating and _looks_back(), read_at_once(target.dtype)
     if (length < 1 << 16 or outer > 1024) if inner == 1 else (length < 1024 or outer * -(-inner // 32) > 64):
         return False
@@ -188,23 +189,22 @@ def split(name: str, tag: str, source: Tensor, target: Tensor, dim: int) -> bool
         sizes = {"axis_size": length, "block_size": size, "num_blocks": -(-length // size), **others}
         return {name: u64(number) for name, number in sizes.items()}
 
-    if back and inner == 1:
-        _look_back(f"{name}_contig_decoupled_{tag}", source, target, length, outer, 1)
-    elif back and inner in {2, 4, 8, 16}:
-        _look_back(f"{name}_strided_decoupled_{inner}_{{}}_{tag}", source, target, length, outer, inner)
+    if back and inner in {1, 2, 4, 8, 16}:
+        form = "contig_decoupled" if inner == 1 else f"strided_decoupled_{inner}_{{}}"
+        _look_back(f"{name}_{form}_{tag}", source, target, length, outer, inner)
     elif inner == 1:
         # By PyTorch's measurements a quarter of the root is fastest from 65,536 elements to 16 M.
         most = min(max(math.isqrt(length) // 4, 2), max(1, length // (256 * reads)), 4096)
         size = -(-length // most)
         count = -(-length // size)
-        _in_blocks(f"{name}_block_{{}}_{tag}", source, target, numbers(size), (outer, count), (count, outer, 1), 256)
+        _in_blocks(f"{name}_block_{{}}_{tag}", both, numbers(size), (outer, count), (count, outer, 1), 256)
     elif 2 <= inner <= (8 if floating else 4) or inner == 8:
         # A thread reads the columns together.
         most = max(min(max(-(-512 // outer), 2), max(1, length // (64 * reads))), 1)
         size = math.ceil(math.ceil(length / most) / (64 * reads)) * 64 * reads
         count = -(-length // size)
         form, shape = f"{name}_vec_block_{{}}_{inner}_{tag}", (outer * count * inner,)
-        _in_blocks(form, source, target, numbers(size, n_orows=outer), shape, (1, outer * count, 1), 64)
+        _in_blocks(form, both, numbers(size, n_orows=outer), shape, (1, outer * count, 1), 64)
     else:
         # Columns in tiles, with a pass between that scans the blocks' sums.
         # The narrowest tile that holds the columns, so that few threads idle; integers have three widths, floats five.
@@ -219,16 +219,15 @@ def split(name: str, tag: str, source: Tensor, target: Tensor, dim: int) -> bool
         form, grid = f"{name}_strided_block_{{}}_{width}_{tag}", (1, outer * columns * count, 1)
         # By the output's dtype alone: int32 that is summed into int64 has the sums of int64.
         sums = f"{name}_scan_block_sums_{metal(target.dtype)}"
-        _in_blocks(form, source, target, sizes, (outer * inner, count), grid, width // reads * 32, sums)
+        _in_blocks(form, both, sizes, (outer * inner, count), grid, width // reads * 32, sums)
     return True
 
 
 def _looks_back() -> bool:
     """Whether the Mac scans in one pass: M3 or newer with macOS 15, and results may differ in rounding by timing."""
     present = machine.present()
-    if present.chip.startswith(FIRST_FAMILIES) or not present.macos_at_least(15):
-        return False
-    return not torch.are_deterministic_algorithms_enabled()
+    newer = present.macos_at_least(15) and not present.chip.startswith(FIRST_FAMILIES)
+    return newer and not torch.are_deterministic_algorithms_enabled()
 
 
 def _look_back(name: str, source: Tensor, target: Tensor, length: int, outer: int, inner: int) -> None:
@@ -250,20 +249,14 @@ def _look_back(name: str, source: Tensor, target: Tensor, length: int, outer: in
 
 
 def _in_blocks(
-    form: str,
-    source: Tensor,
-    target: Tensor,
-    numbers: dict[str, bytes],
-    shape: tuple[int, ...],
-    grid: tuple[int, int, int],
-    group: int,
-    between: str | None = None,
+    form: str, both: Both, numbers: dict[str, bytes], shape: tuple[int, ...], grid: Grid, group: int, between: str = ""
 ) -> None:
     """Sums of blocks first, then each block with what comes before it; `between` scans the sums."""
+    source, target = both
     sums = torch.empty(shape, dtype=accumulator(target.dtype), device=source.device)
     bound = {"in": source, "block_sums": sums, **numbers}
     kernels[form.format("reduce")].launch(bound, groups=grid, group=group)
-    if between is not None:
+    if between:
         scanned = {"block_sums": sums, "num_blocks": numbers["num_blocks"]}
         kernels[between].launch(scanned, groups=(1, shape[0], 1), group=256)
     kernels[form.format("carry")].launch({**bound, "out": target}, groups=grid, group=group)

@@ -9,20 +9,20 @@ from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import host_number, wrapped
 from hf_mps.metal.kernels.rules import OUTSIDE, by_meta, errors, kernels, refuse, refuse_outside, rule
-from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, padded, u32
+from hf_mps.metal.kernels.values import DIMENSIONS, NoRule, i32, i64, metal, padded, u32
 
-DIMENSIONS = 16
 MANY = f"more than {DIMENSIONS} dimensions"
 
 # Host: operations/ScatterGather.mm.
 MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "amax": "amax", "amin": "amin", "mean": "add"}
 """The reductions by their names in `scatter` and `scatter_reduce`, and in kernels' names."""
+Source = Tensor | complex
 
 
 @rule("gather", outputs=by_meta)
 def gather(output: Tensor, self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> None:
     """A thread for each index."""
-    given, into, where = _one_dimension(self), _one_dimension(output), _one_dimension(index)
+    given, into, where = _one_dimension(self, output, index)
     dim = wrapped(dim, given.dim())
     refuse(where.dim() > DIMENSIONS, MANY)
     if given.numel() == 0 or where.numel() == 0:
@@ -36,44 +36,20 @@ def gather(output: Tensor, self: Tensor, dim: int, index: Tensor, *, sparse_grad
 def _numbers(into: Tensor, given: Tensor, where: Tensor, dim: int, size: int, *, dense: bool) -> list[bytes]:
     """What a kernel of either layout is told; `size` is of the dimension that the indices are within."""
     if dense:
-        return [_inner(into, dim), i64(where.shape[dim]), i64(size)]
+        return [i64(math.prod(into.shape[dim + 1 :])), i64(where.shape[dim]), i64(size)]
     layout = map(i64, (where.shape, into.stride(), given.stride(), where.stride()))
     return [*layout, padded(u32(where.dim(), dim), 16), i64(size)]
 
 
-@rule("scatter.src", "scatter.reduce", outputs=by_meta, reduce=None)
+@rule("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce", outputs=by_meta, reduce=None)
 @rule("scatter_add", outputs=by_meta, reduce="add")
-def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str | None) -> None:
+def scatter(output: Tensor, self: Tensor, dim: int, index: Tensor, src: Source, *, reduce: str | None) -> None:
     """Write, add or multiply the source's elements to where the indices say, by atomic operations, in no order."""
     mode = "set" if reduce is None else _mode(reduce)
+    if not isinstance(src, Tensor):
+        host_number(src, self.dtype)  # a number that PyTorch refuses has no rule, before anything is written
     _start(output, self)
     _scatter(output, dim, index, src, mode)
-
-
-@rule("scatter.value", outputs=by_meta)
-def scatter_value(output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex) -> None:
-    """Write one number to where the indices say."""
-    number = host_number(value, self.dtype)
-    _start(output, self)
-    into, where = _one_dimension(output), _one_dimension(index)
-    dim = wrapped(dim, into.dim())
-    refuse(where.dim() > DIMENSIONS, MANY)
-    if into.numel() == 0 or where.numel() == 0:
-        return
-    if not (into.is_contiguous() and where.is_contiguous() and _same_but(into, where, dim)):
-        _scatter(output, dim, index, self.new_empty(where.shape).fill_(value), "set")
-        return
-    name = f"scatter_set_dense_value_{metal(output.dtype)}_{metal(index.dtype)}"
-    rest = _numbers(into, into, where, dim, into.shape[dim], dense=True)
-    _launch(name, (into, number, where, *rest, i64(0)), where.numel())
-
-
-@rule("scatter.value_reduce", outputs=by_meta)
-def scatter_value_reduced(
-    output: Tensor, self: Tensor, dim: int, index: Tensor, value: complex, *, reduce: str
-) -> None:
-    """Add or multiply one number to where the indices say."""
-    scatter(output, self, dim, index, self.new_empty(index.shape).fill_(value), reduce=reduce)
 
 
 # Host: native/TensorAdvancedIndexing.cpp.
@@ -90,36 +66,40 @@ def scatter_reduce(
     if not include_self:
         output.scatter_(dim, index, neutral(reduce, output.dtype))
     _scatter(output, dim, index, src, mode)
-    if reduce != "mean":
-        return
-    count = torch.ones_like(output) if include_self else torch.zeros_like(output)
-    _divide(output, count.scatter_add_(dim, index, torch.ones_like(src)))
+    if reduce == "mean":
+        count = torch.ones_like(output) if include_self else torch.zeros_like(output)
+        count.scatter_add_(dim, index, torch.ones_like(src))
+        count.masked_fill_(count == 0, 1)
+        # Means of whole numbers are rounded down.
+        output.div_(count, rounding_mode=None if output.is_floating_point() or output.is_complex() else "floor")
 
 
-def _divide(sums: Tensor, count: Tensor) -> None:
-    """Sums become means; whole numbers are rounded down."""
-    count.masked_fill_(count == 0, 1)
-    sums.div_(count, rounding_mode=None if sums.is_floating_point() or sums.is_complex() else "floor")
-
-
-def _scatter(output: Tensor, dim: int, index: Tensor, src: Tensor, mode: str) -> None:
-    into, where, given = _one_dimension(output), _one_dimension(index), _one_dimension(src)
+def _scatter(output: Tensor, dim: int, index: Tensor, src: Source, mode: str) -> None:
+    """One number is bound as it is where it is written and all is dense; else a tensor is filled with it."""
+    into, where = _one_dimension(output, index)
     dim = wrapped(dim, into.dim())
     refuse(where.dim() > DIMENSIONS, MANY)
-    if into.numel() == 0 or where.numel() == 0 or given.numel() == 0:
+    if 0 in (into.numel(), where.numel(), src.numel() if isinstance(src, Tensor) else 1):
         return
+    dense = into.is_contiguous() and where.is_contiguous() and _same_but(into, where, dim)
+    if isinstance(src, Tensor):
+        (given,) = _one_dimension(src)
+        dense = dense and given.is_contiguous() and given.shape == where.shape
+        bound: Tensor | bytes = given
+    elif dense and mode == "set":
+        given, bound = into, host_number(src, into.dtype)
+    else:
+        given = bound = into.new_empty(where.shape).fill_(src)
     flips = into.dtype == torch.int64 and mode in ("amax", "amin")
     refuse(flips and not into.is_contiguous(), "PyTorch refuses the layout")
-    dtypes = f"{metal(output.dtype)}_{metal(index.dtype)}"
-    dense = all(each.is_contiguous() for each in (into, where, given))
-    dense = dense and given.shape == where.shape and _same_but(into, where, dim)
     layout = "_dense" if dense else "" if mode == "set" else "_strided"
-    name = f"scatter_{mode}{layout}_{dtypes}"
+    value = "_value" if isinstance(bound, bytes) else ""
+    name = f"scatter_{mode}{layout}{value}_{metal(output.dtype)}_{metal(index.dtype)}"
     rest = _numbers(into, given, where, dim, into.shape[dim], dense=dense)
     kernels[name]  # a kernel that the release lacks is refused here, before any sign is flipped
     if flips:
         _flip_signs(into)
-    _launch(name, (into, given, where, *rest, i64(0)), where.numel())
+    _launch(name, (into, bound, where, *rest, i64(0)), where.numel())
     if flips:
         _flip_signs(into)
 
@@ -131,9 +111,8 @@ def _flip_signs(tensor: Tensor) -> None:
 
 def _launch(name: str, arguments: tuple[Tensor | bytes, ...], threads: int) -> None:
     refuse(threads >= 2**32 - 1, "2**32 elements or more, which the host launches in parts")
-    reported = errors()
-    kernels[name].launch((*arguments, reported.tensor), threads)
-    refuse(reported.any(), OUTSIDE)
+    kernels[name].launch((*arguments, errors.tensor), threads)
+    refuse(errors.any(), OUTSIDE)
 
 
 def _start(output: Tensor, self: Tensor) -> None:
@@ -141,16 +120,12 @@ def _start(output: Tensor, self: Tensor) -> None:
         output.copy_(self)
 
 
-def _one_dimension(tensor: Tensor) -> Tensor:
-    return tensor.view(1) if tensor.dim() == 0 else tensor
+def _one_dimension(*tensors: Tensor) -> list[Tensor]:
+    return [each.view(1) if each.dim() == 0 else each for each in tensors]
 
 
 def _same_but(one: Tensor, other: Tensor, dim: int) -> bool:
     return (*one.shape[:dim], *one.shape[dim + 1 :]) == (*other.shape[:dim], *other.shape[dim + 1 :])
-
-
-def _inner(tensor: Tensor, dim: int) -> bytes:
-    return i64(math.prod(tensor.shape[dim + 1 :]))
 
 
 def _mode(reduce: str) -> str:
@@ -266,11 +241,10 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
 
 def _refuse_reported(index: Tensor, size: int) -> None:
     """A separate launch looks at the indices (encodeIndexBoundsCheck)."""
-    reported = errors()
     arguments = {"index": index, "index_stride": u32(index.stride(0)), "dim_size": i64(size)}
     kernel = kernels[f"index_check_bounds_{metal(index.dtype)}"]
-    kernel.launch(arguments | {"error_buf": reported.tensor}, index.numel())
-    refuse(reported.any(), OUTSIDE)
+    kernel.launch(arguments | {"error_buf": errors.tensor}, index.numel())
+    refuse(errors.any(), OUTSIDE)
 
 
 def _along(tensor: Tensor, dim: int, source: Tensor, index: Tensor) -> bytes:

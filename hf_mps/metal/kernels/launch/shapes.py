@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.launch.copies import wrapped
-from hf_mps.metal.kernels.launch.iterator import LARGEST_GROUP, plane
+from hf_mps.metal.kernels.launch.pointwise import LARGEST_GROUP, plane
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
 from hf_mps.metal.kernels.values import NoRule, f32, i32, i64, metal, span, u32, u64
 
@@ -69,15 +69,13 @@ def col2im(output: Tensor, self: Tensor, output_size: list[int], *windows: list[
 def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """A thread for each element of the gradient, which sums the windows it was in; windows apart are a copy."""
     output = torch.zeros(input_sizes, dtype=grad_in.dtype, device=grad_in.device)
-    if grad_in.numel() == 0:
-        return output
-    if step >= size:
+    if grad_in.numel() and step >= size:
         output.unfold(dim, size, step).copy_(grad_in)
-        return output
-    arguments = {"grad_in": grad_in, "grad_out": output, "input_strides": i64(grad_in.stride())}
-    arguments |= {"output_sizes": i64(output.shape), "output_strides": i64(output.stride())}
-    arguments["dim_size_step_ndim"] = u32(wrapped(dim, output.dim()), size, step, output.dim())
-    kernels[f"unfold_backward_{metal(grad_in.dtype)}"].launch(arguments, output.numel())
+    elif grad_in.numel():
+        arguments = {"grad_in": grad_in, "grad_out": output, "input_strides": i64(grad_in.stride())}
+        arguments |= {"output_sizes": i64(output.shape), "output_strides": i64(output.stride())}
+        arguments["dim_size_step_ndim"] = u32(wrapped(dim, output.dim()), size, step, output.dim())
+        kernels[f"unfold_backward_{metal(grad_in.dtype)}"].launch(arguments, output.numel())
     return output
 
 
@@ -181,20 +179,12 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 # Host: operations/Eye.mm.
-@rule("eye.out")
-def eye(n: int, *, out: Tensor) -> Tensor:
-    """An identity matrix."""
-    eye_of(n, n, out=out)
-    return out
-
-
-@rule("eye.m_out")
-def eye_of(n: int, m: int, *, out: Tensor) -> Tensor:
-    """A matrix of n rows and m columns with ones on its diagonal."""
+@rule("eye.out", "eye.m_out")
+def eye(n: int, m: int | None = None, *, out: Tensor) -> Tensor:
+    """A matrix of n rows and m columns, n of them too by default, with ones on its diagonal."""
+    m = n if m is None else m
     refuse(n < 0 or m < 0)
-    kind = metal(out.dtype)
-    name = f"eye_{kind}" if n * m <= ONE_PASS else f"eye_diag_{kind}"
-    kernel = kernels[name]
+    kernel = kernels[f"eye_{'diag_' if n * m > ONE_PASS else ''}{metal(out.dtype)}"]
     out.resize_((n, m))
     if out.numel() == 0:
         return out

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.kernels.rules import by_meta, kernels, refuse, rule
-from hf_mps.metal.kernels.values import NoRule, i32, i64, metal, u8, u32, u64
+from hf_mps.metal.kernels.values import i32, i64, metal, u8, u32, u64
 
 # Host: operations/Bucketization.mm.
 SEARCHERS = 1024
@@ -34,14 +34,9 @@ def searchsorted(
     if not isinstance(given, Tensor):
         given = torch.tensor(given, dtype=torch.result_type(boundaries, given), device=boundaries.device)
     batch = boundaries.dim() != 1
-    if (
-        not boundaries.dim()
-        or (batch and boundaries.shape[:-1] != given.shape[:-1])
-        or side not in {None, "left", "right"}
-        or (side == "left" and right)
-        or (sorter is not None and (sorter.shape != boundaries.shape or sorter.dtype != torch.int64))
-    ):
-        raise NoRule("PyTorch refuses the arguments")
+    refuse(not boundaries.dim() or (batch and boundaries.shape[:-1] != given.shape[:-1]))
+    refuse(side not in {None, "left", "right"} or (side == "left" and right))
+    refuse(sorter is not None and (sorter.shape != boundaries.shape or sorter.dtype != torch.int64))
     if boundaries.dtype != given.dtype or not (boundaries.is_mps and given.is_mps):
         common = torch.result_type(boundaries, given)
         boundaries, given = boundaries.to(common), given.to(boundaries.device, common)
@@ -261,9 +256,7 @@ class Work:
         """This, or the same into contiguous tensors that are still to be copied."""
         if self.values.is_contiguous() and self.indices.is_contiguous():
             return self
-        values, indices = (
-            torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (self.values, self.indices)
-        )
+        values, indices = (each.new_empty(each.shape) for each in (self.values, self.indices))
         return replace(self, values=values, indices=indices)
 
     def rows_of(self, *, last: bool) -> Tensor:
@@ -278,9 +271,8 @@ class Work:
 
     def scratch(self, values: torch.dtype, indices: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return room for every row's values and places between two launches."""
-        device = self.given.device
         shape = (self.rows, self.size)
-        return torch.empty(shape, dtype=values, device=device), torch.empty(shape, dtype=indices, device=device)
+        return self.given.new_empty(shape, dtype=values), self.given.new_empty(shape, dtype=indices)
 
     def finish(self, values: Tensor, indices: Tensor) -> None:
         """Copy sorted rows to the outputs, their dimension where it was."""

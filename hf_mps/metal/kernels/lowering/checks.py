@@ -105,21 +105,14 @@ class _Sources:
         if value in seen or value not in self._made:
             return 0
         operation, rest = self._made[value]
-        if "@hf.threadgroup(" in rest:
-            mask = 0
-        elif operation in ("load", "inttoptr", "call", "extractvalue"):
-            mask = EVERY
+        mask = 0
+        if operation in ("load", "inttoptr", "call", "extractvalue"):
+            mask = 0 if "@hf.threadgroup(" in rest else EVERY
         else:
-            mask = 0
-            for pointer in _pointers(operation, rest):
+            # The operands that the address is made of.
+            pattern = r"\[ (%[\w.]+)," if operation == "phi" else r"ptr(?: addrspace\(\d\))? (%[\w.]+)"
+            for pointer in re.findall(pattern, rest):
                 mask |= self.of(pointer, seen | {value})
         if not seen:
             self._known[value] = mask
         return mask
-
-
-def _pointers(operation: str, rest: str) -> list[str]:
-    """The operands of an instruction that its address is made of."""
-    if operation == "phi":
-        return re.findall(r"\[ (%[\w.]+),", rest)
-    return re.findall(r"ptr(?: addrspace\(\d\))? (%[\w.]+)", rest)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import llvmlite.binding as llvm
 
 from hf_mps.metal.kernels import intrinsics
-from hf_mps.metal.kernels.lowering import checks, entry, lanes, rows, simdgroups
-from hf_mps.metal.kernels.lowering.flatten import Flat, flatten, joined, target
-from hf_mps.metal.kernels.signature import Signature
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """An object file, and what a launch must know of it."""
-
-    code: bytes
-    threadgroup_bytes: int
-    """Threadgroup memory that the kernel declares; what the host asks for follows it."""
+from hf_mps.metal.kernels.lowering import checks, entry, lanes, rows
+from hf_mps.metal.kernels.lowering.flatten import flatten, joined, optimised, target
+from hf_mps.metal.kernels.signature import Compiled, Signature
 
 
 def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = False) -> Compiled:
@@ -38,35 +29,19 @@ def compile_kernel(signature: Signature, bitcode: bytes, *, checked: bool = Fals
     if suspends:
         # A checked access tells its thread, so that none is done once for the group.
         steps = lanes.steps(flat, frozenset() if checked else entry.uniform(signature))
-        text = joined(steps.text, simdgroups.waiting(signature, steps, checked=checked))
+        text = joined(steps.text, lanes.waiting(signature, steps, checked=checked))
     else:
-        text = _looped(signature, flat, checked)
-    module = llvm.parse_assembly(joined(text, _runtime()))
-    module.verify()
-    tuning = llvm.create_pipeline_tuning_options(speed_level=3)
-    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = True
-    # The copies of a kernel whose threads wait (simdgroups.py) take twice the time to compile when unrolled, and run
+        # Inlined into the loop over threads, which LLVM can make vectors of then.
+        head = re.compile(r"^define dso_local void (@kernel\(.*)\{$", re.MULTILINE)
+        kernel = head.sub(r"define internal void \1alwaysinline {", flat.text)
+        dimensions = next((each.parameter for each in signature.bindings if each.name.startswith("ndim")), None)
+        row = rows.Row(rows.plain) if checked else rows.of(kernel, dimensions)
+        text = joined(kernel, row.text, entry.loops(signature, row.loop, checked))
+        text = text if checked else _one_space(text)
+    # The copies of a kernel whose threads wait (lanes.py) take twice the time to compile when unrolled, and run
     # no faster.
-    tuning.loop_unrolling = not suspends
-    builder = llvm.create_pass_builder(target(), tuning)
-    builder.getModulePassManager().run(module, builder)
-    return Compiled(target().emit_object(module), flat.threadgroup_bytes)
-
-
-def _looped(signature: Signature, flat: Flat, checked: bool) -> str:
-    # Inlined into the loop over threads, which LLVM can make vectors of then.
-    head = re.compile(r"^define dso_local void (@kernel\(.*)\{$", re.MULTILINE)
-    kernel = head.sub(r"define internal void \1alwaysinline {", flat.text)
-    if checked:
-        return joined(kernel, entry.loops(signature, checked=True))
-    dimensions = next((each.parameter for each in signature.bindings if each.name.startswith("ndim")), None)
-    versions = rows.versions(kernel, dimensions) if dimensions is not None else ""
-    if versions:
-        return _one_space(joined(kernel, versions, entry.loops(signature, dimensions=dimensions)))
-    asked = rows.question(flat.text)
-    if asked is None:
-        return _one_space(joined(kernel, entry.loops(signature)))
-    return _one_space(joined(kernel, asked.text, entry.loops(signature, ordinary=asked.ordinary)))
+    module = optimised(joined(text, _runtime()), unrolled=not suspends)
+    return Compiled(signature, flat.threadgroup_bytes, target().emit_object(module))
 
 
 def _one_space(text: str) -> str:

@@ -1,6 +1,6 @@
 """The entry of a compiled kernel: a run of threadgroups, each a loop over its threads.
 
-For kernels whose threads wait for one another simdgroups.py writes the loops inside the one over groups.
+For kernels whose threads wait for one another lanes.py writes the loops inside the one over groups.
 
     i32 entry(i64 args[64], i32 grid[9], i64 first, i64 last, ptr arena)
 
@@ -34,21 +34,11 @@ ARENA_BYTES = FRAMES_AT + FRAMES_BYTES
 """Address space of an arena; the pages that no kernel touches cost nothing."""
 
 
-def loops(
-    signature: Signature, *, checked: bool = False, ordinary: str | None = None, dimensions: int | None = None
-) -> str:
-    """The entry of a kernel whose threads never wait for one another: plain loops, the innermost along x.
-
-    `ordinary` is the answer of a Question (rows.py) that stands in the module, for kernels that have one; `dimensions`
-    the parameter that tells how many there are, of kernels whose versions stand there.
-    """
+def loops(signature: Signature, row: rows.Loop, checked: bool) -> str:
+    """The entry of a kernel whose threads never wait for one another: plain loops, the innermost, `row`, along x."""
     call = f"  call void @kernel({arguments(signature, checked)})"
     made = f"{assembly('thread.ll')}\n{values(signature)}"
-    if dimensions is not None:
-        row = rows.versioned(made, call, dimensions)
-    else:
-        row = rows.plain(made, call) if ordinary is None else rows.guarded(made, call, ordinary)
-    return entry(signature, assembly("loops.ll", row=row), checked) + (rows.DECLARED if ordinary else "")
+    return entry(signature, assembly("loops.ll", row=row(made, call)), checked)
 
 
 def entry(signature: Signature, group: str, checked: bool, first: str = "") -> str:

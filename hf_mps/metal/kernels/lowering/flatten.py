@@ -16,6 +16,7 @@ import llvmlite.binding as llvm
 
 from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import intrinsics
+from hf_mps.metal.kernels.intrinsics.body import bytes_of
 
 ALIGNMENT = 16
 """Threadgroup variables begin at multiples of it, in bytes: the largest vector's alignment that kernels use."""
@@ -53,6 +54,18 @@ def target() -> Any:
     )
 
 
+def optimised(text: str, *, level: int = 3, vectors: bool = True, unrolled: bool) -> Any:
+    """The module of an assembly's text after LLVM's passes for this CPU."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    tuning = llvm.create_pipeline_tuning_options(speed_level=level)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = vectors
+    tuning.loop_unrolling = unrolled
+    builder = llvm.create_pass_builder(target(), tuning)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
 def flatten(name: str, bitcode: bytes) -> Flat:
     """The kernel as one function `@kernel`, everything that a lane can do alone inlined into it.
 
@@ -74,25 +87,19 @@ def flatten(name: str, bitcode: bytes) -> Flat:
     needed = intrinsics.gathered(
         [*called, *helpers], lambda each: None if each in crossing else intrinsics.define(each)
     )
-    module = llvm.parse_assembly(joined(text, _HELPERS, *needed))
-    # Inline, and make values of memory: a lane's own variables then need no frame.
-    unroll = "multiply_accumulate" in text
-    tuning = llvm.create_pipeline_tuning_options(speed_level=3 if unroll else 1)
-    # Later, when the loop over threads is there: a kernel's inner loop made vectors now would keep that one from it.
-    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_interleaving = False
+    # Inline, and make values of memory: a lane's own variables then need no frame. Vectors come later, when the loop
+    # over threads is there: a kernel's inner loop made vectors now would keep that one from it.
     # A loop with a barrier in it is one place to suspend at; unrolled, it is as many as it has turns. Products of
     # matrices that follow one another are one place together, and their tiles are values then.
-    tuning.loop_unrolling = unroll
-    builder = llvm.create_pass_builder(target(), tuning)
-    builder.getModulePassManager().run(module, builder)
+    unroll = "multiply_accumulate" in text
+    module = optimised(joined(text, _HELPERS, *needed), level=3 if unroll else 1, vectors=False, unrolled=unroll)
     # What LLVM found out of a value's range, which the next steps' patterns for arguments do not know.
     flat = re.sub(r" range\(i\d+ -?\d+, -?\d+\)", "", marked(str(module)))
     if re.search(r"^@llvm\.global_ctors = \w+ global \[[1-9]", flat, re.MULTILINE):
         raise RunError(f"the kernel {name} has function constants, of which something is left to compute when it runs")
     start = flat.index("define dso_local void @kernel(")
     body = flat[start : flat.index("\n}\n", start)]
-    left = tuple(dict.fromkeys(each for each in _CALLED.findall(body) if each in crossing))
-    return Flat(flat, shared, left)
+    return Flat(flat, shared, tuple(dict.fromkeys(each for each in _CALLED.findall(body) if each in crossing)))
 
 
 def _for_host(text: str, name: str) -> str:
@@ -114,8 +121,7 @@ def _for_host(text: str, name: str) -> str:
 
 def _aligned_as_elements(access: re.Match[str]) -> str:
     """A vector in a buffer may begin at any element: undefined on Metal, and no reason to end a process here."""
-    bits = {"half": 16, "bfloat": 16, "float": 32, "double": 64}.get(access[2]) or int(access[2].removeprefix("i"))
-    return f"{access[1]}, align {max(1, bits // 8)}"
+    return f"{access[1]}, align {bytes_of(access[2])}"
 
 
 def _for_inlining(line: str, name: str) -> str:

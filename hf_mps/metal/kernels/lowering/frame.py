@@ -38,29 +38,24 @@ class Block:
 
 
 def named(text: str) -> str:
-    """A function's text with its numbered values and blocks given names: numbers must follow one another, names not."""
+    """A function's text with its numbered values and blocks given names: numbers must follow one another, names not.
+
+    Each switch comes to be on one line.
+    """
+    text = re.sub(r"(?<= \[)\n(?:    .*\n)*  (?=\])", lambda cases: f" {' '.join(cases[0].split())} ", text)
     return re.sub(r"(?m)(^|%)(?=\d+\b)", r"\1v", text)
 
 
 def blocks(body: Iterable[str], first: str) -> list[Block]:
-    """The blocks of a function's lines, each switch on one line; `first` is the first one's label where it has none."""
+    """The blocks of a function's lines; `first` is the first one's label where it has none."""
     found: list[Block] = []
-    cases: list[str] | None = None
     for line in body:
-        if cases is not None:
-            cases.append(line.strip())
-            if line == "  ]":
-                found[-1].lines.append(" ".join(cases))
-                cases = None
-        elif label := _LABEL.match(line):
+        if label := _LABEL.match(line):
             found.append(Block(label[1]))
         elif line.strip():
             if not found:
                 found.append(Block(first))
-            if line.startswith("  switch ") and not line.endswith("]"):
-                cases = [line]
-            else:
-                found[-1].lines.append(line)
+            found[-1].lines.append(line)
     return found
 
 

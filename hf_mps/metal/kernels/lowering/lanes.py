@@ -9,12 +9,18 @@ LLVM, which inlines, unrolls and vectorises it. What follows from the parameters
 A place is one cross-lane call, or several of a block that need nothing from one another but results as they are: a
 thread then waits once for all of them. In the memory of a simdgroup's arguments (and of its results) each call has
 32 structs of its arguments (32 results), one call's after the other's.
+
+The lanes of a simdgroup that stand at the earliest place in the kernel's order do that place's operation and go on,
+each to its own next place; the others left that branch, or went past it. So it goes until all stand at a barrier or
+at the end, simdgroup after simdgroup; then the barrier opens. Where the lanes that go on are the simdgroup's first
+(all 32, as a rule), a loop over them that is compiled for that place alone takes them on: a copy of @step, in which
+LLVM knows where it begins. Others, and places for which a copy would be long, go one by one through @step itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
@@ -22,9 +28,10 @@ import llvmlite.binding as llvm
 from hf_mps.core.errors import RunError
 from hf_mps.metal.kernels import intrinsics
 from hf_mps.metal.kernels.intrinsics.body import Definition, bytes_of
-from hf_mps.metal.kernels.lowering import assembly, entry
+from hf_mps.metal.kernels.lowering import assembly, entry, rows
 from hf_mps.metal.kernels.lowering.flatten import Flat
-from hf_mps.metal.kernels.lowering.frame import VALUE, Block, Frame, blocks, incoming, kept, named, split, typed
+from hf_mps.metal.kernels.lowering.frame import VALUE, Block, blocks, incoming, kept, named, split, typed
+from hf_mps.metal.kernels.signature import Signature
 
 BARRIER, DONE = 0x4000_0000, 0xFFFF_FFFF
 """A thread's state is the number of the place where it stands or from where it may go on (0, the kernel's beginning,
@@ -71,8 +78,7 @@ class Call:
     @property
     def bytes(self) -> int:
         """No less than a lane's arguments, or its result, take."""
-        sizes = [_slot(kind) for kind, _ in self.given]
-        return max(2 * sum(sizes), _slot(self.result), 1)
+        return max(2 * sum([_slot(kind) for kind, _ in self.given]), _slot(self.result), 1)
 
 
 @dataclass
@@ -208,11 +214,13 @@ def steps(flat: Flat, uniform: Iterable[str] = ()) -> Steps:
     }
     function, places = _divided(whole)
     frame = kept(function, types, {named(each) for each in uniform})
+    cases = " ".join(f"i32 {place.number}, label %hf.after.{place.number}" for place in places)
     lines = [
-        f"define internal void @step(i32 %hf.place, {CONTEXT}, {parameters}) nounwind {{",
-        *_beginning(function[0].label, len(places), frame),
-        *frame.body(function),
-        *(_DONE,),
+        f"define internal void @step(i32 %hf.place, {CONTEXT}, {parameters}) nounwind {{\nhf.begin:",
+        "  %hf.lane.w = zext i32 %hf.lane to i64",
+        *(own(line) for line in frame.beginning),
+        f"  switch i32 %hf.place, label %{function[0].label} [ {cases} ]",
+        *(*frame.body(function), _DONE),
     ]
     rest = re.sub(r"^declare .*@(air\.|hf\.)[^\n]*\n", "", rest, flags=re.M)
     text = f"{rest}{frame.type}\n" + "\n".join(lines) + "\n}\n" + operation(places)
@@ -224,16 +232,6 @@ _DONE = f"""hf.done:
   br label %hf.out
 hf.out:
   ret void"""
-
-
-def _beginning(first: str, places: int, frame: Frame) -> list[str]:
-    cases = " ".join(f"i32 {number}, label %hf.after.{number}" for number in range(1, places + 1))
-    return [
-        "hf.begin:",
-        "  %hf.lane.w = zext i32 %hf.lane to i64",
-        *(own(line) for line in frame.beginning),
-        f"  switch i32 %hf.place, label %{first} [ {cases} ]",
-    ]
 
 
 def _reach(function: list[Block], places: int) -> tuple[int, ...]:
@@ -283,15 +281,10 @@ def _divided(function: list[Block]) -> tuple[list[Block], list[Place]]:
                 waiting.calls.append(call)
         last[block.label] = current.label
     for block in divided:
-        block.lines = [_from(last, line) for line in block.lines]
+        for at, line in enumerate(block.lines):
+            if incoming(line) is not None:  # a phi names the blocks that its values come from as they are called now
+                block.lines[at] = re.sub(r", %(\S+) \]", lambda each: f", %{last.get(each[1], each[1])} ]", line)
     return divided, places
-
-
-def _from(last: dict[str, str], line: str) -> str:
-    """A phi with the blocks that the values come from as they are called now."""
-    if incoming(line) is None:
-        return line
-    return re.sub(r", %(\S+) \]", lambda found: f", %{last.get(found[1], found[1])} ]", line)
 
 
 _MEMORY = re.compile(
@@ -321,3 +314,43 @@ def own(line: str, lane: str = "%hf.lane", shared: str = "%hf.shared") -> str:
         line,
     )
     return "  br label %hf.done" if line.strip() == "ret void" else line
+
+
+LONGEST, ALTOGETHER = 400, 1000
+"""Lines of a copy of @step, and of all its copies, beyond which they cost more time in compilation than they save."""
+
+
+def waiting(signature: Signature, steps: Steps, *, checked: bool = False) -> str:
+    """The entry, and the functions that it calls."""
+    copied = _copied(steps.reach)
+    thread = f"{assembly('lane.ll', lanes=entry.LANES)}\n{entry.values(signature)}"
+    call = f"call void @step(i32 {{}}, {_CONTEXT}, {entry.arguments(signature, checked)})"
+    turns = [
+        rows.renamed(assembly("turn.ll", place=place, thread=thread, call=call.format(place)), f"turn.{place}")
+        for place in copied
+    ]
+    group = assembly(
+        "waiting.ll",
+        states=entry.STATES_AT, positions=entry.POSITIONS_AT, given=entry.GIVEN_AT, results=entry.RESULTS_AT,
+        frames=entry.FRAMES_AT, room=entry.FRAMES_BYTES, barrier=BARRIER, slots=32 * entry.SLOT_BYTES,
+        cases=" ".join(f"i32 {place}, label %turn.{place}" for place in copied), turns="\n".join(turns),
+        one=rows.renamed(assembly("one.ll", thread=thread, call=call.format("%least")), "one"),
+    )  # fmt: skip
+    known = entry.POSITIONS_AT + 12 * entry.LANES
+    # Positions are kept from group to group of a run.
+    forget = f"  %known = getelementptr i8, ptr %arena, i64 {known}\n  store i32 0, ptr %known"
+    stand = assembly("stand.ll", lanes=entry.LANES, known=3 * entry.LANES, done=DONE - (1 << 32), mask=BARRIER - 1)
+    return entry.entry(signature, group, checked, forget) + stand + "\n"
+
+
+def _copied(reach: Sequence[int]) -> list[int]:
+    """The places for which there is a copy: the shortest first."""
+    copied, lines = [], 0
+    for length, place in sorted((length, place) for place, length in enumerate(reach)):
+        lines += length
+        if length <= LONGEST and lines <= ALTOGETHER:
+            copied.append(place)
+    return sorted(copied)
+
+
+_CONTEXT = "ptr %state, ptr %lane.given, ptr %lane.results, ptr %lane.frame, i32 %lane, ptr addrspace(3) %shared"

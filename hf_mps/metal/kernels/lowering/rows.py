@@ -10,7 +10,10 @@ anew for each row and no relation of buffers and grid is taken for granted.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from hf_mps.metal.kernels.lowering import assembly
 from hf_mps.metal.kernels.lowering.frame import split, typed
@@ -28,6 +31,25 @@ _BRANCH = re.compile(r"^  br i1 (%\d+), label ")
 _ORDINARY = {"ugt": "false", "uge": "false", "sgt": "false", "sge": "false"} | dict.fromkeys(
     ("ult", "ule", "slt", "sle"), "true"
 )
+
+
+Loop = Callable[[str, str], str]
+"""What writes a row's loop: `loop(values, call)`, where `values` makes a thread's values of %lidx, `call` runs it."""
+
+
+class Row(NamedTuple):
+    """How the threads of a row run, and the functions that a module needs for it beside @kernel."""
+
+    loop: Loop
+    text: str = ""
+
+
+def of(kernel: str, dimensions: int | None) -> Row:
+    """The best way for a kernel, whose parameter `dimensions`, if any, points to the number of dimensions."""
+    if dimensions is not None and (own := versions(kernel, dimensions)):
+        return Row(partial(versioned, parameter=dimensions), own)
+    asked = question(kernel)
+    return Row(plain) if asked is None else Row(partial(guarded, ordinary=asked.ordinary), asked.text + DECLARED)
 
 
 @dataclass(frozen=True)
@@ -105,13 +127,12 @@ def versioned(values: str, call: str, parameter: int) -> str:
     lines += [f"  switch i32 %dimensions, label %x [ {cases} ]"]
     for number in DIMENSIONS:
         own = call.replace("@kernel(", f"@kernel.{number}(")
-        loop = _loop(f"for.{number}.x", "y", ("0", "%sizex"), "y.end", values, own)
-        lines.append(renamed(loop, f"for.{number}"))
+        lines.append(renamed(_loop(f"for.{number}.x", "y", ("0", "%sizex"), "y.end", values, own), f"for.{number}"))
     return "\n".join([*lines, _loop("x", "y", ("0", "%sizex"), "y.end", values, call)])
 
 
 def plain(values: str, call: str) -> str:
-    """The row's threads one after the other: `values` makes a thread's values of %lidx, `call` runs the kernel."""
+    """The row's threads one after the other."""
     return f"  br label %x\n{_loop('x', 'y', ('0', '%sizex'), 'y.end', values, call)}"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_mps.metal.kernels.launch.iterator import all_dense, broadcast, result, walk
+from hf_mps.metal.kernels.launch.pointwise import all_dense, broadcast, result, walk
 from hf_mps.metal.kernels.values import NoRule
 
 LAYOUTS = {

@@ -65,4 +65,4 @@ class Small:
         module = llvm.parse_assembly(self.text())
         signature = read(str(module), "small")
         compiled = compile_kernel(signature, module.as_bitcode(), checked=checked)
-        return Kernel("a test", signature, compiled.code, compiled.threadgroup_bytes, checked=checked)
+        return Kernel("a test", compiled, checked=checked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_mps.metal.kernels.lowering import simdgroups
+from hf_mps.metal.kernels.lowering import lanes
 from hf_mps.metal.kernels.values import u32
 from tests.metal.kernels.lowering.small import Small
 
@@ -54,7 +54,7 @@ end:
 def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled with a loop of its own for each place, and through @step alone."""
     if request.param == "without copies":
-        monkeypatch.setattr(simdgroups, "LONGEST", 0)
+        monkeypatch.setattr(lanes, "LONGEST", 0)
 
 
 @pytest.mark.usefixtures("copies")
