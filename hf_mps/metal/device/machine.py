@@ -96,7 +96,12 @@ def _read_other() -> Machine:
     import psutil
 
     chip = _linux_chip() or platform.processor() or platform.machine()
-    return Machine(platform.system(), platform.machine(), chip, memory=int(psutil.virtual_memory().total))
+    return Machine(
+        system=platform.system(),
+        processor=platform.machine(),
+        chip=chip,
+        memory=int(psutil.virtual_memory().total),
+    )
 
 
 def _linux_chip() -> str:

@@ -141,8 +141,14 @@ def read(here: Machine, *, owned: bool = False) -> Readings:
 
     # Not torch.backends.mps.is_available: the layer makes that one answer with this probe.
     found = torch.mps.device_count() > 0
-    version, built = str(torch.__version__), torch.backends.mps.is_built()
-    return Readings(here, version, built, found, _trial, _why_not(here, owned) if found else "")
+    return Readings(
+        machine=here,
+        torch=str(torch.__version__),
+        built=torch.backends.mps.is_built(),
+        found=found,
+        trial=_trial,
+        untried=_why_not(here, owned) if found else "",
+    )
 
 
 def _why_not(here: Machine, owned: bool) -> str:

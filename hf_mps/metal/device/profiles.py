@@ -40,8 +40,15 @@ class Profile:
 
     def machine(self) -> Machine:
         """Return the same facts as `hf_mps.metal.device` asks a machine for them."""
-        macos = ".".join(map(str, self.macos))
-        return Machine("Darwin", "arm64", self.chip, self.memory, macos, virtual=self.virtual, simulated=True)
+        return Machine(
+            system="Darwin",
+            processor="arm64",
+            chip=self.chip,
+            memory=self.memory,
+            macos=".".join(map(str, self.macos)),
+            virtual=self.virtual,
+            simulated=True,
+        )
 
 
 def _profile(name: str, chip: str, cores: int, macos: tuple[int, int], *, virtual: bool = False) -> Profile:

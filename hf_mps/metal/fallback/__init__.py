@@ -11,8 +11,18 @@ from time import perf_counter
 from hf_mps.core.choice import Choice
 from hf_mps.metal.fallback.accounting import Entry, MetalFallbackWarning, Report, ledger, monitor, silence
 
-__all__ = ["Entry", "MetalFallbackWarning", "Report"]
-__all__ += ["mark_reported", "mode", "refused", "registered", "report", "reset", "start"]
+__all__ = [
+    "Entry",
+    "MetalFallbackWarning",
+    "Report",
+    "mark_reported",
+    "mode",
+    "refused",
+    "registered",
+    "report",
+    "reset",
+    "start",
+]
 
 _mode: Choice[str] | None = None
 
