@@ -15,6 +15,8 @@ from inline_snapshot import snapshot
 import hf_mps
 from hf_mps.cli.main import main
 from hf_mps.core import notices
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import catalogue
 from tests.remedies import COMMAND, works
 
 Printed = pytest.CaptureFixture[str]
@@ -78,8 +80,6 @@ def test_help_names_the_command_as_it_was_called(capsys: Printed) -> None:
 
 
 def test_recipes_are_listed_with_their_purpose(capsys: Printed) -> None:
-    from hf_mps.finetune.recipe import catalogue
-
     assert main(["recipes", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     entries = catalogue.entries()
@@ -88,8 +88,6 @@ def test_recipes_are_listed_with_their_purpose(capsys: Printed) -> None:
 
 
 def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
-    from hf_mps.finetune.recipe import catalogue
-
     assert main(["recipes", "show", "quickstart"]) == 0
     assert capsys.readouterr().out == catalogue.find("quickstart").path.read_text(encoding="utf-8")
 
@@ -159,8 +157,6 @@ def test_where_stderr_is_closed_nothing_of_it_comes_on_stdout(capsys: Printed, m
 
 
 def test_debug_shows_the_traceback() -> None:
-    from hf_mps.core.errors import UserError
-
     with pytest.raises(UserError):
         main(["finetune", "no-such-recipe", "--debug"])
 

@@ -13,9 +13,11 @@ from typing import Any
 import evaluate  # noqa: F401  first of all: importing torch sets a variable, which no test may do
 import numpy
 import pytest
+import torch
 from inline_snapshot import snapshot
 from scipy import stats
 from sklearn import metrics as sk
+from transformers.trainer_utils import speed_metrics
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError
@@ -105,8 +107,6 @@ def test_several_metrics_are_computed_together_and_the_first_name_judges() -> No
 
 @pytest.mark.parametrize("kind", ["list", "numpy", "float32", "column", "torch"])
 def test_predictions_may_be_lists_arrays_columns_or_tensors(kind: str) -> None:
-    import torch
-
     predictions, references = [0.5, 1.0, 2.0, 4.0], [1.0, 2.0, 3.0, 3.5]
     made: Any = {
         "list": lambda values: values,
@@ -267,8 +267,6 @@ def test_importing_metrics_and_listing_them_imports_nothing_heavy(run_python: Ca
 
 def test_one_place_knows_which_entries_of_a_log_are_metrics() -> None:
     """Everything that the installed Trainer adds to an evaluation by itself is no metric."""
-    from transformers.trainer_utils import speed_metrics
-
     timings = speed_metrics("eval_mm", start_time=0.0, num_samples=3, num_steps=2)
     timings |= {"eval_model_preparation_time": 1.0, "eval_jit_compilation_time": 2.0}
     logs = {"eval_loss": 0.7, "eval_mm_accuracy": 0.5, "step": 3, "epoch": 1.0, **timings}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from transformers import Trainer
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
@@ -69,8 +70,6 @@ def test_an_option_against_what_is_asked_for_is_refused() -> None:
 
 
 def test_a_trainer_with_a_loss_of_its_own_is_left_alone(tmp_path: Path) -> None:
-    from transformers import Trainer
-
     class Mine(Trainer):  # type: ignore[misc]
         def compute_loss(self, *arguments: Any, **settings: Any) -> Any:
             return super().compute_loss(*arguments, **settings)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -153,8 +155,6 @@ def test_a_sheet_that_is_no_table_is_refused(rows: list[list[object]], line: str
 
 
 def test_a_workbook_that_says_a_wrong_size_is_read_whole() -> None:
-    import zipfile
-
     workbook("right.xlsx", ["text", "label"], ["fine", "good"], ["broken", "bad"])
     with zipfile.ZipFile("right.xlsx") as right, zipfile.ZipFile("a.xlsx", "w") as wrong:
         for name in right.namelist():
@@ -163,8 +163,6 @@ def test_a_workbook_that_says_a_wrong_size_is_read_whole() -> None:
 
 
 def test_a_workbook_needs_openpyxl(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     workbook("a.xlsx", ["text", "label"], ["a", 1])
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     assert refusal(both("a.xlsx"), TWO) == snapshot(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
 from inline_snapshot import snapshot
+from PIL import Image
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
@@ -125,8 +126,6 @@ def content(rows: Rows, role: str) -> bytes:
 
 
 def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
-    from PIL import Image
-
     for split in ("train", "test"):
         for kind in ("cat", "dog"):
             (tmp_path / "animals" / split / kind).mkdir(parents=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
 from pathlib import Path
 
+import datasets
 import pytest
 from inline_snapshot import snapshot
 from pydantic import ValidationError
 
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.recipe.schema import Data
 from hf_mps.finetune.tasks import token_classification
 from tests.finetune.readers import both, loaded, refusal
@@ -92,8 +95,6 @@ def test_a_csv_that_pandas_wrote_with_its_index_is_read() -> None:
 
 
 def test_a_csv_with_a_field_of_megabytes_is_read_and_the_process_keeps_its_limit() -> None:
-    import csv
-
     before = csv.field_size_limit()
     long = "word " * 100_000
     Path("a.csv").write_text(f"text,label\n{long},good\nb,bad\n", encoding="utf-8")
@@ -127,8 +128,6 @@ def test_a_csv_without_a_header_has_numbers_for_columns(tmp_path: Path) -> None:
 
 
 def test_a_column_is_named_by_its_number_on_the_command_line() -> None:
-    from hf_mps.finetune.recipe.resolve import load_recipe
-
     said = load_recipe("text-classification", ["data.train=ag.csv", "data.header=false", "data.text=2", "data.label=0"])
     assert said.recipe.data.columns.roles() == {"text": "2", "label": "0"}
     words = ["data.train=a.csv", "data.header=false", "data.context=1", "data.start=null", "data.label=0"]
@@ -171,8 +170,6 @@ def test_a_name_is_no_pattern_and_its_ending_may_be_in_capitals(name: str) -> No
 
 @pytest.mark.parametrize("ending", ["json", "JSONL", "parquet"])
 def test_a_pattern_in_a_name_is_no_pattern_in_other_formats_either(ending: str) -> None:
-    import datasets
-
     made = datasets.Dataset.from_dict(READ)
     name = f"a[1].{ending}"
     made.to_parquet(name) if ending == "parquet" else made.to_json(name)

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy
 import pytest
 from inline_snapshot import snapshot
@@ -24,8 +25,6 @@ def opened(image: Any, kind: str = "PNG", **settings: Any) -> Any:
 
 
 def pixels(content: bytes) -> Any:
-    import datasets
-
     rows = Rows(datasets.Dataset.from_dict({"image": [{"bytes": content, "path": "a.png"}]}), "a.parquet")
     found = images.opened(rows, 0)
     assert found.mode == "RGB"
@@ -94,8 +93,6 @@ def test_numbers_that_are_no_brightness_are_refused(image: Any, line: str) -> No
 def test_an_image_of_more_pixels_than_pillow_opens_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import datasets
-
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # the error comes at twice as many
     Image.new("L", (20, 20)).save(tmp_path / "big.png")
     rows = Rows(datasets.Dataset.from_dict({"image": ["big.png"]}), "train.csv", folder=tmp_path)

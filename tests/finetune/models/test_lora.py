@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
+from transformers import AutoModelForCausalLM
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import lora
@@ -21,15 +23,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(place: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(place)
 
 
 def disturb(adapted: Any) -> None:
     """Give the adapters weights as if they had been trained; they begin as a change of nothing."""
-    import torch
-
     torch.manual_seed(3)
     for name, weight in adapted.named_parameters():
         if ".lora_B." in name:
@@ -51,8 +49,6 @@ class Holder:
 
 
 def test_every_linear_layer_but_the_output_layer_carries_an_adapter(model: Any) -> None:
-    import torch
-
     linear = {name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)} - {"lm_head"}
     adapted, choice = lora.apply(model, Lora(r=4), "CAUSAL_LM")
     carrying = {
@@ -86,9 +82,7 @@ def test_a_layer_that_is_not_there_is_refused_even_beside_one_that_is(model: Any
 
 @pytest.mark.parametrize("export", ["merged", "adapter"])
 def test_the_saved_model_answers_as_the_adapted_one(model: Any, place: Path, tmp_path: Path, export: str) -> None:
-    import torch
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
 
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
@@ -117,9 +111,6 @@ def test_a_snippet_is_needed_for_an_adapter_alone() -> None:
 
 
 def test_checkpointed_blocks_give_the_adapters_the_same_gradients(place: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     ids = torch.arange(5, 25)[None]
     gradients = []
     for checkpointed in (False, True):

@@ -11,7 +11,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
-from hf_mps.finetune.recipe import catalogue
+from hf_mps.finetune.recipe import catalogue, training_section
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
 
@@ -119,8 +119,6 @@ def test_a_metric_that_the_rows_decide_on_is_not_refused_unread(desk: Path, caps
 
 
 def test_the_projects_recipes_are_valid_without_an_extra(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.recipe import training_section
-
     found = training_section.find_spec
     monkeypatch.setattr(
         training_section, "find_spec", lambda name: None if name in ("sentence_transformers", "trl") else found(name)

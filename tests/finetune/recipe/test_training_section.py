@@ -6,6 +6,9 @@ import dataclasses
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import SchedulerType, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.training_args import OptimizerNames
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import training_section
@@ -14,16 +17,10 @@ ALL_FIELDS = "next, to see all: hf-mps recipes keys RECIPE"
 
 
 def test_the_parsed_fields_are_those_of_the_real_class() -> None:
-    from transformers import TrainingArguments
-
     assert list(training_section.fields()) == [field.name for field in dataclasses.fields(TrainingArguments)]
 
 
 def test_listed_values_are_those_of_the_real_enums() -> None:
-    from transformers import SchedulerType
-    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-    from transformers.training_args import OptimizerNames
-
     known = training_section.fields()
     for name, enum in (
         ("lr_scheduler_type", SchedulerType),
@@ -35,8 +32,6 @@ def test_listed_values_are_those_of_the_real_enums() -> None:
 
 
 def test_every_default_of_the_real_class_is_accepted() -> None:
-    from transformers import TrainingArguments
-
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     plain = {
         name: value

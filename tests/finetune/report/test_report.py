@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import platform
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers.modeling_utils  # first of all: importing it sets a variable, which no test may do
 
+import hf_mps
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import report
 from hf_mps.metal.kernels.coverage import Coverage
@@ -142,11 +145,6 @@ def test_local_paths_stand_in_the_files_by_their_last_part(tmp_path: Path, monke
 
 
 def test_versions_are_those_installed() -> None:
-    import platform
-
-    import torch
-
-    import hf_mps
 
     found = report.versions()
     assert found["torch"] == torch.__version__

@@ -10,8 +10,10 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import report
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.report.predictions import Written, only_answer
 from hf_mps.finetune.report.results import doubt
+from hf_mps.finetune.run.record import closing_table
 from tests.finetune.records import a_record
 
 
@@ -91,9 +93,6 @@ def test_the_line_is_in_results_and_card(tmp_path: Path) -> None:
 
 
 def test_the_line_is_in_the_closing_table(capsys: pytest.CaptureFixture[str]) -> None:
-    from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.run.record import closing_table
-
     closing_table(load_recipe("glue/mrpc"), a_record(doubt="every reward was 0"), [Path("run")])
     assert "verdict" in (shown := capsys.readouterr().out)
     assert "every reward was 0" in shown

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from inline_snapshot import snapshot
 
@@ -42,8 +43,6 @@ def refused(ended: Ended, line: str) -> None:
 
 def put(desk: Path, files: dict[str, str | bytes | list[dict[str, Any]]]) -> None:
     """Write files of text, bytes or rows."""
-    import datasets
-
     for name, content in files.items():
         path = desk / name
         if isinstance(content, str):

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import Trainer
 
-from hf_mps.finetune.run import failures, run_dir
+from hf_mps.finetune.data import load
+from hf_mps.finetune.run import callbacks, failures, run_dir
 from hf_mps.layer.guards.sentinels import stopped_gpu
 from hf_mps.metal.simulator import strictness
 from tests.finetune.tiny import Command
@@ -82,8 +84,6 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing_half_written(desk: P
 
 
 def test_ctrl_c_before_training_says_so(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.data import load
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -105,8 +105,6 @@ def test_a_loss_that_is_no_number_stops_the_run(desk: Path, finetune: Command) -
 def test_a_loss_that_is_not_logged_stops_the_run_before_a_checkpoint(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import Trainer
-
     stock = Trainer.training_step
 
     def diverging(trainer: Trainer, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,8 +137,6 @@ def test_a_gpu_that_macos_stops_ends_the_run_before_a_checkpoint(desk: Path, fin
 
 
 def test_a_fault_of_ours_is_not_hidden(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.data import load
-
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -186,8 +182,6 @@ def test_an_error_wrapped_in_another_is_found() -> None:
 def test_a_run_whose_folder_is_deleted_ends_with_a_checkpoint_that_the_same_command_goes_on_from(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.run import callbacks
-
     def deletes(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 3:
             shutil.rmtree(desk / "runs")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from inline_snapshot import snapshot
 
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.run import callbacks, run_dir, stages
 from tests.finetune import tiny
 from tests.finetune.run.test_exact_resume import left
 from tests.finetune.run_files import results
@@ -18,8 +23,6 @@ from tests.finetune.tiny import Command, Stop
 @pytest.fixture
 def stop_after_training(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """End the next run between its last checkpoint and its results, as a kill there does."""
-    from hf_mps.finetune.run import stages
-
     measured = stages._measured
 
     def once(trainer: Any) -> dict[str, float]:
@@ -90,8 +93,6 @@ def test_a_stop_leaves_out_no_evaluation_that_tells_the_best_weights(
 def test_the_time_of_every_part_counts(
     desk: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.run import callbacks
-
     class Clock:
         """A second passes whenever somebody looks."""
 
@@ -116,8 +117,6 @@ def test_the_time_of_every_part_counts(
 
 
 def test_a_checkpoint_without_a_clock_is_gone_on_with(desk: Path, finetune: Command, stop: Stop) -> None:
-    import json
-
     stop(4)
     assert finetune("my.yaml").code == 130
     file = desk / "runs/my/checkpoint-4/trainer_state.json"  # as an earlier release left it
@@ -184,10 +183,6 @@ def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Comma
 
 
 def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
-    from datasets import Dataset
-
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.run import run_dir
 
     def digest(*names: str) -> str:
         dataset = Dataset.from_dict({"image": list(names), "label": ["a"] * len(names)})
@@ -203,12 +198,6 @@ def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
 
 
 def test_bytes_and_nested_columns_have_a_digest(tmp_path: Path) -> None:
-    import datetime
-
-    from datasets import Dataset
-
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.run import run_dir
 
     rows = [
         {

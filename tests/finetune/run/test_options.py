@@ -7,8 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
 
+from hf_mps.finetune.features.arguments import best_metric
+from hf_mps.finetune.features.machine import OneGpu
+from hf_mps.metrics import selection
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command, Ended
@@ -177,16 +181,11 @@ def test_early_stopping_by_a_number_that_is_not_measured_is_refused(desk: Path, 
 def test_a_schedule_that_waits_for_a_score_waits_for_more_of_it(desk: Path, finetune: Command) -> None:
     words = ("lr_scheduler_type=reduce_lr_on_plateau", "metric_for_best_model=f1", "num_train_epochs=2")
     finetune("my.yaml", *(f"training.{word}" for word in words)).finished()
-    import torch
-
     arguments = torch.load(desk / "runs/my/checkpoint-12/training_args.bin", weights_only=False)
     assert (arguments.lr_scheduler_kwargs, arguments.greater_is_better) == ({"mode": "max"}, True)
 
 
 def test_an_error_rate_is_better_the_smaller_it_is(desk: Path) -> None:
-    from hf_mps.finetune.features.arguments import best_metric
-    from hf_mps.metrics import selection
-
     asked: Any = SimpleNamespace(metrics=selection.choose(None, ("wer", "cer"), "speech-recognition"), further={})
     assert best_metric({"metric_for_best_model": "cer"}, asked) == ("cer", False)
     assert best_metric({}, asked) == ("wer", False)
@@ -215,9 +214,6 @@ def test_evaluation_sees_every_row_in_its_order_however_training_draws(
 
 
 def test_a_process_by_itself_trains_on_one_of_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from hf_mps.finetune.features.machine import OneGpu
 
     def gpus(device: str) -> dict[str, Any]:
         draft: Any = SimpleNamespace(device=device, choices={})

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import AutoModelForSequenceClassification
 
+from hf_mps.finetune.run import stages
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 
@@ -17,7 +19,6 @@ from tests.finetune.tiny import Command
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of the recipe's own is a failure of the test."""
-    from hf_mps.finetune.run import stages
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("trained")
@@ -45,8 +46,6 @@ def test_a_plan_as_json_has_what_a_program_wants(desk: Path, finetune: Command, 
     assert said["choices"]["steps"] == {"value": 3, "reason": snapshot("1 epoch of 3, for 48 rows")}
     assert said["recipe"]["training"]["gradient_accumulation_steps"] == 2
     # Two layers of 32, 17 words, 64 positions, two parts, a pooler and the head: counted from the saved model.
-    from transformers import AutoModelForSequenceClassification
-
     model = AutoModelForSequenceClassification.from_pretrained(desk / "model", num_labels=2)
     assert said["parameters"] == {"trainable": model.num_parameters(), "frozen": 0}
     assert said["buckets"] == sorted(said["buckets"])

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
+from safetensors.torch import load_file
 
 from hf_mps.cli.main import main
 from hf_mps.finetune.run import checks
@@ -34,8 +36,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def adapter(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(folder / "adapter_model.safetensors")
 
 
@@ -43,8 +43,6 @@ def adapter(folder: Path) -> dict[str, Any]:
 def test_it_resumes_exactly_on_the_device_and_saves_an_adapter_that_is_measured_alike(
     place: str, desk: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-
     (desk / "train.txt").write_text("\n".join(builders.TEXTS * 3), encoding="utf-8")
     (desk / "q.yaml").write_text(RECIPE.format(model=place), encoding="utf-8")
     whole = finetune("q.yaml", "output_dir=whole")
@@ -76,8 +74,6 @@ def test_it_resumes_exactly_on_the_device_and_saves_an_adapter_that_is_measured_
 
 def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Path) -> None:
     """TRL's DPOTrainer rounds them to bfloat16, where a step of 5e-6 is lost."""
-    import torch
-
     rows = [{"question": f"Is it {n}?", "chosen": "Yes, it is.", "rejected": "The moon."} for n in range(4)]
     file = str(tiny.write_jsonl(tmp_path / "pairs.jsonl", rows))
     data = {"files": {"train": file, "validation": file}, "columns": {"prompt": "question"}}

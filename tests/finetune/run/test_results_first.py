@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import Trainer
 
 from hf_mps.finetune import report
-from hf_mps.finetune.report import plot
+from hf_mps.finetune.report import plot, predictions
+from hf_mps.finetune.run import stages
+from hf_mps.finetune.tasks.text_classification import TextClassification
 from tests.distributed.launching import python
 from tests.finetune import every_task
 from tests.finetune.run_files import results
@@ -57,8 +60,6 @@ def test_a_card_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.Monk
 
 
 def test_answers_that_fail_cost_themselves_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import Trainer
-
     monkeypatch.setattr(Trainer, "predict", broken)
     place, said = run()
     assert said == f"hf-mps: predictions.csv is left out: {REST}"
@@ -67,8 +68,6 @@ def test_answers_that_fail_cost_themselves_alone(run: Any, monkeypatch: pytest.M
 
 
 def test_a_picture_of_the_answers_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.tasks.text_classification import TextClassification
-
     monkeypatch.setattr(TextClassification, "_figures", broken)
     place, said = run()
     assert said == f"hf-mps: a picture of the predictions is left out: {REST}"
@@ -78,8 +77,6 @@ def test_a_picture_of_the_answers_that_fails_costs_itself_alone(run: Any, monkey
 def test_a_score_that_fails_after_the_training_keeps_the_model(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.run import stages
-
     monkeypatch.setattr(stages, "_measured", broken)
     with pytest.raises(ZeroDivisionError):
         finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
@@ -89,8 +86,6 @@ def test_a_score_that_fails_after_the_training_keeps_the_model(
 def test_a_stop_after_the_training_tells_where_the_model_is(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.run import stages
-
     def stopped(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -104,8 +99,6 @@ def test_a_stop_after_the_training_tells_where_the_model_is(
 def test_a_run_killed_before_its_report_gets_it_from_the_next_call_without_training(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import Trainer
-
     words = ("my.yaml", "training.save_strategy=no", "training.max_steps=2")
     assert finetune(*words, "output_dir=whole").code == 0
     killed = python("-c", KILLED, *words, env={"HF_MPS_SIMULATE": "1", "HF_MPS_DEVICE": "mps"})
@@ -126,8 +119,6 @@ def test_a_run_killed_before_its_report_gets_it_from_the_next_call_without_train
 def test_a_report_that_is_written_later_has_the_answers_of_merged_adapters(
     tmp_path: Path, own_cache: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.report import predictions
-
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 

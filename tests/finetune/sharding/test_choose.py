@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import BertConfig, BertForSequenceClassification, SegformerConfig, SegformerForSemanticSegmentation
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import sharding, tasks
@@ -17,15 +18,11 @@ BY_FILE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
 def bert() -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     return BertForSequenceClassification(BertConfig(**shape, vocab_size=20))
 
 
 def segformer() -> Any:
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation
-
     return SegformerForSemanticSegmentation(SegformerConfig(hidden_sizes=[8, 8, 8, 8], decoder_hidden_size=8))
 
 

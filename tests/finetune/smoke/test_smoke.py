@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
+from PIL import Image
+from transformers import AutoConfig, AutoModel, AutoProcessor, AutoTokenizer
 
 from hf_mps.cli.main import main
-from hf_mps.finetune import tasks
+from hf_mps.finetune import smoke, tasks
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
@@ -82,8 +85,6 @@ def test_a_recipe_runs_from_end_to_end(
 
 def check_snippet(run: Path) -> None:
     """Run the lines of the model card that load the model, in a folder with the file that they may name."""
-    from PIL import Image
-
     card = (run / "README.md").read_text(encoding="utf-8")
     lines = card.partition("```python\n")[2].partition("\n```")[0]
     assert '"."' in lines
@@ -233,10 +234,6 @@ PICTURES = ("vit", "deit", "swin", "dinov2", "convnext", "convnextv2", "segforme
 @pytest.mark.rotated
 @pytest.mark.parametrize("name", sorted({*OTHERS, *PICTURES, *SOUND, *processors.WORDS}))
 def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> None:
-    from transformers import AutoModel, AutoProcessor, AutoTokenizer
-
-    from hf_mps.finetune import smoke
-
     reads: processors.Input = "sound" if name in SOUND else "image" if name in PICTURES else "text"
     family = processors.Family(name, reads, processors.WORDS.get(name, "bytes"), {})
     smoke.write(family, tmp_path / "tiny", ["The cat sat on the mat.", "Where does Ada live?"], seed=1)
@@ -266,11 +263,6 @@ def test_a_wrong_text_is_about_another_thing() -> None:
     [("time_series_transformer", "TimeSeriesTransformerModel"), ("t5", "T5ForConditionalGeneration")],
 )
 def test_a_model_of_two_halves_is_one_for_texts_only_where_there_is_such_a_class(name: str, kind: str) -> None:
-    import torch
-    from transformers import AutoConfig
-
-    from hf_mps.finetune import smoke
-
     with torch.device("meta"):
         made = smoke._of_config(AutoConfig.for_model(name, prediction_length=4))
     assert type(made).__name__ == kind

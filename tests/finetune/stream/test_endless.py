@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.core.errors import UserError
 from hf_mps.finetune.stream import endless, files
 from hf_mps.finetune.stream.endless import Reader, TooManyBroken, Windows
 from tests.finetune.stream import corpora
@@ -127,8 +128,6 @@ def test_broken_rows_are_skipped_up_to_the_stated_share(tmp_path: Path, monkeypa
 
 
 def test_too_few_rows_for_the_readers_is_said(tmp_path: Path) -> None:
-    from hf_mps.core.errors import UserError
-
     path = corpora.write(tmp_path, "rows", range(2))
     with pytest.raises(UserError) as refused:
         corpora.numbers(Reader(corpora.reading(path), 4, 5), 1)

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Value
 from inline_snapshot import snapshot
+from safetensors.torch import load_file
 
 from hf_mps.core import notices
 from hf_mps.finetune.recipe.resolve import load_recipe
@@ -62,8 +65,6 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 def weights(run: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(run / "model.safetensors")
 
 
@@ -79,8 +80,6 @@ def weights(run: Path) -> dict[str, Any]:
 def test_a_stopped_run_goes_on_with_the_very_next_batch(
     place: Path, finetune: Command, stop: Stop, words: tuple[str, ...]
 ) -> None:
-    import torch
-
     assert finetune(*words, "output_dir=whole").code == 0
     stop(7)
     ended = finetune(*words, "output_dir=stopped")
@@ -232,8 +231,6 @@ def test_a_number_of_rows_says_how_many_steps(place: Path, finetune: Command) ->
 
 
 def test_several_sources_and_parquet_with_class_names(place: Path, finetune: Command) -> None:
-    from datasets import ClassLabel, Dataset, Features, Value
-
     kinds = Features({"first": Value("string"), "second": Value("string"), "label": ClassLabel(names=["bad", "good"])})
     Dataset.from_list(tiny.rows(90, 5), features=kinds).to_parquet(place / "named.parquet")
     text = (place / "pairs.yaml").read_text(encoding="utf-8")
@@ -264,8 +261,6 @@ def test_changed_files_are_other_rows(place: Path, finetune: Command, stop: Stop
 def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(
     place: Path, finetune: Command, agent: Agent
 ) -> None:
-    import torch
-
     words = ("-m", "hf_mps.finetune", "clm.yaml", "training.max_steps=8", "training.save_steps=4", "output_dir=run")
     whole = agent.launch(2, *words, cwd=place)
     assert whole.codes == [0, 0], whole.err

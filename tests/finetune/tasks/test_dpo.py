@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.models.preference_trainer import PairArguments
+from hf_mps.finetune.tasks import _language
 from hf_mps.finetune.tasks.preferences import conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
@@ -39,8 +42,6 @@ def pairs(folder: Path) -> dict[str, Any]:
 
 def log_probability(model: Any, prompt: list[int], answer: list[int]) -> float:
     """The sum of an answer's logarithms, one row by itself."""
-    import torch
-
     ids = torch.tensor([prompt + answer], device=model.device)
     with torch.no_grad():
         logarithms = model(input_ids=ids).logits[0].cpu().double().log_softmax(-1)
@@ -108,8 +109,6 @@ def test_the_longer_answer_is_the_baseline(place: str, tmp_path: Path) -> None:
 def test_precision_and_checkpointing_are_not_turned_on_by_themselves(tmp_path: Path) -> None:
     from trl import DPOConfig
 
-    from hf_mps.finetune.models.preference_trainer import PairArguments
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # TRL's own default says it by the older name
         theirs = DPOConfig(output_dir=str(tmp_path))
@@ -159,8 +158,6 @@ def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], problem: str) -> 
 
 @pytest.mark.parametrize("task", ["dpo", "grpo"])
 def test_trl_absent_is_one_line(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
-    from hf_mps.finetune.tasks import _language
-
     monkeypatch.setattr(_language, "find_spec", lambda name: None)
     rows = str(tiny.write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4))
     data: dict[str, Any] = {"files": {"train": rows, "validation": rows}}

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
 
+from hf_mps.cli.main import main
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.models.group_trainer import Arguments
 from hf_mps.finetune.recipe import training_section
-from hf_mps.finetune.tasks.grpo import conversation
+from hf_mps.finetune.tasks.grpo import SETTLED, conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 from tests.finetune.run_files import predictions, results
@@ -61,8 +64,6 @@ def test_a_tiny_models_reward_rises_by_three_tenths_of_the_scale(place: str, tmp
 
 def oracle(model: Any, prompt: list[int], length: int) -> tuple[list[int], Any]:
     """The likeliest completion of one prompt without a cache, and the logits behind each of its tokens."""
-    import torch
-
     ids = list(prompt)
     for _ in range(length):
         with torch.no_grad():
@@ -182,8 +183,6 @@ def test_rewards_that_never_differ_are_told(place: str, tmp_path: Path) -> None:
 def test_a_saved_model_answers_prompts_as_its_run_did(
     place: str, tmp_path: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.cli.main import main
-
     monkeypatch.chdir(tmp_path)
     file = prompts(tmp_path)["files"]["train"]
     words = [f"model={place}", f"data.train={file}", f"data.validation={file}", "data.prompt=question"]
@@ -316,9 +315,6 @@ def test_a_prompt_is_a_text_or_messages_behind_the_systems_words() -> None:
 
 def test_the_fields_are_those_of_trl(tmp_path: Path) -> None:
     from trl import GRPOConfig
-
-    from hf_mps.finetune.models.group_trainer import Arguments
-    from hf_mps.finetune.tasks.grpo import SETTLED
 
     ours = Arguments(output_dir=str(tmp_path))
     assert not ours.bf16

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hf_mps.cli.main import main
+from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from tests.finetune import builders, senses, tiny
 from tests.finetune.run_files import predictions, results
@@ -156,8 +157,6 @@ def test_objects_that_cannot_be_learned_are_refused(tmp_path: Path, yolos: Path,
 
 
 def test_boxes_of_no_area_are_left_out_and_told_once(tmp_path: Path, yolos: Path) -> None:
-    from hf_mps.core import notices
-
     rows = [senses.boxed(tmp_path, number) for number in range(4)]
     count = sum(len(row["objects"]) for row in rows)
     for number in (1, 2):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from datasets import Dataset
 from inline_snapshot import snapshot
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import catalogue
@@ -62,7 +66,6 @@ COLUMNS = {"dpo": {"prompt": "prompt"}, "orpo": {"prompt": "prompt"}, "kto": {"c
 
 
 def theirs(task: str) -> tuple[type[Any], type[Any]]:
-    import warnings
 
     import trl
 
@@ -82,9 +85,7 @@ def losses(trainer: Any) -> list[float]:
 @pytest.mark.parametrize("adapters", [False, True], ids=["whole", "lora"])
 @pytest.mark.parametrize("task", ["dpo", "orpo", "kto"])
 def test_each_steps_loss_is_that_of_trls_own_trainer(task: str, adapters: bool, place: str, tmp_path: Path) -> None:
-    from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
@@ -128,8 +129,6 @@ def test_the_rewards_of_a_pair_are_beta_times_the_mean_log_probability_of_its_to
     place: str, tmp_path: Path
 ) -> None:
     """ORPO has no reference: an answer is rewarded by how likely it is, whatever its length."""
-    import torch
-
     rows = [{"prompt": f"Is it red, {n}?", "chosen": YES, "rejected": NO} for n in range(6)]
     file = str(tiny.write_jsonl(tmp_path / "pairs.jsonl", rows))
     data = {"files": {"train": file, "validation": file}, "columns": {"prompt": "prompt"}}
@@ -156,7 +155,6 @@ def test_the_rewards_of_a_pair_are_beta_times_the_mean_log_probability_of_its_to
 
 
 def test_a_pair_is_two_answers_to_kto_as_trl_takes_them_apart(place: str, tmp_path: Path) -> None:
-    from datasets import Dataset
     from trl import unpair_preference_dataset
 
     rows = [{"prompt": f"Is it red, {n}?", **pairs(n)} for n in range(6)]

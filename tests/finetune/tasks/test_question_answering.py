@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from inline_snapshot import snapshot
+from transformers import AutoTokenizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
@@ -177,16 +179,12 @@ def test_a_typed_stride_as_long_as_the_window_is_refused_and_a_files_own_gives_w
 
 
 def dataset(lines: list[dict[str, Any]]) -> Rows:
-    from datasets import Dataset
-
     return Rows(Dataset.from_list(lines), "here")
 
 
 @pytest.fixture(params=["right", "left"])
 def cut(asking: Path, request: pytest.FixtureRequest) -> QAWindowing:
     """How to cut, with the padding behind the text and, as in XLNet, before it: the text then comes first."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(asking / "model", padding_side=request.param)
     return QAWindowing(tokenizer, "tiny", longest=12, stride=3, negative=False)
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy
 import pytest
+from datasets import Dataset
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models import embeddings
+from hf_mps.finetune.text.lengths import Lengths
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -180,8 +182,6 @@ def test_arguments_of_sentence_transformers_are_fields_of_the_recipe(pairing: Pa
 def test_each_column_of_a_batch_is_padded_by_itself_to_a_length_of_the_list(pairing: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    from hf_mps.finetune.text.lengths import Lengths
-
     model = SentenceTransformer(str(pairing / "model"), device="cpu")
     collator = embeddings.collator(model, Lengths(16, "list", (8, 16)), None)
     rows = [{"anchor": "the cat", "positive": "it was on the mat it was on the tree", "score": 0.5}] * 2
@@ -216,8 +216,6 @@ class Vectors:
 
 
 def judge(rows: list[dict[str, Any]], metric: str) -> embeddings.EmbeddingEvaluator:
-    from datasets import Dataset
-
     data = Dataset.from_list(rows)
     return embeddings.EmbeddingEvaluator(Rows(data, "here"), data, metrics.load([metric]), Vectors())
 

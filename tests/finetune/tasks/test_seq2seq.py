@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer, set_seed
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError
@@ -65,9 +68,6 @@ def test_the_source_stands_behind_its_prefix(models: Path, tmp_path: Path) -> No
 
 
 def test_a_checkpoints_own_prefix_is_taken(models: Path, tmp_path: Path) -> None:
-    import json
-    import shutil
-
     place = tmp_path / "t5"
     shutil.copytree(builders.model(models, "t5"), place)
     config = json.loads((place / "config.json").read_text(encoding="utf-8"))
@@ -79,8 +79,6 @@ def test_a_checkpoints_own_prefix_is_taken(models: Path, tmp_path: Path) -> None
 
 
 def test_a_model_of_many_languages_writes_the_one_that_is_asked_for(tmp_path: Path) -> None:
-    from transformers import M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer, set_seed
-
     place = tmp_path / "nllb"
     tokenizer = NllbTokenizer()
     tokenizer.save_pretrained(place)

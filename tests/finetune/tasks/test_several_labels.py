@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy
 import pytest
+from datasets import Dataset
 from inline_snapshot import snapshot
+from transformers import pipeline
 
+from hf_mps.cli.main import main
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.metrics import selection
@@ -59,10 +62,6 @@ def animals(desk: Path) -> Path:
 def test_a_run_learns_every_label_of_a_row_and_the_saved_model_says_them(
     animals: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from transformers import pipeline
-
-    from hf_mps.cli.main import main
-
     assert (
         finetune(
             "my.yaml",
@@ -217,8 +216,6 @@ def test_text_without_a_separator_is_refused_with_the_ways_on(desk: Path, finetu
 
 
 def of_columns(*values: tuple[Any, Any]) -> Rows:
-    from datasets import Dataset
-
     columns = {"label_0": [one for one, _ in values], "label_1": [other for _, other in values]}
     return Rows(Dataset.from_dict(columns), "here")
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM
 
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
@@ -103,8 +105,6 @@ def test_rows_without_room_for_an_answer_are_left_out_and_counted(place: str, tm
 
 
 def test_packed_rows_have_the_loss_of_single_ones(place: str, tmp_path: Path) -> None:
-    import torch
-
     losses = []
     for packing in (False, True):
         prepared = builders.prepare(task="sft", model=place, data=chats(tmp_path), max_length=256, packing=packing)
@@ -127,7 +127,6 @@ def test_packed_rows_have_the_loss_of_single_ones(place: str, tmp_path: Path) ->
 @pytest.mark.parametrize("export", ["merged", "adapter"])
 def test_adapters_learn_and_the_saved_model_answers_as_the_trained_one(place: str, tmp_path: Path, export: str) -> None:
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
 
     prepared = builders.prepare(
         task="sft",

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import datasets
 import pytest
 from inline_snapshot import snapshot
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hf_mps.finetune.data import load
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.tasks.text_classification import TextClassification
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -15,8 +21,6 @@ from tests.finetune.tiny import Command
 
 @pytest.mark.usefixtures("rendered")
 def test_predictions_hold_inputs_truth_answer_and_its_probability(desk: Path, finetune: Command) -> None:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     assert finetune("my.yaml").code == 0
     found = predictions(desk / "runs/my")
     dev = tiny.rows(16, 48)
@@ -104,8 +108,6 @@ def test_a_column_in_which_every_row_differs_is_no_label(desk: Path, finetune: C
 
 
 def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, finetune: Command) -> None:
-    import datasets
-
     for split, names in (("train", ["poor", "fine"]), ("dev", ["fine", "poor"])):
         features = datasets.Features(
             first=datasets.Value("string"), second=datasets.Value("string"), label=datasets.ClassLabel(names=names)
@@ -122,11 +124,6 @@ def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, fine
 
 
 def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finetune: Command) -> None:
-    from hf_mps.finetune.data import load
-    from hf_mps.finetune.models import checkpoint
-    from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.tasks.text_classification import TextClassification
-
     made = load_recipe("my.yaml", ["max_length=7"])
     rows = load.load(made.recipe.data, 1)
     prepared = TextClassification(made.recipe, checkpoint.resolve("model"), "mps").prepare(rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import AutoTokenizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.tasks.sft import conversation
@@ -35,8 +36,6 @@ ENDS = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|en
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from transformers import AutoTokenizer
-
     made = AutoTokenizer.from_pretrained(builders.model(tmp_path_factory.mktemp("models"), "gpt2"))
     made.add_special_tokens({"bos_token": "<|begin|>", "additional_special_tokens": ENDS})
     return made

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from transformers import BertModel
 
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
@@ -21,6 +22,7 @@ from hf_mps.finetune.text import buckets, lengths
 from hf_mps.finetune.text.buckets import BucketSampler
 from hf_mps.finetune.text.lengths import Lengths, Padded, PadToBucket
 from tests.finetune import tiny
+from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 
 FILLS = {"input_ids": 9, "attention_mask": 0, "token_type_ids": 0, "labels": -100, "decoder_input_ids": 9}
@@ -246,8 +248,6 @@ def rows(number: int) -> list[dict[str, Any]]:
 def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import BertModel
-
     tiny.write_csv(desk / "train.csv", rows(96))
     tiny.write_csv(desk / "dev.csv", rows(20))
     widths: list[int] = []
@@ -259,7 +259,6 @@ def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
 
     monkeypatch.setattr(BertModel, "forward", watched)
     finetune("my.yaml").finished()
-    from tests.finetune.run_files import results
 
     assert "like length together" in str(results(desk / "runs/my")["choices"]["sampling"])
     listed = results(desk / "runs/my")["choices"]["lengths"]["value"]["shapes"]

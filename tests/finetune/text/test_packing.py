@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as t
 from datasets import Dataset
 from inline_snapshot import snapshot
+from transformers import Trainer, TrainingArguments
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.loss import deferred_head
@@ -32,8 +34,6 @@ SIZE = {
 
 def models() -> dict[str, Any]:
     """Tiny models by name, made when they are asked for."""
-    import transformers as t
-
     gpt2 = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
     still = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     opt = {"vocab_size": WORDS, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 1}
@@ -158,8 +158,6 @@ def test_packing_is_a_choice_with_a_reason() -> None:
 
 
 def test_trainer_trains_on_packed_rows_and_a_cache_is_never_asked_for(tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
-
     data = examples(40)
     packed = Packed(data, sizes(data), capacity=32, filler=0)
     model = made("llama")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, load_dataset
 from inline_snapshot import snapshot
+from transformers import AutoTokenizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import rows
@@ -23,22 +24,16 @@ Encode = Callable[[dict[str, list[Any]], list[int]], dict[str, Any]]
 @pytest.fixture
 def tokenizer(desk: Path) -> Any:
     """The tiny model's tokenizer, and a cache of this test's own."""
-    from transformers import AutoTokenizer
-
     return AutoTokenizer.from_pretrained(desk / "model")
 
 
 def split(desk: Path) -> Rows:
     """The rows of the desk's csv, read anew as another run would."""
-    from datasets import load_dataset
-
     name = str(desk / "train.csv")
     return Rows(load_dataset("csv", data_files={"train": name}, split="train"), "train.csv")
 
 
 def test_a_digest_stays_through_calls_and_changes_with_the_tokenizer(tokenizer: Any, desk: Path) -> None:
-    from transformers import AutoTokenizer
-
     before = tokens.digest(tokenizer)
     tokenizer(["the cat", "the dog is good"], padding=True, truncation=True, max_length=5)
     again = AutoTokenizer.from_pretrained(desk / "model")

@@ -13,6 +13,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.layer import integrations
 from hf_mps.layer.activation import activate
 from hf_mps.metal import device
+from hf_mps.metal.device import probe
 
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
@@ -92,8 +93,6 @@ def test_every_integration_has_its_reason() -> None:
 
 
 def test_asking_what_is_on_does_not_touch_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.metal.device import probe
-
     def touched(*, owned: bool = False) -> None:
         raise AssertionError("the device was probed")
 

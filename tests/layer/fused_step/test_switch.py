@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from transformers import BertConfig, BertModel
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.import_hooks import Catalogue
@@ -45,8 +46,6 @@ def test_where_it_saves_nothing_it_is_off_and_cannot_be_asked_for(device_type: s
 
 
 def test_on_cuda_queries_keys_and_values_are_one_product_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import BertConfig, BertModel
-
     monkeypatch.delenv("HF_MPS_FUSED_STEP", raising=False)
     made = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
     chosen = switch.choose(None, made, "cuda")

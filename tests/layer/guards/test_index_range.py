@@ -11,9 +11,17 @@ import torch
 import torch.nn.functional as F
 from inline_snapshot import snapshot
 from torch import Tensor, nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    default_data_collator,
+)
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.releases import torch_release
+from hf_mps.finetune.loss import deferred_head
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
 from hf_mps.layer.guards.numerics.index_range import LOOKS, LOOKUPS
@@ -34,8 +42,6 @@ def labelled(labels: Any) -> list[dict[str, Any]]:
 
 def epoch(model: nn.Module, data: list[dict[str, Any]], loss: Callable[[Any, dict[str, Tensor]], Tensor]) -> None:
     """An epoch of Accelerate over `data` with the script's own loss."""
-    from transformers import default_data_collator
-
     accelerator = loops.new_accelerator()
     loader = torch.utils.data.DataLoader(data, batch_size=8, collate_fn=default_data_collator)  # type: ignore[arg-type]
     model, loader = accelerator.prepare(model, loader)
@@ -163,10 +169,6 @@ def test_a_model_with_adapters_is_known_by_its_base(tmp_path: Path) -> None:
 
 
 def test_the_recipes_loss_in_chunks_is_a_loss_too(tmp_path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from hf_mps.finetune.loss import deferred_head
-
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=loops.WORDS, **sizes))
     deferred_head.install(model)
@@ -177,8 +179,6 @@ def test_the_recipes_loss_in_chunks_is_a_loss_too(tmp_path: Path) -> None:
 
 def test_positions_behind_the_paddings_place_are_counted(tmp_path: Path) -> None:
     """RoBERTa's table of 8 is enough for 6 tokens, and not for 7."""
-    from transformers import RobertaConfig, RobertaForSequenceClassification
-
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = RobertaConfig(vocab_size=loops.WORDS, max_position_embeddings=LENGTH + 2, **sizes)
     data = [row | {"input_ids": [max(2, each) for each in row["input_ids"]]} for row in loops.rows()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,8 +147,6 @@ def test_releases_that_need_fetching_are_counted_as_the_next_older_one() -> None
 
 
 def test_a_call_is_read_from_the_text_that_it_was_written_as() -> None:
-    import torch
-
     weights = [torch.ones(2, 3), torch.ones(3, 2).t()]
     call = call_of("aten::cat", ((weights, 1), {"out": torch.ones(4, 3)}), ())
     assert call.lists == (2,)

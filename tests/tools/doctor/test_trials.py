@@ -16,6 +16,7 @@ from hf_mps.core.releases import torch_release
 from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.simulator import strictness
+from hf_mps.metal.training_kernels import trial
 from hf_mps.tools.doctor import environment, guards, metal, versions
 from hf_mps.tools.doctor import machine as machines
 from hf_mps.tools.doctor.guards import Trial
@@ -192,8 +193,6 @@ def test_without_metal_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_report_says_which_training_kernels_are_used_and_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from hf_mps.metal.training_kernels import trial
-
     monkeypatch.setattr(trial, "_place", lambda name: tmp_path / f"{name}.json")
     monkeypatch.delenv("HF_MPS_TRAINING_KERNELS")
     row = trial.Row("64 gradients", 1e-7, 2e-7, 0.001, 0.004, right=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,6 @@ def test_a_table_has_the_runs_figures_beside_them(kept: Made, command: Command) 
 def test_a_folder_of_save_pretrained_is_measured_on_rows_that_are_given(
     kept: Made, command: Command, tmp_path: Path
 ) -> None:
-    import shutil
-
     run = kept("text-classification")
     model = tmp_path / "model"
     shutil.copytree(run.folder, model, ignore=shutil.ignore_patterns("results.json", "recipe.yaml", "checkpoint-*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
@@ -10,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from inline_snapshot import snapshot
 
+from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.run import measuring
+from hf_mps.tools.saved.run import open_run
 from tests.finetune import tiny
 from tests.finetune.tiny import Ended
 from tests.snapshots import masked
@@ -99,8 +104,6 @@ def test_rows_of_an_old_spreadsheet_are_those_of_a_csv(pairs: Kept, command: Com
 
 
 def test_a_closed_stdin_is_one_line(pairs: Kept, kept: Made, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.cli.main import main
-
     monkeypatch.setattr("sys.stdin", None)
     assert main(["predict", str(pairs.folder)]) == 2
     said = "hf-mps: stdin is closed, and the rows come from there; next: a FILE in place of -"
@@ -185,7 +188,6 @@ def test_a_file_appears_whole_and_never_over_another(pairs: Kept, command: Comma
 
 def test_rows_are_answered_a_few_at_a_time_and_none_is_loaded_before(pairs: Kept, tmp_path: Path) -> None:
     from hf_mps.tools.saved import rows
-    from hf_mps.tools.saved.run import open_run
 
     file = tmp_path / "rows.csv"
     tiny.write_csv(file, [{"sentence1": f"one {n}", "sentence2": f"two {n}"} for n in range(20_000)])
@@ -200,13 +202,8 @@ def test_rows_are_answered_a_few_at_a_time_and_none_is_loaded_before(pairs: Kept
 
 
 def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
-    import gc
 
-    from datasets import Dataset
-
-    from hf_mps.finetune.run import measuring
     from hf_mps.tools.saved import predict, rows
-    from hf_mps.tools.saved.run import open_run
 
     def alive() -> int:
         gc.collect()

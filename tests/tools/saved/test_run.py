@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models.checkpoint import resolve
+from hf_mps.tools.saved.on_device import weights_of
 from hf_mps.tools.saved.run import Adapter, infer_task, open_run
 from tests.snapshots import masked
 from tests.tools.saved.conftest import Made
@@ -111,8 +113,6 @@ def test_a_kind_of_sentence_transformers_that_no_task_is_for_is_refused(tmp_path
 
 
 def test_halves_are_taken_as_a_file_has_them_where_the_device_computes_them(kept: Made, tmp_path: Path) -> None:
-    from hf_mps.tools.saved.on_device import weights_of
-
     model = tmp_path / "model"
     left = shutil.ignore_patterns("results.json", "recipe.yaml", "checkpoint-*")
     shutil.copytree(kept("text-classification").folder, model, ignore=left)
@@ -211,8 +211,6 @@ def test_a_task_that_there_is_not_and_one_that_a_run_is_not_are_refused(kept: Ma
 
 
 def test_a_pickle_that_holds_more_than_tensors_is_not_run(kept: Made, tmp_path: Path) -> None:
-    import torch
-
     place = tmp_path / "model"
     shutil.copytree(kept("text-classification").folder, place, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save({"weights": Path}, place / "pytorch_model.bin")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,8 +162,6 @@ def test_a_trainer_that_trains_again_begins_anew(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_training_that_was_given_up_are_freed() -> None:
-    import weakref
-
     def broken() -> weakref.ref[Tensor]:
         weight = nn.Parameter(torch.ones(64, device="mps"))
         optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
@@ -18,8 +19,6 @@ from tests import hazards
 
 def trace(device: str, *, weight: float = 1.0, noise: float = 0.0) -> Trace:
     """Two modules forward and a gradient each; `weight` scales the second one's results, `noise` a tiny gradient."""
-    import torch
-
     made = Trace(device, losses=[1.0], norms=[2.0])
     made.events[(1, FORWARD, "first", "call 1")] = digest(torch.ones(8))
     made.events[(1, FORWARD, "second", "call 1")] = digest(torch.ones(8) * weight)
@@ -112,8 +111,6 @@ def test_a_training_does_not_begin_where_the_devices_differ(
 
 def _doubled(input: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
     """A layer norm that gives twice what it should."""
-    import torch
-
     given = [each if each is None else hazards.host(each) for each in (weight, bias)]
     out, *rest = torch.native_layer_norm(hazards.host(input), shape, given[0], given[1], eps)
     return tuple(each.to("mps") for each in (out * 2, *rest))
