@@ -105,10 +105,7 @@ def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
             "No such option: --learning_rate; next: training.learning_rate=VALUE",
         ),
         (["recipes", "shwo"], None),
-        (
-            ["finetune", "quickstart", "sed=1"],
-            None,
-        ),
+        (["finetune", "quickstart", "sed=1"], None),
     ],
 )
 def test_misuse_ends_in_one_line_and_exit_code_2(arguments: list[str], line: str | None, capsys: Printed) -> None:

@@ -69,11 +69,7 @@ def test_a_whole_one_is_whole(tmp_path: Path) -> None:
     [
         ("model-1.safetensors", 300, "model-1.safetensors: it ends after 300 of 400 bytes"),
         ("model-1.safetensors", 30, "model-1.safetensors: it ends after 30 bytes, in its header"),
-        (
-            "model-1.safetensors",
-            0,
-            "model-1.safetensors: it ends after 0 bytes, in its header",
-        ),
+        ("model-1.safetensors", 0, "model-1.safetensors: it ends after 0 bytes, in its header"),
         ("optimizer.pt", 500, "optimizer.pt: its end is missing"),
         ("optimizer.pt", 0, "optimizer.pt: it is empty"),
         (TRAINER_LAST, 10, "trainer_state.json: it cannot be read (Unterminated string"),

@@ -193,10 +193,7 @@ def test_a_csv_is_read_with_what_separates_the_names_of_its_first_line(
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (
-            b'text,label\nfine,good\n"open,bad\n',
-            "a quotation mark that opens in row 2 is never closed; next: close it",
-        ),
+        (b'text,label\nfine,good\n"open,bad\n', "a quotation mark that opens in row 2 is never closed; next: close it"),
         (
             b"text,label\n" + 3000 * b"all is plain,good\n" + b"caf\xe9,bad\n",
             "is not UTF-8 text (byte 54014); next: iconv -f latin1 -t utf-8 a.csv > new.csv",

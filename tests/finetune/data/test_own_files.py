@@ -56,10 +56,7 @@ def _here(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             "the file ends in the middle of row 2, which has 1 field and the header 2; next: fetch it again",
         ),
         ("text,label\nfi\0ne,1\n", "line 2 holds a NUL character; allowed: text without, saved as UTF-8"),
-        (
-            'text,"label\nfine,1\n',
-            "a quotation mark that opens in the first line is never closed; next: close it",
-        ),
+        ('text,"label\nfine,1\n', "a quotation mark that opens in the first line is never closed; next: close it"),
         ("\n\n", "its first line names no columns; allowed: a name for each"),
     ],
     ids=[
@@ -181,15 +178,9 @@ def test_a_pattern_in_a_name_is_no_pattern_in_other_formats_either(ending: str) 
     [
         ('{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "row 2: 'text' is a number, and in row 1 a text;"),
         ('{"text": "a", "label": 1}\n{"text": "b", "la', "line 2 is no JSON: Unterminated string"),
-        (
-            '{"text": "a", "label": ' + "9" * 5000 + "}\n",
-            "line 1 is no JSON: Exceeds",
-        ),
+        ('{"text": "a", "label": ' + "9" * 5000 + "}\n", "line 1 is no JSON: Exceeds"),
         ('{"text": "a", "label": ' + "9" * 40 + "}\n", "row 1: 'label' holds an integer of more than 64 bits;"),
-        (
-            '{"text": "a", "label": ' + "[" * 900 + "]" * 900 + "}\n",
-            "row 1: 'label' is nested more than 32 deep;",
-        ),
+        ('{"text": "a", "label": ' + "[" * 900 + "]" * 900 + "}\n", "row 1: 'label' is nested more than 32 deep;"),
         ("[" * 100_000 + "\n", "line 1 is no JSON: its values are nested too deep; next: write"),
         ("[1, 2]\n", "row 1 is a list; allowed: an object with the columns as its keys"),
         ('{"text": "\\ud800", "label": 1}\n', "row 1: 'text' holds half of a surrogate pair, which is no text;"),

@@ -177,10 +177,7 @@ print(sorted(file.suffix for file in Path("wandb").glob("offline-run*/files/medi
 }
 KINDS = {
     "trackio": (["trackio.image"] * 2, ["trackio.table"] * 2),
-    "mlflow": (
-        [f"examples/step-00000{step}.png" for step in (2, 4)],
-        [f"examples/step-00000{n}.csv" for n in (3, 6)],
-    ),
+    "mlflow": ([f"examples/step-00000{step}.png" for step in (2, 4)], [f"examples/step-00000{n}.csv" for n in (3, 6)]),
     "wandb": ([".png"] * 2, [".json"] * 2),
 }
 

@@ -44,11 +44,7 @@ def trained(ended: Ended) -> bool:
             "training.greater_is_better is true, and loss is better the smaller it is; leave it out",
         ),
         (
-            [
-                "metric_for_best_model=f1",
-                "lr_scheduler_type=reduce_lr_on_plateau",
-                "lr_scheduler_kwargs={factor: 0.5}",
-            ],
+            ["metric_for_best_model=f1", "lr_scheduler_type=reduce_lr_on_plateau", "lr_scheduler_kwargs={factor: 0.5}"],
             "training.lr_scheduler_kwargs has no mode (PyTorch takes min), and f1 is better the greater it is;"
             " allowed: mode: max",
         ),

@@ -197,9 +197,7 @@ def test_the_configuration_in_the_hubs_cache_tells(tmp_path: Path, monkeypatch: 
 
     (tmp_path / "config.json").write_text('{"model_type": "electra", "embedding_size": 64}', encoding="utf-8")
     monkeypatch.setattr(
-        huggingface_hub,
-        "try_to_load_from_cache",
-        lambda model, name: str(tmp_path / name) if model == "a/b" else None,
+        huggingface_hub, "try_to_load_from_cache", lambda model, name: str(tmp_path / name) if model == "a/b" else None
     )
     family = family_of(load_recipe("glue/cola", ["model=a/b"]).recipe)
     assert (family.name, family.config["embedding_size"], family.reason) == ("electra", 64, "")
@@ -259,8 +257,7 @@ def test_a_wrong_text_is_about_another_thing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("time_series_transformer", "TimeSeriesTransformerModel"), ("t5", "T5ForConditionalGeneration")],
+    ("name", "kind"), [("time_series_transformer", "TimeSeriesTransformerModel"), ("t5", "T5ForConditionalGeneration")]
 )
 def test_a_model_of_two_halves_is_one_for_texts_only_where_there_is_such_a_class(name: str, kind: str) -> None:
     with torch.device("meta"):

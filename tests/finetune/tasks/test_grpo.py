@@ -229,11 +229,7 @@ def test_a_reference_of_all_weights_stays_what_the_model_was(place: str, tmp_pat
                 " groups of it; allowed: 2, 4, 8"
             ),
         ),
-        (
-            {"num_generations": 1},
-            {},
-            snapshot("training.num_generations is 1; allowed: 2 or more, which are compared"),
-        ),
+        ({"num_generations": 1}, {}, snapshot("training.num_generations is 1; allowed: 2 or more, which are compared")),
         (
             {"max_completion_length": 64},
             {},

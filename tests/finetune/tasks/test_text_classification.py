@@ -136,11 +136,7 @@ def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finet
 @pytest.mark.parametrize(
     ("metric", "labels", "line"),
     [
-        (
-            "wer",
-            ("0", "1"),
-            "metrics has 'wer', which text-classification does not compute; allowed: accuracy, ",
-        ),
+        ("wer", ("0", "1"), "metrics has 'wer', which text-classification does not compute; allowed: accuracy, "),
         (
             "accuracy",
             ("0.5", "1.5"),

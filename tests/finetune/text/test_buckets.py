@@ -58,12 +58,7 @@ def test_fewer_rows_than_a_batch_are_one_batch() -> None:
         ({}, None, "random", "every row is of one length"),
         ({"optimizations": False}, LENGTHS, "random", "optimizations is false in the recipe"),
         ({"padding": "max_length"}, LENGTHS, "random", "every batch is padded to one length"),
-        (
-            {"training": {"train_sampling_strategy": "sequential"}},
-            LENGTHS,
-            "sequential",
-            "the recipe says so",
-        ),
+        ({"training": {"train_sampling_strategy": "sequential"}}, LENGTHS, "sequential", "the recipe says so"),
     ],
 )
 def test_how_batches_are_drawn_is_a_choice_with_a_reason(

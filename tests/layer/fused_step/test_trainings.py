@@ -46,12 +46,7 @@ def losses(folder: Path, trained: Any = None, **said: Any) -> list[float]:
 
 @pytest.mark.parametrize(
     "said",
-    [
-        {},
-        {"gradient_accumulation_steps": 2},
-        {"fp16": True},
-        {"optim": "sgd"},
-    ],
+    [{}, {"gradient_accumulation_steps": 2}, {"fp16": True}, {"optim": "sgd"}],
     ids=["plain", "accumulated", "fp16", "sgd"],
 )
 def test_losses_are_the_plain_trainers(fused: Fused, tmp_path: Path, said: dict[str, Any]) -> None:

@@ -67,8 +67,7 @@ def test_gradscalers_kernel_for_a_list_dispatches_each_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "graphs"),
-    [((1, 1, 1), "GG GGM"), ((1, 1, 0), "GG GG"), ((0, 1, 0), "G G"), ((0, 0, 1), "G GM")],
+    ("wanted", "graphs"), [((1, 1, 1), "GG GGM"), ((1, 1, 0), "GG GG"), ((0, 1, 0), "G G"), ((0, 0, 1), "G GM")]
 )
 def test_a_linear_layers_gradients_are_two_graphs_and_from_2_14_on_a_sum(wanted: tuple[int, ...], graphs: str) -> None:
     """Linear.mm: from 2.14 on it calls mm, mm and sum."""

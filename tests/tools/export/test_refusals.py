@@ -40,10 +40,7 @@ def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.Mo
             "merged sorter out --weights int4",
             "--weights int4: export merged does not write these; allowed: bf16, f16, f32",
         ),
-        (
-            "onnx sorter out --lengths 16,32",
-            "--lengths is for export coreml; leave it out of onnx",
-        ),
+        ("onnx sorter out --lengths 16,32", "--lengths is for export coreml; leave it out of onnx"),
         ("mlx stories out --converter x", "--converter is for export gguf; leave it out of mlx"),
         (
             "mlx sorter out",

@@ -107,10 +107,7 @@ def test_a_folder_of_save_pretrained_is_measured_on_rows_that_are_given(
             snapshot("hf-mps: evaluate reads no training rows; next, to measure a file: data.validation=FILE\n"),
         ),
         (["data.validation=other.csv"], snapshot("hf-mps: data.files.validation: other.csv: there is no such file\n")),
-        (
-            ["training.num_train_epochs=2"],
-            "hf-mps: training.num_train_epochs changes only a training; leave it out\n",
-        ),
+        (["training.num_train_epochs=2"], "hf-mps: training.num_train_epochs changes only a training; leave it out\n"),
     ],
 )
 def test_what_cannot_be_measured_ends_in_one_line(

@@ -334,11 +334,7 @@ def test_a_preference_model_answers_prompts_too(kept: Made, command: Command, tm
             "",
             "Invalid value for '--batch': Input should be less than or equal to 1000000; ",
         ),
-        (
-            ["-", "training.learning_rate=1"],
-            "",
-            "training.learning_rate changes only a training; leave it out",
-        ),
+        (["-", "training.learning_rate=1"], "", "training.learning_rate changes only a training; leave it out"),
     ],
 )
 def test_bad_rows_and_files_end_in_one_line(

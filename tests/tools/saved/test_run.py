@@ -163,10 +163,7 @@ def file(folder: Path) -> None:
             ),
         ),
         (unknown, snapshot("<place>: its configuration names SomethingElse, which fits no task; next: --task TASK")),
-        (
-            gap,
-            snapshot("<place>: id2label in its config.json has 0, 2; allowed: 0 to 1"),
-        ),
+        (gap, snapshot("<place>: id2label in its config.json has 0, 2; allowed: 0 to 1")),
         (
             file,
             snapshot(

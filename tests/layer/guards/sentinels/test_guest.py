@@ -274,15 +274,7 @@ def vector_of_one() -> list[Tensor]:
     return loops.weights(layer)
 
 
-HEALTHY = [
-    adversaries,
-    shared_loss,
-    on_two_devices,
-    converged,
-    at_a_minimum,
-    in_complex_numbers,
-    vector_of_one,
-]
+HEALTHY = [adversaries, shared_loss, on_two_devices, converged, at_a_minimum, in_complex_numbers, vector_of_one]
 
 
 @pytest.mark.parametrize("training", HEALTHY)

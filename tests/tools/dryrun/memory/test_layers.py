@@ -35,11 +35,7 @@ MODELS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "all weights": ("causal-lm", [], LLAMA),
     "checkpointing": ("causal-lm", ["training.gradient_checkpointing=true"], LLAMA),
     "LoRA": ("causal-lm", LORA, LLAMA),
-    "LoRA over 4 bits": (
-        "causal-lm",
-        [*LORA, "quantization=nf4", "weights=bfloat16"],
-        LLAMA,
-    ),
+    "LoRA over 4 bits": ("causal-lm", [*LORA, "quantization=nf4", "weights=bfloat16"], LLAMA),
     "a wide output layer": ("causal-lm", [], LLAMA | {"vocab_size": 40000, "hidden_size": 32}),
     "Adafactor": ("causal-lm", ["training.optim=adafactor"], LLAMA),
     "two towers": ("summarization", [], T5 | {"model_type": "t5", "num_decoder_layers": 10}),

@@ -87,11 +87,7 @@ def test_misuse_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) 
     assert main(["finetune", "quickstart", "--check-parity", "--plan"]) == 2
     told = capsys.readouterr().err.splitlines()
     assert "'glue/mrcp' is not a recipe" in told[0]
-    assert told[1:] == snapshot(
-        [
-            "hf-mps: --check-parity cannot be combined with --plan; give one of them",
-        ]
-    )
+    assert told[1:] == snapshot(["hf-mps: --check-parity cannot be combined with --plan; give one of them"])
 
 
 @pytest.mark.slow
