@@ -88,6 +88,7 @@ def test_a_stop_leaves_out_no_evaluation_that_tells_the_best_weights(
     assert "interrupted at step 6; kept: runs/my/checkpoint-6;" in ended.err
     assert finetune(*words).code == 0
     assert left(desk / "runs/my") == left(desk / "whole")
+    assert results(desk / "whole")["choices"]["kept_model"] == {"value": "best by f1", "reason": "the recipe says so"}
 
 
 def test_the_time_of_every_part_counts(
@@ -114,17 +115,6 @@ def test_the_time_of_every_part_counts(
     assert (whole["train_seconds"], parts["train_seconds"]) == (14, 14)  # 12 steps and the ends of 2 epochs
     assert parts["samples_per_second"] == whole["samples_per_second"] == pytest.approx(96 / 14, abs=0.1)
     assert "Training took 14" in (desk / "runs/my/README.md").read_text(encoding="utf-8")
-
-
-def test_a_checkpoint_without_a_clock_is_gone_on_with(desk: Path, finetune: Command, stop: Stop) -> None:
-    stop(4)
-    assert finetune("my.yaml").code == 130
-    file = desk / "runs/my/checkpoint-4/trainer_state.json"  # as an earlier release left it
-    state = json.loads(file.read_text(encoding="utf-8"))
-    del state["stateful_callbacks"]["Stopwatch"]
-    file.write_text(json.dumps(state), encoding="utf-8")
-    finetune("my.yaml").finished()
-    assert results(desk / "runs/my")["samples_per_second"] > 0
 
 
 def without_a_row(path: Path) -> None:
@@ -158,12 +148,18 @@ def test_a_run_is_not_gone_on_with_on_other_rows(desk: Path, finetune: Command, 
 
 
 def test_a_run_of_an_earlier_release_is_gone_on_with(desk: Path, finetune: Command, stop: Stop) -> None:
+    """It has no digests of its rows, and its checkpoint no clock."""
     stop(4)
     assert finetune("my.yaml").code == 130
     (desk / "runs/my/data.json").unlink()
+    file = desk / "runs/my/checkpoint-4/trainer_state.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    del state["stateful_callbacks"]["Stopwatch"]
+    file.write_text(json.dumps(state), encoding="utf-8")
     ended = finetune("my.yaml").finished()
     assert "this recipe's run goes on from checkpoint-4" in ended.out
     assert (desk / "runs/my/data.json").is_file()
+    assert results(desk / "runs/my")["samples_per_second"] > 0
 
 
 def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Command) -> None:

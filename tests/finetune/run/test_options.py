@@ -158,12 +158,6 @@ def test_a_cache_that_cannot_be_made_is_named(desk: Path, finetune: Command, mon
     )
 
 
-def test_a_plan_refuses_them_too(desk: Path, finetune: Command) -> None:
-    for word in ("optim=lomo", "metric_for_best_model=nope"):
-        ended = finetune("my.yaml", "--plan", f"training.{word}")
-        assert (ended.code, trained(ended), ended.err.count("\n")) == (2, False, 1)
-
-
 def test_early_stopping_by_a_number_that_is_not_measured_is_refused(desk: Path, finetune: Command) -> None:
     words = ("early_stopping_patience=1", "data.files.other=dev.csv", "data.files.train=train.csv")
     ended = finetune("my.yaml", *words, "training.metric_for_best_model=other_f1")

@@ -84,10 +84,21 @@ def test_a_plan_says_when_another_number_of_processes_goes_on(desk: Path, finetu
     )
 
 
-def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path) -> None:
-    ended = finetune("my.yaml", "--plan", "training.load_best_model_at_end=true", "training.save_strategy=no")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("hf-mps: training: transformers refuses it: --load_best_model_at_end requires")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("load_best_model_at_end=true", "save_strategy=no"),
+            "training: transformers refuses it: --load_best_model_at",
+        ),
+        (("optim=lomo",), "training.optim=lomo: refused: You need to install `lomo_optim`"),
+        (("metric_for_best_model=nope",), "training.metric_for_best_model is 'nope'; allowed: f1, accuracy, loss"),
+    ],
+)
+def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path, words: tuple[str, ...], line: str) -> None:
+    ended = finetune("my.yaml", "--plan", *(f"training.{word}" for word in words))
+    assert ended.out == ""
+    assert ended.refused().startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +84,6 @@ def test_the_log_of_a_run_stopped_during_an_evaluation_is_the_unbroken_ones(
     assert (stopped.code, f"checkpoint-{step};" in stopped.err) == (130, True)
     assert finetune(*words).code == 0
     assert left(desk / "runs/my") == left(desk / "whole")
-
-
-def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Interruption():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_handler_of_the_users_own_is_left_alone() -> None:

