@@ -171,14 +171,6 @@ def test_a_score_that_is_no_number_is_named(pairing: Path, finetune: Command) ->
     assert finetune("my.yaml").refused() == "train.csv: row 4 has the score 'high'; allowed: a number in every row"
 
 
-def test_arguments_of_sentence_transformers_are_fields_of_the_recipe(pairing: Path, finetune: Command) -> None:
-    finetune("my.yaml", "training.batch_sampler=no_duplicates", "training.max_steps=1").finished()
-    assert results(pairing / "runs/my")["choices"]["sampling"] == {
-        "value": "no_duplicates",
-        "reason": "the recipe says so",
-    }
-
-
 def test_each_column_of_a_batch_is_padded_by_itself_to_a_length_of_the_list(pairing: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
