@@ -26,13 +26,14 @@ import subprocess
 import sys
 from hf_mps import autoload; from hf_mps.core import settings
 from hf_mps.cli.main import main
-from hf_mps.finetune.recipe.resolve import load_recipe
 
+assert main(["recipes", "list"]) == 0
+assert main(["recipes", "show", "glue/mrpc"]) == 0
+assert not {"rich", "hf_mps.finetune.recipe.schema"} & set(sys.modules)
 assert main(["--help"]) == 0
 assert main(["--version"]) == 0
 assert main(["finetune", "--help"], program="python -m hf_mps.finetune") == 0
-assert main(["recipes", "list"]) == 0
-assert main(["recipes", "show", "glue/mrpc"]) == 0
+from hf_mps.finetune.recipe.resolve import load_recipe
 assert load_recipe("glue/mrpc", ["training.learning_rate=3e-5"]).recipe.training["learning_rate"] == 3e-5
 assert main(["finetune", "glue/mrpc", "training.warmup_ratio=0.1"]) == 2
 heavy = [name for name in ("torch", "transformers", "datasets", "evaluate", "sklearn", "numpy") if name in sys.modules]

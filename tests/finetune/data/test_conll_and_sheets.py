@@ -18,17 +18,14 @@ from hf_mps.finetune.tasks import token_classification
 from tests.finetune.readers import both, loaded, refusal
 from tests.finetune.tiny import Command
 
+pytestmark = pytest.mark.usefixtures("in_own_folder")
+
 TWO = {"text": "text", "label": "label"}
 # As CoNLL-2003 is published: four columns, documents apart, a blank line between sentences.
 CONLL = (
     "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nsleeps VBZ B-VP O\n\n\nOslo NNP B-NP B-LOC\n\n"
     "-DOCSTART- -X- -X- O\n\nRain NN B-NP O\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def _here(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def tagged(name: str, **columns: object) -> load.Rows:

@@ -18,39 +18,21 @@ from hf_mps.finetune.recipe.schema import Data
 from hf_mps.finetune.tasks import token_classification
 from tests.finetune.readers import both, loaded, refusal
 
+pytestmark = pytest.mark.usefixtures("in_own_folder")
+
 TWO = {"text": "text", "label": "label"}
 PLAIN = "text,label\nfine,good\nbroken,bad\n"
 READ = {"text": ["fine", "broken"], "label": ["good", "bad"]}
-
-
-@pytest.fixture(autouse=True)
-def _here(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+FIT = "and the header 2; allowed: as many in each, a text with a separator inside in quotation marks"
 
 
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (
-            "text,label\nwell, good,1\nnow, then,0\n",
-            "row 1 (line 2) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
-            " quotation marks",
-        ),
-        (
-            "text,label\na, b,1\nc,0\nd,1\n",
-            "row 1 (line 2) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
-            " quotation marks",
-        ),
-        (
-            'text,label\n"two\nlines",1\nc,0,0\n',
-            "row 2 (line 4) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
-            " quotation marks",
-        ),
-        (
-            "text,label\nfine\nbad,1\n",
-            "row 1 (line 2) has 1 field and the header 2; allowed: as many in each, a text with a separator inside in"
-            " quotation marks",
-        ),
+        ("text,label\nwell, good,1\nnow, then,0\n", f"row 1 (line 2) has 3 fields {FIT}"),
+        ("text,label\na, b,1\nc,0\nd,1\n", f"row 1 (line 2) has 3 fields {FIT}"),
+        ('text,label\n"two\nlines",1\nc,0,0\n', f"row 2 (line 4) has 3 fields {FIT}"),
+        ("text,label\nfine\nbad,1\n", f"row 1 (line 2) has 1 field {FIT}"),
         (
             "text,label\nfine,1\nbro",
             "the file ends in the middle of row 2, which has 1 field and the header 2; next: fetch it again",
@@ -59,16 +41,7 @@ def _here(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ('text,"label\nfine,1\n', "a quotation mark that opens in the first line is never closed; next: close it"),
         ("\n\n", "its first line names no columns; allowed: a name for each"),
     ],
-    ids=[
-        "every row is longer",
-        "the first is longer",
-        "a row after one of two lines",
-        "shorter",
-        "cut off",
-        "NUL",
-        "header",
-        "blank",
-    ],
+    ids=["all longer", "the first longer", "after one of two lines", "shorter", "cut off", "NUL", "header", "blank"],
 )
 def test_a_csv_whose_rows_do_not_fit_its_header_is_refused_with_the_row_and_both_counts(
     content: str, line: str

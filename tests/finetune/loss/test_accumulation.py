@@ -13,11 +13,6 @@ from hf_mps.finetune.loss import deferred_head
 from tests.finetune import builders
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def accumulating(models: Path, folder: Path, architecture: str, task: str) -> Any:
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
     text = folder / "text.txt"

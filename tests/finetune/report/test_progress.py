@@ -212,14 +212,9 @@ def test_a_terminal_has_colours_a_bar_while_training_and_its_cursor_back_after(t
 
 def test_a_ctrl_c_gives_the_cursor_back(terminal: Terminal) -> None:
     run = Run(terminal)
-
-    def interrupted() -> None:
-        with run.lines:
-            run.begin().steps(1)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    with pytest.raises(KeyboardInterrupt), run.lines:  # noqa: PT012
+        run.begin().steps(1)
+        raise KeyboardInterrupt
     assert terminal.getvalue().count("\x1b[?25h") == 1
 
 

@@ -76,7 +76,7 @@ def refusing(path: str, error: int, kind: str = "WRITES") -> dict[str, str]:
 def test_a_disk_that_fails_wherever_a_run_writes_ends_it_in_one_line_whose_command_goes_on(desk: Path) -> None:
     full, read_only, denied, too_large = 28, 30, 13, 27
     faults = {
-        "first": refusing("first/checkpoint-2", too_large, "MAKES"),
+        "first": refusing("checkpoint-2", too_large, "MAKES"),
         "checkpoint": refusing("checkpoint-4", read_only, "MAKES"),
         "weights": refusing("weights/.saving/", full),
         "record": refusing("results.json", full),

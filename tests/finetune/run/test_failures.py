@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from inline_snapshot import snapshot
@@ -47,10 +48,7 @@ def test_a_full_cache_ends_the_run_in_one_line(desk: Path, finetune: Command) ->
 
 
 def test_ctrl_c_before_training_says_so(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(load, "load", interrupted)
+    monkeypatch.setattr(load, "load", Mock(side_effect=KeyboardInterrupt))
     ended = finetune("my.yaml")
     assert (ended.code, ended.err) == (130, "hf-mps: interrupted\n")
     assert not (desk / "runs").exists()

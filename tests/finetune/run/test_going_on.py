@@ -167,11 +167,9 @@ def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Comma
     assert finetune(*words).code == 0
     assert finetune(*words).out.startswith("runs/my holds this recipe's finished run")
     without_a_row(desk / "train.csv")
-    ended = finetune(*words, "output_dir=runs/my")
-    assert ended.code == 2
-    assert ended.err == snapshot(
-        "hf-mps: runs/my holds a finished run of a recipe that has changed since: data.files.train has other content;"
-        " next: the recipe as it was, or --fresh, which trains beside it in runs/my-2\n"
+    assert finetune(*words, "output_dir=runs/my").refused() == snapshot(
+        "runs/my holds a finished run of a recipe that has changed since: data.files.train has other content;"
+        " next: the recipe as it was, or --fresh, which trains beside it in runs/my-2"
     )
     ended = finetune(*words).finished()
     assert "runs/my holds another run, which stays as it is" in ended.out

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -83,10 +84,7 @@ def test_a_run_holds_sleep_off_and_says_so(desk: Path, finetune: Command, caffei
 
 
 def test_other_machines_have_no_such_program(caffeinate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise AssertionError("started")
-
     machine.override(PC)
-    monkeypatch.setattr(subprocess, "Popen", refused)
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=AssertionError("started")))
     with awake():
         assert not can_stay_awake()

@@ -75,17 +75,6 @@ def trained(ended: Ended) -> bool:
         (["learning_rate="], "command line: training.learning_rate is empty; allowed: a number"),
         (["learning_rate=null"], "command line: training.learning_rate is empty; allowed: a number"),
         (
-            ["max_steps=0"],
-            "command line: training.max_steps is 0; allowed: 1 or more, or -1 for as many as num_train_epochs has",
-        ),
-        (["max_steps=-7"], "command line: training.max_steps is -7; allowed: 1 or more"),
-        (
-            ["label_smoothing_factor=2"],
-            "command line: training.label_smoothing_factor is 2; allowed: 0 or more and less than 1",
-        ),
-        (["adam_beta1=1"], "command line: training.adam_beta1 is 1; allowed: 0 or more and less than 1"),
-        (["adam_epsilon=-1e-8"], "command line: training.adam_epsilon is -1e-08; allowed: 0 or more"),
-        (
             ["dataloader_drop_last=true", "per_device_train_batch_size=64"],
             "training.dataloader_drop_last leaves nothing to train on: 48 rows make no batch of 64; leave it out",
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from inline_snapshot import snapshot
@@ -20,10 +20,7 @@ from tests.finetune.tiny import Command
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of the recipe's own is a failure of the test."""
 
-    def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained")
-
-    monkeypatch.setattr(stages, "train", refused)
+    monkeypatch.setattr(stages, "train", Mock(side_effect=AssertionError("trained")))
 
 
 def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finetune: Command, untrained: None) -> None:
@@ -109,4 +106,4 @@ def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path, words: t
     ],
 )
 def test_options_that_do_not_go_together(desk: Path, finetune: Command, words: tuple[str, ...], line: str) -> None:
-    assert finetune("my.yaml", *words) == (2, "", f"hf-mps: {line}\n")
+    assert finetune("my.yaml", *words).refused() == f"{line}"

@@ -108,15 +108,12 @@ def test_a_run_killed_before_its_report_gets_it_from_the_next_call_without_train
 def test_a_report_that_is_written_later_has_the_answers_of_merged_adapters(
     tmp_path: Path, own_cache: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
     every_task.write(tmp_path, ("packed",), dropout=0.0)
     monkeypatch.chdir(tmp_path)
     words = ("packed.yaml", "training.max_steps=9", "training.learning_rate=0.01")
     assert finetune(*words, "output_dir=whole").code == 0
     with monkeypatch.context() as patch:
-        patch.setattr(predictions, "write", stopped)
+        patch.setattr(predictions, "write", Mock(side_effect=KeyboardInterrupt))
         assert finetune(*words).code == 130
     assert "the report is written from what it stored" in finetune(*words).out
     run, whole = tmp_path / "runs/packed", tmp_path / "whole"

@@ -135,15 +135,10 @@ def test_an_unfinished_run_of_a_changed_recipe_is_refused_with_the_difference(
 ) -> None:
     stop(2, signal.SIGINT)
     assert finetune("my.yaml", *named).code == 130
-    ended = finetune("my.yaml", "training.learning_rate=1e-3", "max_length=16", *named)
-    assert ended == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: runs/my holds an unfinished run of a recipe that has changed since: training.learning_rate 0.005 →"
-            " 0.001, max_length not given → 16; next: the recipe as it was, or --fresh, which trains beside it in"
-            " runs/my-2\n"
-        ),
+    assert finetune("my.yaml", "training.learning_rate=1e-3", "max_length=16", *named).refused() == snapshot(
+        "runs/my holds an unfinished run of a recipe that has changed since: training.learning_rate 0.005 →"
+        " 0.001, max_length not given → 16; next: the recipe as it was, or --fresh, which trains beside it in"
+        " runs/my-2"
     )
     assert finetune("my.yaml", "training.learning_rate=1e-3", "--fresh", *named).code == 0
     assert (desk / "runs/my-2/results.json").is_file()

@@ -147,14 +147,8 @@ def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path
     assert [run["values"] for run in said(desk / "runs/my-sweep-2")["runs"]] == [{"training.learning_rate": "1e-3"}]
     assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), ["seed=1,2"]).folder == Path("runs/my-sweep")
     assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), other[1:]).folder == Path("runs/my-sweep-2")
-    ended = finetune(*SHORT, "output_dir=runs/my-sweep", *other)
-    assert ended == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another"
-            " folder\n"
-        ),
+    assert finetune(*SHORT, "output_dir=runs/my-sweep", *other).refused() == snapshot(
+        "output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another folder"
     )
 
 

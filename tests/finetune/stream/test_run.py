@@ -36,17 +36,12 @@ def corpus(folder: Path, name: str, rows: int, seed: int) -> Path:
     return tiny.write_jsonl(folder / f"{name}.jsonl", made)
 
 
-@pytest.fixture(scope="module")
-def _gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builders.model(tmp_path_factory.mktemp("models"), "gpt2")
-
-
 @pytest.fixture
-def place(desk: Path, _gpt2: Path) -> Path:
+def place(desk: Path, models: Path) -> Path:
     """The desk with two corpora, `web-0.jsonl` and `web-1.jsonl`, and recipes of causal-lm and classification."""
     for number in range(2):
         corpus(desk, f"web-{number}", 150, 1000 * number)
-    (desk / "gpt2").symlink_to(_gpt2)
+    (desk / "gpt2").symlink_to(builders.model(models, "gpt2"))
     common = "seed: 1\ntraining: {max_steps: 12, per_device_train_batch_size: 4, logging_steps: 1, save_steps: 5}\n"
     stream = "streaming: true, files: {train: 'web-*.jsonl'}, hold_out: 0.1, shuffle_buffer: 40"
     (desk / "clm.yaml").write_text(

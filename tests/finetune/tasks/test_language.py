@@ -19,11 +19,6 @@ from hf_mps.metrics.selection import choose
 from tests.finetune import builders, tiny
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture
 def files(own_cache: Path, tmp_path: Path) -> dict[str, Any]:
     train, validation = tmp_path / "train.txt", tmp_path / "validation.txt"

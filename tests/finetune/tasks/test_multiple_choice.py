@@ -126,7 +126,7 @@ def test_rows_that_do_not_fit_are_refused_by_their_number(
     made = rows(18, 48)
     made[2] |= change
     tiny.write_jsonl(choosing / "dev.jsonl", made)
-    assert finetune("my.yaml") == (2, "", f"hf-mps: {line}\n")
+    assert finetune("my.yaml").refused() == f"{line}"
 
 
 def test_columns_that_cannot_be_are_refused(choosing: Path, finetune: Command) -> None:

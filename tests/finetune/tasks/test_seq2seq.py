@@ -21,11 +21,6 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 ROWS = [{"translation": {"en": text, "xx": " ".join(reversed(text.split()))}} for text in builders.TEXTS * 2]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def translations(folder: Path) -> dict[str, Any]:
     files = {split: str(tiny.write_jsonl(folder / f"{split}.jsonl", ROWS)) for split in ("train", "validation")}
     return {"files": files, "columns": {"source": "translation.en", "target": "translation.xx"}}

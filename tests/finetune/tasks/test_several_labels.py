@@ -201,13 +201,9 @@ def test_what_cannot_be_labels_is_refused_in_one_line(
 
 
 def test_text_without_a_separator_is_refused_with_the_ways_on(desk: Path, finetune: Command) -> None:
-    assert finetune("my.yaml", "problem_type=multi_label_classification") == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: train.csv: the label column holds text; several labels are a list, columns of 0 and 1"
-            " (data.columns.label=[a, b]), or text with separators; next: data.separator=','\n"
-        ),
+    assert finetune("my.yaml", "problem_type=multi_label_classification").refused() == snapshot(
+        "train.csv: the label column holds text; several labels are a list, columns of 0 and 1"
+        " (data.columns.label=[a, b]), or text with separators; next: data.separator=','"
     )
     ended = finetune("my.yaml", "threshold=0.4")
     assert ended.err == snapshot(

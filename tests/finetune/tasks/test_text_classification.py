@@ -92,18 +92,13 @@ def test_a_label_that_training_never_saw_is_refused_in_every_split(
     rows = [{**row, "label": str(row["label"])} for row in tiny.rows(16)]
     rows[2]["label"] = label
     tiny.write_csv(desk / "other.csv", rows)
-    assert finetune("my.yaml", "data.files.test=other.csv") == (2, "", f"hf-mps: {line}\n")
+    assert finetune("my.yaml", "data.files.test=other.csv").refused() == f"{line}"
 
 
 def test_a_column_in_which_every_row_differs_is_no_label(desk: Path, finetune: Command) -> None:
     tiny.write_csv(desk / "train.csv", [{**row, "label": f"id{place}"} for place, row in enumerate(tiny.rows(13))])
-    assert finetune("my.yaml") == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: train.csv: each of its 13 rows has another label; next: give the column of classes with"
-            " data.columns.label\n"
-        ),
+    assert finetune("my.yaml").refused() == snapshot(
+        "train.csv: each of its 13 rows has another label; next: give the column of classes with data.columns.label"
     )
 
 
@@ -113,13 +108,9 @@ def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, fine
             first=datasets.Value("string"), second=datasets.Value("string"), label=datasets.ClassLabel(names=names)
         )
         datasets.Dataset.from_list(tiny.rows(16), features=features).to_parquet(desk / f"{split}.parquet")
-    assert finetune("my.yaml", "data.files={train: train.parquet, validation: dev.parquet}") == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: dev.parquet: its classes are fine, poor, and those of train.parquet poor, fine; allowed: the"
-            " same in the same order\n"
-        ),
+    assert finetune("my.yaml", "data.files={train: train.parquet, validation: dev.parquet}").refused() == snapshot(
+        "dev.parquet: its classes are fine, poor, and those of train.parquet poor, fine; allowed: the"
+        " same in the same order"
     )
 
 

@@ -160,19 +160,15 @@ def test_rows_that_do_not_fit_are_refused_by_their_number(
     made = rows(16, seed=1)
     made[2] = {"tokens": ["it", "is"], "ner_tags": ["O", "O"]} | change
     tiny.write_jsonl(tagging / "dev.jsonl", made)
-    assert finetune("my.yaml") == (2, "", f"hf-mps: {line}\n")
+    assert finetune("my.yaml").refused() == f"{line}"
 
 
 def test_a_column_that_holds_no_lists_is_refused(tagging: Path, finetune: Command) -> None:
     assert finetune(
         "my.yaml", "data.files={train: train.csv, validation: dev.csv}", "data.columns={words: first, tags: label}"
-    ) == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: train.csv: data.columns.words names a column of type string; allowed: a list of words in each row,"
-            " as JSON and Parquet have them\n"
-        ),
+    ).refused() == snapshot(
+        "train.csv: data.columns.words names a column of type string; allowed: a list of words in each row,"
+        " as JSON and Parquet have them"
     )
 
 
@@ -195,13 +191,9 @@ def test_a_tokenizer_that_cannot_tell_words_is_refused(tagging: Path, finetune: 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tagging / "model" / name).unlink()
     ByT5Tokenizer().save_pretrained(tagging / "model")
-    assert finetune("my.yaml") == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: model model: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
-            " (https://huggingface.co/docs/transformers/fast_tokenizers)\n"
-        ),
+    assert finetune("my.yaml").refused() == snapshot(
+        "model model: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
+        " (https://huggingface.co/docs/transformers/fast_tokenizers)"
     )
 
 

@@ -266,7 +266,7 @@ def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
     assert set(widths) == set(listed)
 
 
-def test_a_files_length_gives_way_to_the_models_positions_and_a_typed_one_is_refused(
+def test_a_files_length_gives_way_to_the_models_positions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Config:
@@ -276,11 +276,4 @@ def test_a_files_length_gives_way_to_the_models_positions_and_a_typed_one_is_ref
     assert lengths.limit(recipe(max_length=384), Tokenizer(), Config()) == 90
     assert capsys.readouterr().err == snapshot(
         "hf-mps: max_length is 90, not the recipe's 384: the model has no more\n"
-    )
-    typed = recipe(max_length=384)
-    typed._typed = frozenset({"max_length"})
-    with pytest.raises(UserError) as refused:
-        lengths.limit(typed, Tokenizer(), Config())
-    assert str(refused.value) == snapshot(
-        "max_length is 384; allowed: at most 90, the positions that this model has; next: max_length=90"
     )

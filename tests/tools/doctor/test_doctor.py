@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -71,10 +72,7 @@ def named(found: list[Finding], name: str) -> Finding:
 
 
 def fail(text: str) -> Callable[[], bool]:
-    def trial() -> bool:
-        raise RuntimeError(text)
-
-    return trial
+    return Mock(side_effect=RuntimeError(text))
 
 
 def test_a_ready_mac(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +171,7 @@ MACHINES: list[tuple[dict[str, Any], dict[str, tuple[str, str, str]]]] = [
                 "problem",
                 "a Mac with an Intel processor (Intel(R) Core(TM) i9): PyTorch has no release for it after 2.2.2, so"
                 " none for an AMD GPU in it",
-                "to train on the CPU: HF_MPS_DEVICE=cpu",
+                "HF_MPS_DEVICE=cpu trains on the CPU; system_profiler SPDisplaysDataType names the GPU",
             ),
             "built": ("problem", "", "to train on the CPU: HF_MPS_DEVICE=cpu"),
         },
@@ -197,7 +195,7 @@ MACHINES: list[tuple[dict[str, Any], dict[str, tuple[str, str, str]]]] = [
             ),
         },
     ),
-    ({"macos": None}, {"macos": ("problem", "", "sw_vers -productVersion")}),
+    ({"macos": None}, {"macos": ("note", "", "sw_vers -productVersion")}),
     (
         UNBUILT,
         {
@@ -266,20 +264,16 @@ def test_the_command_line_tools(there: bool, pretend: Pretend, tmp_path: Path, m
 
 
 def test_tools_that_hang_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("xcode-select", 10)
-
-    monkeypatch.setattr(subprocess, "run", hang)
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("xcode-select", 10)))
     assert machines.tools() is None
 
 
 def test_a_gpu_that_fails_at_its_first_use(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(virtual=True, trial=fail("MPS backend out of memory"))
 
-    def refuse(*_: object, **__: object) -> torch.Tensor:
-        raise RuntimeError("MPS backend out of memory (MPS allocated: 0 bytes)")
-
-    monkeypatch.setattr(torch, "ones", refuse)
+    monkeypatch.setattr(
+        torch, "ones", Mock(side_effect=RuntimeError("MPS backend out of memory (MPS allocated: 0 bytes)"))
+    )
     found = metal.examine()
     apple = named(found, "Apple's verification")
     assert (apple.state, apple.next) == ("problem", APPLE)

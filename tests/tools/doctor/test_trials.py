@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -169,10 +170,11 @@ def test_json_has_each_trial_as_values_and_the_report_as_lines(
 def test_a_trial_that_raises_says_so_and_the_next_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails() -> None:
-        raise RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")
-
-    monkeypatch.setattr(registry().get("non-contiguous"), "trial", fails)
+    monkeypatch.setattr(
+        registry().get("non-contiguous"),
+        "trial",
+        Mock(side_effect=RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")),
+    )
     guards.main(["non-contiguous", "conv3d-layout"])
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("verdict", each.get("begins")) for each in told] == [

@@ -75,6 +75,8 @@ def test_rows_come_as_csv_jsonl_or_through_a_pipe_and_leave_as_csv_or_jsonl(
     assert len(read_csv(whole)) == len(bare)
     assert command("predict", pairs.folder, as_jsonl).out == whole
     assert command("predict", pairs.folder, stdin=as_csv.read_bytes()).out == whole
+    old_spreadsheet = as_csv.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r")
+    assert command("predict", pairs.folder, stdin=old_spreadsheet).out == whole
     assert command("predict", pairs.folder, "-", stdin=as_jsonl.read_bytes()).out == whole
     os.mkfifo(pipe := tmp_path / "63")  # what `<(zcat rows.csv.gz)` names
     threading.Thread(target=lambda: pipe.write_bytes(as_csv.read_bytes()), daemon=True).start()
@@ -94,13 +96,6 @@ def test_a_line_of_text_is_a_row_where_a_row_is_one_text(kept: Made, command: Co
     assert ended.err.endswith(
         snapshot("hf-mps: stdin: a line of text is one column, a row has sentence1, sentence2; allowed: csv, jsonl\n")
     )
-
-
-def test_rows_of_an_old_spreadsheet_are_those_of_a_csv(pairs: Kept, command: Command, tmp_path: Path) -> None:
-    bare = [{name: row[name] for name in ("sentence1", "sentence2")} for row in rows_of(pairs)]
-    file = tiny.write_csv(tmp_path / "rows.csv", bare)
-    returns = file.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r")
-    assert command("predict", pairs.folder, stdin=returns).out == command("predict", pairs.folder, file).out
 
 
 def test_a_closed_stdin_is_one_line(pairs: Kept, kept: Made, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

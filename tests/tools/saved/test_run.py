@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,17 +100,6 @@ def test_a_model_of_sentence_transformers_tells_its_kind_by_its_files(
     assert open_run(str(tmp_path)).task.value == task
 
 
-def test_a_kind_of_sentence_transformers_that_no_task_is_for_is_refused(tmp_path: Path) -> None:
-    saved = {"modules.json": [], "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"}}
-    for name, content in {"model.safetensors": "", **saved}.items():
-        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(UserError) as refused:
-        open_run(str(tmp_path))
-    assert str(refused.value).removeprefix(str(tmp_path)) == snapshot(
-        ": its config_sentence_transformers.json names MultiVectorEncoder, which fits no task; next: --task TASK"
-    )
-
-
 def test_halves_are_taken_as_a_file_has_them_where_the_device_computes_them(kept: Made, tmp_path: Path) -> None:
     model = tmp_path / "model"
     left = shutil.ignore_patterns("results.json", "recipe.yaml", "checkpoint-*")
@@ -124,48 +112,41 @@ def test_halves_are_taken_as_a_file_has_them_where_the_device_computes_them(kept
     assert weights_of(open_run(str(kept("text-classification").folder)), "mps").value == "float32"
 
 
-def nothing(folder: Path) -> None:
-    folder.mkdir()
-
-
-def unfinished(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text("task: sft\n", encoding="utf-8")
-
-
-def unknown(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "config.json").write_text('{"architectures": ["SomethingElse"]}', encoding="utf-8")
-
-
-def gap(folder: Path) -> None:
-    folder.mkdir()
-    labels = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a", "2": "b"}}
-    (folder / "config.json").write_text(json.dumps(labels), encoding="utf-8")
-
-
-def file(folder: Path) -> None:
-    folder.write_text("", encoding="utf-8")
-
-
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("files", "said"),
     [
         (
-            nothing,
+            {},
             snapshot("<place>: the folder holds no model; allowed: a run's folder, or one that save_pretrained wrote"),
         ),
         (
-            unfinished,
+            {"recipe.yaml": "task: sft\n"},
             snapshot(
                 "<place> holds a run that has not ended and no model yet; next: hf-mps finetune <place>/recipe.yaml"
                 " output_dir=<place>"
             ),
         ),
-        (unknown, snapshot("<place>: its configuration names SomethingElse, which fits no task; next: --task TASK")),
-        (gap, snapshot("<place>: id2label in its config.json has 0, 2; allowed: 0 to 1")),
         (
-            file,
+            {"config.json": '{"architectures": ["SomethingElse"]}'},
+            snapshot("<place>: its configuration names SomethingElse, which fits no task; next: --task TASK"),
+        ),
+        (
+            {"config.json": json.dumps(RERANKER | {"id2label": {"0": "a", "2": "b"}})},
+            snapshot("<place>: id2label in its config.json has 0, 2; allowed: 0 to 1"),
+        ),
+        (
+            {
+                "model.safetensors": "",
+                "modules.json": "[]",
+                "config_sentence_transformers.json": '{"model_type": "MultiVectorEncoder"}',
+            },
+            snapshot(
+                "<place>: its config_sentence_transformers.json names MultiVectorEncoder, which fits no task; next:"
+                " --task TASK"
+            ),
+        ),
+        (
+            "a file",
             snapshot(
                 "<place>: is a file; allowed: a run's folder, one that save_pretrained wrote, a model's name on the hub"
             ),
@@ -180,11 +161,15 @@ def file(folder: Path) -> None:
     ],
 )
 def test_what_is_no_saved_model_is_refused_in_one_line(
-    made: Callable[[Path], None] | None, said: str, tmp_path: Path
+    files: dict[str, str] | str | None, said: str, tmp_path: Path
 ) -> None:
     place = tmp_path / "place"
-    if made is not None:
-        made(place)
+    if isinstance(files, str):
+        place.write_text(files, encoding="utf-8")
+    elif files is not None:
+        place.mkdir()
+        for name, content in files.items():
+            (place / name).write_text(content, encoding="utf-8")
     with pytest.raises(UserError) as refused:
         open_run(str(place))
     assert masked(str(refused.value), place=str(place)) == said
