@@ -21,6 +21,7 @@ from hf_mps.finetune.models import checkpoint
 from hf_mps.finetune.models.checkpoint import VOCABULARY
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
+from tests.refusals import refusal
 
 
 def rows(given: list[object], *, textual: bool = True) -> Rows:
@@ -94,9 +95,7 @@ def test_a_class_of_one_row_is_told_of() -> None:
 
 
 def test_a_label_beyond_float32_is_refused_before_it_makes_the_loss_infinite() -> None:
-    with pytest.raises(UserError) as raised:
-        labels.decide(rows(["0.5", "1e40"]), [])
-    assert str(raised.value) == snapshot(
+    assert refusal(labels.decide, rows(["0.5", "1e40"]), []) == snapshot(
         "a.csv: row 2: label '1e40' is beyond 3.4e+38, the largest number of float32; next: labels of another unit"
     )
     with pytest.raises(UserError, match=r"row 1: label 'inf' is not a finite number"):

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, SegformerCon
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import sharding, tasks
 from hf_mps.finetune.recipe.resolve import load_recipe
+from tests.refusals import refusal
 
 BY_FILE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
@@ -55,17 +56,13 @@ def test_accelerates_file_asks_too(two_ranks: None, monkeypatch: pytest.MonkeyPa
     assert "accelerate's configuration file" in chosen().reason
     assert chosen("training.fsdp=false") is None
     monkeypatch.setenv("FSDP_VERSION", "1")
-    with pytest.raises(UserError) as refused:
-        chosen()
-    assert str(refused.value) == snapshot(
+    assert refusal(chosen) == snapshot(
         "accelerate's configuration file asks for FSDP 1; allowed: 2; next: fsdp_version: 2 in its fsdp_config"
     )
 
 
 def test_one_process_has_nothing_to_divide_over() -> None:
-    with pytest.raises(UserError) as refused:
-        chosen("training.fsdp=true")
-    assert str(refused.value) == snapshot(
+    assert refusal(chosen, "training.fsdp=true") == snapshot(
         "FSDP (training.fsdp in the recipe) divides a model over several processes, and this is one; next: torchrun"
         " --nproc_per_node 2 -m hf_mps.finetune RECIPE; what each would hold: hf-mps plan RECIPE --ranks 2"
     )

@@ -14,7 +14,6 @@ from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
 from hf_mps.core import notices
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.models.group_trainer import Arguments
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.tasks.grpo import SETTLED, conversation
@@ -22,6 +21,7 @@ from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command, Stop
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -262,9 +262,7 @@ def test_a_reference_of_all_weights_stays_what_the_model_was(place: str, tmp_pat
 def test_what_makes_no_groups_is_refused_in_one_line(
     place: str, tmp_path: Path, training: dict[str, Any], said: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(UserError) as raised:
-        prepared(place, tmp_path, training, **said)
-    assert str(raised.value).removeprefix(f"{tmp_path}/") == problem
+    assert refusal(prepared, place, tmp_path, training, **said).removeprefix(f"{tmp_path}/") == problem
 
 
 @pytest.mark.parametrize(
@@ -283,9 +281,7 @@ def test_a_recipe_that_cannot_be_meant_is_refused(finetune: Command, word: str, 
 
 def test_too_few_prompts_for_a_step_are_refused(place: str, tmp_path: Path) -> None:
     made = prepared(place, tmp_path, rows=1)
-    with pytest.raises(UserError) as raised:
-        made.epoch({})
-    assert str(raised.value) == snapshot(
+    assert refusal(made.epoch, {}) == snapshot(
         "1 training row, and a step learns from 2 prompts; allowed: more rows, or a smaller"
         " training.gradient_accumulation_steps or training.per_device_train_batch_size"
     )

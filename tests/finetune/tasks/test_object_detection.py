@@ -11,10 +11,10 @@ import pytest
 
 from hf_mps.cli.main import main
 from hf_mps.core import notices
-from hf_mps.core.errors import UserError
 from tests.finetune import builders, senses, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -151,9 +151,9 @@ def test_every_usual_shape_of_objects_is_read_alike_and_boxes_are_shares_of_the_
 )
 def test_objects_that_cannot_be_learned_are_refused(tmp_path: Path, yolos: Path, objects: Any, problem: str) -> None:
     form = "xyxy" if "=xywh, or" in problem else "xywh"
-    with pytest.raises(UserError) as raised:
-        prepare(tmp_path, yolos, [{**senses.boxed(tmp_path, 0), "objects": objects}], box_format=form)
-    assert problem in str(raised.value)
+    assert problem in refusal(
+        prepare, tmp_path, yolos, [{**senses.boxed(tmp_path, 0), "objects": objects}], box_format=form
+    )
 
 
 def test_boxes_of_no_area_are_left_out_and_told_once(tmp_path: Path, yolos: Path) -> None:

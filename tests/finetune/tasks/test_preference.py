@@ -12,12 +12,12 @@ from datasets import Dataset
 from inline_snapshot import snapshot
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.tasks.preferences import wanted
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -229,16 +229,12 @@ def test_any_other_label_is_refused(label: object) -> None:
     ],
 )
 def test_what_kto_cannot_do_is_one_line(words: list[str], line: str) -> None:
-    with pytest.raises(UserError) as raised:
-        load_recipe("kto/kto-mix", words)
-    assert str(raised.value).replace(str(catalogue.find("kto/kto-mix").path), "RECIPE") == line
+    assert refusal(load_recipe, "kto/kto-mix", words).replace(str(catalogue.find("kto/kto-mix").path), "RECIPE") == line
 
 
 def test_validation_rows_of_one_label_have_no_margin(qwen3: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"Is it red, {n}?", "completion": YES, "label": True} for n in range(4)]
     file = str(tiny.write_jsonl(tmp_path / "rows.jsonl", rows))
-    with pytest.raises(UserError) as raised:
-        builders.prepare(task="kto", model=qwen3, data={"files": {"train": file, "validation": file}}, max_length=100)
-    assert str(raised.value) == snapshot(
-        "every row of validation has the label true; allowed: rows of both, to be told apart"
-    )
+    assert refusal(
+        builders.prepare, task="kto", model=qwen3, data={"files": {"train": file, "validation": file}}, max_length=100
+    ) == snapshot("every row of validation has the label true; allowed: rows of both, to be told apart")

@@ -14,7 +14,6 @@ from datasets import Dataset
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models import checkpoint
@@ -26,6 +25,7 @@ from hf_mps.metrics import scores
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
+from tests.refusals import refusal
 
 pytest.importorskip("sentence_transformers")
 
@@ -215,9 +215,7 @@ def test_a_saved_model_ranks_the_documents_of_a_row(
 
 def test_documents_that_are_numbers_are_refused() -> None:
     rows = Rows(Dataset.from_list([{"text": "a", "documents": [1, 2]}]), "rows.jsonl")
-    with pytest.raises(UserError) as raised:
-        rerank.read(rows)
-    assert str(raised.value) == snapshot(
+    assert refusal(rerank.read, rows) == snapshot(
         "rows.jsonl: data.columns.documents names a column of type list of int64; allowed: a list of texts in"
         " each row, as JSON and Parquet have them"
     )

@@ -15,6 +15,7 @@ from hf_mps import metrics
 from hf_mps.core.errors import UserError
 from hf_mps.metrics import table, texts
 from tests.finetune import builders, tiny
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -130,9 +131,7 @@ def test_rouge_lsum_is_taken_by_sentences() -> None:
 
 def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "find_spec", lambda name: None)
-    with pytest.raises(UserError) as raised:
-        metrics.load(["chrf"])
-    assert str(raised.value) == snapshot(
+    assert refusal(metrics.load, ["chrf"]) == snapshot(
         "metrics has chrf, and sacrebleu is not installed; next: pip install 'rouge-score>=0.1.2' 'sacrebleu>=2.4'"
         " 'sentencepiece>=0.2'"
     )
@@ -153,6 +152,6 @@ def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_what_cannot_be_is_refused(models: Path, tmp_path: Path, values: dict[str, Any], problem: str) -> None:
     place = str(builders.model(models, "bart"))
-    with pytest.raises(UserError) as raised:
-        builders.prepare(task="translation", model=place, data=translations(tmp_path), max_length=64, **values)
-    assert problem in str(raised.value)
+    assert problem in refusal(
+        builders.prepare, task="translation", model=place, data=translations(tmp_path), max_length=64, **values
+    )

@@ -15,6 +15,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -145,9 +146,9 @@ def test_adapters_learn_and_the_saved_model_answers_as_the_trained_one(qwen3: st
 
 
 def test_a_row_that_is_no_conversation_is_refused_by_its_number(qwen3: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        builders.prepare(task="sft", model=qwen3, data=chats(tmp_path, [*CHATS, CHATS[0][:1]]), max_length=200)
-    assert str(raised.value).endswith(
+    assert refusal(
+        builders.prepare, task="sft", model=qwen3, data=chats(tmp_path, [*CHATS, CHATS[0][:1]]), max_length=200
+    ).endswith(
         "train.jsonl: row 13 has no words of the assistant; allowed: at least one message of role assistant (or gpt)"
     )
 

@@ -15,6 +15,7 @@ from hf_mps.core.registry import Registry
 from hf_mps.layer.fused_step import switch
 from hf_mps.layer.fused_step.gradient_clip import GRADIENT_CLIP, GradientClip
 from hf_mps.layer.fused_step.parts import PARTS
+from tests.refusals import refusal
 
 
 def model() -> Any:
@@ -75,9 +76,9 @@ def test_the_recipes_word_beats_the_variable_and_that_the_default(
 
 def test_a_value_that_nobody_knows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_FUSED_STEP", "yes")
-    with pytest.raises(UserError) as refused:
-        switch.choose(None, model(), "mps")
-    assert str(refused.value) == snapshot("HF_MPS_FUSED_STEP=yes is not a value it knows; allowed: 0, 1")
+    assert refusal(switch.choose, None, model(), "mps") == snapshot(
+        "HF_MPS_FUSED_STEP=yes is not a value it knows; allowed: 0, 1"
+    )
 
 
 def test_every_part_is_off_before_and_after_a_training() -> None:

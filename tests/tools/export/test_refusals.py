@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hf_mps.core import extras
-from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
 from hf_mps.tools.export import base
 from hf_mps.tools.export.make import FORMATS, named
 from tests import CHECKOUT
 from tests.finetune.tiny import Ended
+from tests.refusals import refusal
 
 Run = Callable[..., Ended]
 
@@ -71,9 +71,7 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(name: str, mon
     form = named(name)
     monkeypatch.setattr(base, "find_spec", lambda module: None if module == form.modules[-1] else module)
     monkeypatch.setattr(extras, "install", lambda extra: f"pip install 'hf-mps[{extra}]'")
-    with pytest.raises(UserError) as refused:
-        form.refuse_missing()
-    assert str(refused.value) == f"export {name} needs {form.modules[-1]}; next: pip install 'hf-mps[{name}]'"
+    assert refusal(form.refuse_missing) == f"export {name} needs {form.modules[-1]}; next: pip install 'hf-mps[{name}]'"
     assert f"\n{name} = [" in (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.tools.saved.on_device import weights_of
 from hf_mps.tools.saved.run import Adapter, infer_task, open_run
+from tests.refusals import refusal
 from tests.snapshots import masked
 from tests.tools.saved.conftest import Made
 
@@ -170,15 +171,11 @@ def test_what_is_no_saved_model_is_refused_in_one_line(
         place.mkdir()
         for name, content in files.items():
             (place / name).write_text(content, encoding="utf-8")
-    with pytest.raises(UserError) as refused:
-        open_run(str(place))
-    assert masked(str(refused.value), place=str(place)) == said
+    assert masked(refusal(open_run, str(place)), place=str(place)) == said
 
 
 def test_a_hub_name_that_is_not_here_says_how_it_is_fetched() -> None:
-    with pytest.raises(UserError) as refused:
-        open_run("somebody/something")
-    assert str(refused.value) == snapshot(
+    assert refusal(open_run, "somebody/something") == snapshot(
         "model somebody/something is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
         " HF_HUB_OFFLINE=0 hf download somebody/something, or give a folder with model=PATH"
     )
@@ -196,9 +193,9 @@ def test_a_pickle_that_holds_more_than_tensors_is_not_run(kept: Made, tmp_path: 
     place = tmp_path / "model"
     shutil.copytree(kept("text-classification").folder, place, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save({"weights": Path}, place / "pytorch_model.bin")
-    with pytest.raises(UserError) as refused:
-        open_run(str(place)).checkpoint.model("AutoModelForSequenceClassification")
-    assert masked(str(refused.value), place=str(place)) == snapshot(
+    assert masked(
+        refusal(open_run(str(place)).checkpoint.model, "AutoModelForSequenceClassification"), place=str(place)
+    ) == snapshot(
         "model <place>: its weights are a pickle that holds more than tensors, and is not run; next: save the model"
         " again, as safetensors"
     )
