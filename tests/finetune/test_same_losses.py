@@ -29,8 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(folder: Path, name: str, processes: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"{name}-{processes}" / "results.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((folder / f"{name}-{processes}" / "results.json").read_text(encoding="utf-8"))
 
 
 def losses(outcome: dict[str, Any]) -> list[float]:

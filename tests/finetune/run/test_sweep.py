@@ -25,8 +25,7 @@ SHORT = ("my.yaml", "training.max_steps=2")
 
 
 def said(place: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
-    return content
+    return json.loads((place / "sweep.json").read_text(encoding="utf-8"))
 
 
 def test_each_combination_runs_once_and_seeds_are_averaged(desk: Path, finetune: Command) -> None:

@@ -40,8 +40,7 @@ def trained(by: Agent | Path, folder: Path, name: str, *words: str) -> dict[str,
     else:
         ranks = by.launch(2, *command, cwd=folder)
         assert ranks.codes == [0, 0], ranks.err
-    said: dict[str, Any] = json.loads((folder / name / "results.json").read_text(encoding="utf-8"))
-    return said
+    return json.loads((folder / name / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")

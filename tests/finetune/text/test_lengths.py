@@ -193,8 +193,7 @@ def test_rows_are_cut_to_what_the_model_can_read() -> None:
 def padded(batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """`batch` through the collator of a list of 8 and 16."""
     target = Lengths(16, "list", (8, 16)).target
-    up: dict[str, Any] = PadToBucket(lambda rows: dict(rows[0]), target, FILLS, **settings)([batch])
-    return up
+    return PadToBucket(lambda rows: dict(rows[0]), target, FILLS, **settings)([batch])
 
 
 def test_a_batch_is_filled_up_with_what_each_column_is_filled_with() -> None:

@@ -98,8 +98,7 @@ def test_ids_that_the_model_maps_itself_are_its_own_affair() -> None:
             self.inner = loops.bert()
 
         def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-            loss: Tensor = self.inner(input_ids=input_ids.where(input_ids < loops.WORDS, 0), labels=labels).loss
-            return loss
+            return self.inner(input_ids=input_ids.where(input_ids < loops.WORDS, 0), labels=labels).loss
 
     data = [row | {"input_ids": [900, *row["input_ids"][1:]]} for row in loops.rows()]
     epoch(Placed(), data, lambda model, batch: model(**batch))

@@ -44,8 +44,7 @@ def report() -> dict[str, Any]:
         check=False,
     )
     assert done.stdout, done.stderr[-2000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def unexplained(differences: list[str]) -> list[str]:

@@ -142,8 +142,7 @@ def functional(layer: nn.LSTM, x: Tensor) -> Tensor:
     zeros = torch.zeros(layer.num_layers, x.shape[1], layer.hidden_size, device="mps")
     weights = [weight for each in layer.all_weights for weight in each]
     options = (True, layer.num_layers, layer.dropout, layer.training, False, False)
-    output: Tensor = torch.ops.aten.lstm.input(x, [zeros, zeros], weights, *options)[0]
-    return output
+    return torch.ops.aten.lstm.input(x, [zeros, zeros], weights, *options)[0]
 
 
 def test_packed_sequences_take_the_composite_form_as_on_a_mac_with_the_cpus_numbers() -> None:

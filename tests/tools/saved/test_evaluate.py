@@ -22,8 +22,7 @@ Command = Callable[..., Ended]
 
 
 def results(run: Kept) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
