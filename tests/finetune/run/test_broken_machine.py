@@ -99,9 +99,10 @@ def test_a_disk_that_fails_wherever_a_run_writes_ends_it_in_one_line_whose_comma
             "whole": (0, ""),
             "first": (
                 1,
-                "hf-mps: a file grew over the limit for one file; no checkpoint was written yet; next: ulimit -f"
-                " unlimited, then hf-mps finetune my.yaml output_dir=first optimizations=false training.max_steps=4"
-                " training.save_strategy=steps training.save_steps=2 training.load_best_model_at_end=false\n",
+                "hf-mps: a file grew over the limit for one file: first/checkpoint-2; no checkpoint was written yet;"
+                " next: ulimit -f unlimited, then hf-mps finetune my.yaml output_dir=first optimizations=false"
+                " training.max_steps=4 training.save_strategy=steps training.save_steps=2"
+                " training.load_best_model_at_end=false\n",
             ),
             "checkpoint": (
                 1,
@@ -251,9 +252,9 @@ def test_a_run_that_ends_while_a_second_one_loads_is_not_trained_over(
         return stock(*given)
 
     monkeypatch.setattr(stages, "prepare_run", overtaken)
-    assert finetune(*words).refused() == snapshot(
-        "runs/my: another run has written into it meanwhile; next: the same command again"
-    )
+    ended = finetune(*words)
+    told = "hf-mps: runs/my: another run has written into it meanwhile; next: the same command again\n"
+    assert (ended.code, ended.err) == (2, told)
     ended = finetune(*words)
     assert ended.code == 0
     assert "runs/my holds this recipe's finished run" in ended.out
