@@ -73,6 +73,7 @@ def test_a_resumed_run_is_the_whole_one_and_is_measured_again_alike(
     whole = left(place / f"{name}-whole")
     assert [entry["step"] for entry in whole["log"] if "loss" in entry] == [2, 4]
     assert left(place / f"{name}-again") == whole
+    assert not (place / f"{name}-again/checkpoint-3").exists()
 
     assert main(["evaluate", f"{name}-again", "--json"]) == 0
     measured = json.loads(capfd.readouterr().out)["splits"]["validation"]["metrics"]

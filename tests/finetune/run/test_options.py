@@ -147,6 +147,14 @@ def test_a_cache_that_cannot_be_made_is_named(desk: Path, finetune: Command, mon
     )
 
 
+@pytest.mark.parametrize("option", ["eval_strategy=no", "save_strategy=no", "load_best_model_at_end=false"])
+def test_early_stopping_that_could_not_work_is_refused(finetune: Command, option: str) -> None:
+    assert finetune("my.yaml", "early_stopping_patience=2", f"training.{option}").refused() == (
+        "early_stopping_patience: it compares evaluations and keeps the best checkpoint, and"
+        f" training.{option}; leave one of them out"
+    )
+
+
 def test_early_stopping_by_a_number_that_is_not_measured_is_refused(desk: Path, finetune: Command) -> None:
     words = ("early_stopping_patience=1", "data.files.other=dev.csv", "data.files.train=train.csv")
     ended = finetune("my.yaml", *words, "training.metric_for_best_model=other_f1")

@@ -136,6 +136,16 @@ def test_the_feature_encoder_stays_as_it_was_unless_the_recipe_frees_it(
         assert numpy.array_equal(before, after) is not free
 
 
+def test_accumulating_gradients_does_not_multiply_the_loss(hearing: Path, finetune: Command) -> None:
+    losses = []
+    for batch, steps in ((8, 1), (4, 2)):
+        sizes = f"per_device_train_batch_size={batch}", f"gradient_accumulation_steps={steps}"
+        words = (*sizes, "max_steps=1", "logging_steps=1")
+        assert finetune("my.yaml", *(f"training.{word}" for word in words), f"output_dir=by-{steps}").code == 0
+        losses.append(results(hearing / f"by-{steps}")["log_history"][0]["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.3)
+
+
 def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune: Command) -> None:
     assert finetune("my.yaml", "max_duration_in_seconds=0.75", "training.max_steps=1").code == 0
     left = results(hearing / "runs/my")["choices"]["left_out"]
