@@ -138,7 +138,7 @@ def test_predictions_may_be_lists_arrays_columns_or_tensors(kind: str) -> None:
         ("pearsonr", [math.nan, 1.0, 2.0], [1.0, 2.0, 3.0], math.nan),
         ("spearmanr", [math.inf, 1.0, 2.0], [1.0, 2.0, 3.0], math.nan),
         ("mse", [math.nan, 1.0], [1.0, 1.0], math.nan),
-        ("bleu", ["a b c"], ["a b x y"], 0.0),
+        ("bleu", ["a b c d"], ["a b c x"], 0.0),
     ],
 )
 def test_degenerate_answers_have_a_number_and_no_warning(

@@ -76,6 +76,7 @@ def test_a_removed_name_gets_its_replacement_named(key: str, instead: str) -> No
         ("max_steps", -7, "is -7; allowed: 1 or more, or -1 for as many as num_train_epochs has"),
         ("label_smoothing_factor", 2, "is 2; allowed: 0 or more and less than 1"),
         ("adam_beta1", 1, "is 1; allowed: 0 or more and less than 1"),
+        ("adam_beta2", 1, "is 1; allowed: 0 or more and less than 1"),
         ("adam_epsilon", -1e-08, "is -1e-08; allowed: 0 or more"),
         ("bf16", "yes", "is 'yes'; allowed: true or false"),
         ("eval_strategy", "epochs", "is 'epochs'; allowed: no, steps, epoch; did you mean 'epoch'?"),

@@ -148,6 +148,7 @@ def test_a_cache_that_cannot_be_made_is_named(desk: Path, finetune: Command, mon
 
 
 @pytest.mark.parametrize("option", ["eval_strategy=no", "save_strategy=no", "load_best_model_at_end=false"])
+@pytest.mark.usefixtures("desk")
 def test_early_stopping_that_could_not_work_is_refused(finetune: Command, option: str) -> None:
     assert finetune("my.yaml", "early_stopping_patience=2", f"training.{option}").refused() == (
         "early_stopping_patience: it compares evaluations and keeps the best checkpoint, and"
